@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader as Loader
     from .loading.mix import Mix as Mix
     from .loading.sample_stream import Samples as _Samples
-    from .loading.sampler import Shuffle as Shuffle
+    from .order.shuffle import Shuffle as Shuffle
     from .packing.extending import extend as extend
     from .packing.packing import pack as pack
     from .packing.repairing import repair as repair

@@ -8,6 +8,6 @@ if TYPE_CHECKING:
     from .formats.annotations import Annotations as Annotations
     from .formats.annotations import Boxes as Boxes
     from .formats.annotations import Keypoints as Keypoints
-    from .loading.annotation_fields import CroppedBoxes as CroppedBoxes
+    from .geometry.objects import CroppedBoxes as CroppedBoxes
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,21 +1,24 @@
-"""Decoders, which `Loader(decoder=...)` takes: from encoded images to tensors, cropping included."""
+"""Decoders: what `Loader(decoder=...)` takes, and what is needed to write another.
+
+A decoder inherits from `CropDecoder` and has a `plan`, which chooses a crop of each image; or from `Decoder` and has a
+`decode`, which makes the images.
+"""
 
 from typing import TYPE_CHECKING
 
 from ._imports import lazy_names
 
 if TYPE_CHECKING:
-    from .device.transforms.decode_jpeg import EncodedDecoder as _EncodedDecoder
-    from .loading.aspect_buckets import AspectBucketDecoder as AspectBucketDecoder
-    from .loading.decoders import CenterCropDecoder as _CenterCropDecoder
-    from .loading.decoders import Decoder as Decoder
-    from .loading.decoders import ImageDecoder as _ImageDecoder
-    from .loading.decoders import RandomResizedCropDecoder as _RandomResizedCropDecoder
-    from .loading.multi_view import MultiView as MultiView
-
-    CenterCrop = _CenterCropDecoder
-    Image = _ImageDecoder
-    RandomResizedCrop = _RandomResizedCropDecoder
-    Raw = _EncodedDecoder
+    from .geometry.crops import Crops as Crops
+    from .loading.decoders.center_crop import CenterCrop as CenterCrop
+    from .loading.decoders.cover import Cover as Cover
+    from .loading.decoders.crop_decoder import CropDecoder as CropDecoder
+    from .loading.decoders.decoder import Decoder as Decoder
+    from .loading.decoders.decoder import Payloads as Payloads
+    from .loading.decoders.multi_view import MultiView as MultiView
+    from .loading.decoders.random_resized_crop import RandomResizedCrop as RandomResizedCrop
+    from .loading.decoders.raw import Raw as Raw
+    from .loading.decoders.whole_image import Image as Image
+    from .loading.padding import Padding as Padding
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

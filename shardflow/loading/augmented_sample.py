@@ -13,11 +13,12 @@ import torch
 
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
+from shardflow.order.epochs import Visit
 
-from .decoders import new
+from .decoders.decoder import allocate
 from .loader import Loader
 from .pipeline import PipelineSource, sample_stages
-from .sampler import Batch, Visit
+from .sampler import Batch
 
 
 class AugmentedSample(NamedTuple):
@@ -53,7 +54,7 @@ def of_source(source: PipelineSource, sample: Sample, visit: Visit) -> Augmented
     nothing = np.zeros(1, dtype=np.int64)
     batch = Batch(
         epoch=visit.epoch,
-        bucket=visit.bucket,
+        shape=visit.shape,
         key=0,
         keys=np.array([visit.key], dtype=np.uint64),
         shards=nothing + sample.shard,
@@ -67,7 +68,7 @@ def of_source(source: PipelineSource, sample: Sample, visit: Visit) -> Augmented
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker: sums over pixels may depend on it in the last bit
     try:
-        for stage in sample_stages([replace(source, pixel_cache=None)], empty=new, substitute=False):
+        for stage in sample_stages([replace(source, pixel_cache=None)], allocate=allocate, substitute=False):
             batches = stage(batches)
         (batch,) = batches
     finally:

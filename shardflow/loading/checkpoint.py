@@ -9,17 +9,13 @@ from typing import Any
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
-from shardflow.order.plan import MOST_LANES
+from shardflow.order.epochs import Epochs
+from shardflow.order.shuffle import MOST_LANES
 
-from .sampler import EpochOrder, EpochStart
-
-_LATER_ENTRIES = {"sticky": False, "weights": None, "class_batches": None, "buckets": None, "source": 0}
-"""Entries that states of this version did not have at first, and what held then. A state has them where they differ."""
+from .sampler import EpochStart
 
 _ARGUMENTS = {
-    "weights": "weights=, or set_weights before load_state_dict",
-    "class_batches": "samples_per_class= and batch_size=",
-    "buckets": "AspectBucketDecoder, batch_size= and world_size=",
+    "sampler": "sampler=, batch_size= and world_size=, or set_sampler before load_state_dict",
     "sticky": "shuffle=Shuffle(sticky=...)",
     "source": "its place among the sources of a Mix",
 }
@@ -30,7 +26,7 @@ MOST_EPOCHS = 2**31 - 1
 
 _BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "lanes": (1, MOST_LANES)}
 
-STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
+STATE_VERSION = 1
 
 
 @dataclass(slots=True)
@@ -58,39 +54,28 @@ class Cursor:
         self.position, self.begun = position, True
 
 
-def identity(dataset: Dataset, order: EpochOrder, lanes: int) -> dict[str, Any]:
+def identity(dataset: Dataset, split: str, limit: int | None, order: Epochs, lanes: int) -> dict[str, Any]:
     """Return the settings that must be equal for a position to mean the same sample."""
     return {
         "version": STATE_VERSION,
         "fingerprint": dataset.fingerprint,
-        "split": order.split.name,
-        "limit": order.limit,
+        "split": split,
+        "limit": limit,
         "samples_per_epoch": order.samples_per_epoch,
-        "shuffle": order.shuffle,
         "seed": order.seed,
         "source": order.source,
+        "shuffle": order.shuffle is not None,
         "lanes": lanes,
-        "window": order.window,
-        "sticky": order.sticky,
-        "weights": None if order.weights is None else order.weights.digest,
-        "class_batches": None if (made := order.class_batches) is None else [made.classes, made.samples_per_class],
-        "buckets": None if (buckets := order.buckets) is None else [buckets.global_batch, buckets.sizes],
+        "window": None if order.shuffle is None else order.shuffle.window,
+        "sticky": order.shuffle is not None and order.shuffle.sticky,
+        "sampler": order.sampler.identity,
     }
 
 
-def save(dataset: Dataset, order: EpochOrder, lanes: int, cursor: Cursor) -> dict[str, Any]:
-    """Return the state of a loader: plain values, for `restore`."""
-    settings = identity(dataset, order, lanes)
-    kept = {name: value for name, value in settings.items() if value != _LATER_ENTRIES.get(name, ...)}
-    return {**kept, "epoch": cursor.epoch, "position": cursor.position}
-
-
-def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes: int) -> EpochStart:
+def restore(state: Mapping[str, Any], expected: dict[str, Any], dataset: Dataset, order: Epochs) -> EpochStart:
     """Return where a saved state starts; lanes that the run does not set itself are taken from the state."""
     if not isinstance(state, Mapping):
         raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
-    state = {**_LATER_ENTRIES, **state}
-    expected = identity(dataset, order, lanes)
     missing = sorted({*expected, "epoch", "position"} - set(state))
     if missing:
         inner = next(
@@ -103,10 +88,8 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
             f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
             "samples differently: start an epoch anew, or continue with the shardflow that saved the state"
         )
-    if order.lanes is None:
-        del expected["lanes"]
-    if not order.shuffle:
-        del expected["window"]
+    if order.shuffle is None or order.shuffle.lanes is None:
+        expected = {name: value for name, value in expected.items() if name != "lanes"}
     if differences := compare(state, expected):
         arguments = [how for name, how in _ARGUMENTS.items() if state[name] != expected[name]]
         remedy = "make these equal" + (f" ({'; '.join(arguments)})" if arguments else "")

@@ -7,6 +7,7 @@ handed out; workers receive the start of an iteration and compute everything els
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import platform
@@ -15,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import webdataset as wds
 from torch.utils.data import DataLoader
 
@@ -23,34 +23,28 @@ from shardflow._validation import check_callable, check_integer, explain_unknown
 from shardflow._wording import plural
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
-from shardflow.formats.image_limits import MAX_PIXELS
-from shardflow.order.class_batches import ClassBatches
+from shardflow.geometry.objects import CroppedBoxes
+from shardflow.order.epochs import Epochs
+from shardflow.order.sampler import Sampler
 from shardflow.order.schedule import MOST_BATCH, Schedule
-from shardflow.order.weights import Weights
+from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
-from .annotation_fields import AnnotationFields, CroppedBoxes
-from .aspect_buckets import AspectBucketDecoder, sample_buckets
+from .annotation_fields import AnnotationFields
 from .batch_run import BatchRun
 from .checkpoint import Cursor
-from .decoders import (
-    CenterCropDecoder,
-    Decoder,
-    ImageDecoder,
-    RandomResizedCropDecoder,
-    jpeg_decoder,
-    stacking_of,
-    warn_without_kernel,
-)
+from .decoders.center_crop import CenterCrop
+from .decoders.cover import Cover
+from .decoders.decoder import Decoder, check_decoder
+from .decoders.random_resized_crop import RandomResizedCrop
+from .facts import split_facts
 from .fields import check_image_fields, check_stackable, resolve_fields, split_options
 from .map_dataset import MapDataset
-from .multi_view import MultiView, views_of
 from .pipeline import PipelineSource, build_pipeline, describe_batches
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
-from .sample_weights import WeightsLike, class_labels, make_weights
-from .sampler import Buckets, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
+from .sampler import EpochStart, PlanSampler, WorkerControl
 from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stages import Transforms
 from .stats import Stats, StatsRecorder
@@ -59,8 +53,6 @@ from .tv_sample import check_movable
 from .workers import WorkerPool, check_sendable
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_CLASSES = 5
 
 _ELSEWHERE = {
     "cache_dir": "use cache",
@@ -79,19 +71,18 @@ _ELSEWHERE = {
     "num_replicas": "use world_size",
     "pin_memory_device": "pin_memory serves every device",
     "resampled": "an epoch has each sample once; samples_per_epoch gives it another length",
-    "sampler": "every rank gets its own share: shuffle and seed decide the order, rank and world_size the share",
+    "samples_per_class": "sampler=shardflow.samplers.ClassBatches(...) composes batches by class",
     "shardshuffle": "shuffle=True shuffles the shards too",
     "size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers have limits of their own",
     "transforms": "use transform, called with each image, or batch_transform",
+    "weights": "sampler=shardflow.samplers.Weighted(...) draws samples by weight",
     "worker_init_fn": "transforms are seeded for each sample, so workers need none",
     "workers": "use num_workers",
     "workersplitter": "every worker gets its own share, without a splitter",
 }
 """What arguments of the loaders and datasets of PyTorch and webdataset are here."""
-
-_KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder, MultiView)
 
 
 class BatchSampler(NamedTuple):
@@ -117,10 +108,10 @@ class Loader:
         split: Name of the split to read.
         version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
         batch_size: Samples per batch and rank, 1 or more.
-        decoder: Decodes and crops the images of a batch, as the protocol `loading.decoders.Decoder` describes. By
-            default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. Several crops of each
-            image: `MultiView([...])`. To decode on the device, `EncodedDecoder()` here and `DecodeJpeg` among the
-            transforms of `device.Prefetcher`.
+        decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
+            one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
+            `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
+            `device.Prefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
             With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
             the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
@@ -135,14 +126,14 @@ class Loader:
             (float32 [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
             "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
             sample) alone, for transforms on a device), "index" (int64 [B], the samples' numbers in the split, as in
-            `set_weights` and `Subset`), "source" (int64 [B], the number of the samples' loader in a `Mix`; 0 without),
-            and the name of any part: "txt" (list of str), "json" (list of parsed values), others (list of bytes).
-            Annotations that the dataset declares are cropped,
-            resized and flipped as the image is: "mask", or another part that is a mask, without its ".png" (uint8, of
-            16-bit PNGs int32, [B, 1 or 3, H, W]), "boxes" or `CroppedBoxes(min_visibility=...)` (a list of float32
-            [N, 4]: left, top, right, bottom in pixels of the crop), "box_NAME" for a field of the boxes (a list of
-            int64 or float32 [N]) and "keypoints" (a list of float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image
-            and label, or image and key for a dataset without labels; with tail="pad", "valid" comes third.
+            `samplers.Subset`), "source" (int64 [B], the number of the samples' loader in a `Mix`; 0 without), and the
+            name of any part: "txt" (list of str), "json" (list of parsed values), others (list of bytes).
+            Annotations that the dataset declares are cropped, resized and flipped as the image is: "mask", or another
+            part that is a mask, without its ".png" (uint8, of 16-bit PNGs int32, [B, 1 or 3, H, W]), "boxes" or
+            `CroppedBoxes(min_visibility=...)` (a list of float32 [N, 4]: left, top, right, bottom in pixels of the
+            crop), "box_NAME" for a field of the boxes (a list of int64 or float32 [N]) and "keypoints" (a list of
+            float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image and label, or image and key for a dataset without
+            labels; with tail="pad", "valid" comes third.
         shuffle: True, False for the split's own order, or `Shuffle(window=..., lanes=...)`.
         seed: Seed of the order and of all augmentation.
         tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
@@ -153,16 +144,9 @@ class Loader:
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps: each iteration hands out that
             many samples and the next one continues after them, from pass to pass over the split without a gap. By
             default an epoch is one pass.
-        weights: How often each sample comes in an epoch, on average; by default once. A number per sample, 0 or more
-            ([N], or the path of a `.npy`), or a `Subset`, in its own order with shuffle=False; or a mapping from class
-            to number, 1 for the others; or "balanced", each class equally often, or "sqrt", a class in proportion to
-            the square root of its images, which both keep the length of the epoch. Its length is the sum of the
-            weights, rounded. In each epoch a sample comes its weight rounded up or down times, and each time with a
-            random key of its own.
-        samples_per_class: Compose each batch of `batch_size / samples_per_class` different classes, with this many
-            samples of each, one class after the other: for losses over pairs and triplets. A sample comes once at most
-            in an epoch; those that fill no batch are others in each. Classes with fewer samples never come, of which
-            a warning tells. Batches have samples from all over the split.
+        sampler: Which samples make an epoch, and how they form batches; by default each sample comes once. One of
+            `shardflow.samplers`, such as `Weighted("balanced")`, `Subset(numbers)`, `ClassBatches(4)` and
+            `AspectBuckets([(224, 224), ...])`, or one that you write. `shuffle` and `limit` count for it too.
         max_bad: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
             keep their steps and shapes; `substituted` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
@@ -216,8 +200,7 @@ class Loader:
         tail: str | None = None,
         limit: int | None = None,
         samples_per_epoch: int | None = None,
-        weights: WeightsLike = None,
-        samples_per_class: int | None = None,
+        sampler: Sampler | None = None,
         max_bad: int = 0,
         num_workers: int | None = None,
         prefetch_factor: int = 4,
@@ -233,10 +216,9 @@ class Loader:
         num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
         prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
         transforms = list(transform) if isinstance(transform, Sequence) else [transform]
-        callables = (("decoder", decoder), *(("transform", each) for each in transforms))
-        for name, value in (*callables, ("batch_transform", batch_transform)):
+        for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
             check_callable(name, value)
-            if name != "decoder" and type(value).__module__.startswith("shardflow.device."):
+            if type(value).__module__.startswith("shardflow.device."):
                 raise ConfigError(
                     f"{type(value).__name__} is no {name} of a loader: put it into the transforms of a "
                     "device.Prefetcher, which takes device='cpu' too"
@@ -247,53 +229,59 @@ class Loader:
         self._opened = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
         self.split = self._opened[split]
         rank, world_size = resolve_rank(rank, world_size)
-        self.order = EpochOrder(
-            self.split, seed=seed, shuffle=shuffle, limit=limit, samples_per_epoch=samples_per_epoch
+        self._facts = split_facts(
+            self.split,
+            self._opened.classes,
+            shuffle=shuffle,
+            limit=limit,
+            batch_size=batch_size,
+            world_size=world_size,
         )
-        if weights is not None:
-            self.order.set_weights(self._make_weights(weights))
-        if samples_per_class is not None:
-            self.order.set_class_batches(self._make_class_batches(batch_size, samples_per_class))
+        self._limit, self._is_sampled = None if limit is None else int(limit), sampler is not None
+        self.order = self._new_order(sampler, seed, samples_per_epoch)
         if tail is None:
-            tail = "drop" if self.order.shuffle else "short"
+            tail = "short" if self.order.shuffle is None else "drop"
         self._schedule = Schedule(
             length=self.order.length,
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
             tail=tail,
-            contiguous=samples_per_class is not None,
+            contiguous=self.order.sampler.together == "batch",
         )
-        self._check_epoch()
+        self._check_epoch(self.order, self._schedule)
         self._lanes = self.order.default_lanes(world_size)
         self.is_mixed = False
         self._cursor = Cursor()
         self._control = WorkerControl(num_workers)
-        self._sampler = PlanSampler(self.order, self._schedule, self._control)
+        self._sampler = PlanSampler(self.split, self.order, self._schedule, self._control)
 
         self.dataset = MapDataset(self._opened, self.split, self.order.samples)
         names, boxes = split_options(fields)
         self.fields = resolve_fields(names, self._opened, self.split, pad=tail == "pad")
         self.batch_size, self.num_workers = batch_size, num_workers
-        if decoder is None:
-            decoder = RandomResizedCropDecoder() if self.order.shuffle else CenterCropDecoder()
+        shapes = self.order.sampler.shapes
+        if decoder is None and shapes:
+            decoder = Cover()
+        elif decoder is None:
+            decoder = CenterCrop() if self.order.shuffle is None else RandomResizedCrop()
+        check_decoder(decoder)
+        if bool(shapes) != decoder.needs_shape or (shapes and "image" not in self.fields):
+            raise ConfigError(
+                f"{decoder!r} and {sampler!r}: decoders.Cover and samplers.AspectBuckets go together, with 'image' "
+                "among the fields"
+            )
         self.decoder = decoder
         self._check_transforms(transforms)
-        self.annotations = AnnotationFields(
-            self.fields, self._opened.manifest.annotations, boxes, getattr(decoder, "max_pixels", MAX_PIXELS)
-        )
+        self.annotations = AnnotationFields(self.fields, self._opened.manifest.annotations, boxes, decoder.max_pixels)
         if transform is not None and self.annotations.names:
             check_movable(self.annotations.names)
-        if isinstance(decoder, AspectBucketDecoder):
-            self.order.set_buckets(self._make_buckets(decoder, samples_per_class))
-        if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
-            warn_without_kernel()
-        elif "image" in self.fields and isinstance(decoder, ImageDecoder):
-            jpeg_decoder()
-        stacking = stacking_of(decoder)
-        views, moved = isinstance(decoder, MultiView), self.annotations.names
-        check_image_fields(self.fields, views=views, moved=moved, stacking=stacking)
-        if type(decoder) is ImageDecoder and stacking.needs_one_size and transform is None and "image" in self.fields:
+        if "image" in self.fields:
+            decoder.load_libraries()
+        check_image_fields(
+            self.fields, views=bool(decoder.views), moved=self.annotations.names, padding=decoder.padding
+        )
+        if decoder.keeps_sizes and decoder.padding.needs_one_size and transform is None and "image" in self.fields:
             check_stackable(self.split, min(batch_size, self.order.samples))
         self.pixel_cache: PixelCache | None = None
         if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
@@ -354,18 +342,15 @@ class Loader:
         return self._run.substituted
 
     def _check_transforms(self, transforms: Sequence[Any]) -> None:
-        if isinstance(self._transform, Sequence) and len(transforms) != (views := len(views_of(self.decoder))):
+        if isinstance(self._transform, Sequence) and len(transforms) != (views := len(self.decoder.views) or 1):
             raise ConfigError(
                 f"a list of transforms has one for each view of a MultiView; found {len(transforms)} for "
                 f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
             )
 
-    def _check_epoch(self) -> None:
+    def _check_epoch(self, order: Epochs, schedule: Schedule) -> None:
         """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
-        order, schedule = self.order, self._schedule
-        if order.samples_per_epoch is not None and not order.pass_length:
-            raise ConfigError(f"split {self.split.name!r} has no samples to form epochs of; choose another split")
-        if not len(self):
+        if not schedule.steps():
             whose = f" for each of {schedule.world_size} ranks" if schedule.world_size > 1 else ""
             raise ConfigError(
                 f"an epoch of split {self.split.name!r} has {plural(order.length, 'sample')}, less than one batch of "
@@ -374,53 +359,15 @@ class Loader:
             )
         if order.samples_per_epoch is not None and schedule.tail == "drop" and order.length % schedule.global_batch:
             raise ConfigError(
-                f"samples_per_epoch={order.length} is no multiple of the {schedule.global_batch} samples that all "
+                f"samples_per_epoch={order.length} is not a multiple of the {schedule.global_batch} samples that all "
                 "ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
             )
 
-    def _make_weights(self, weights: WeightsLike) -> Weights:
-        order = self.order
-        return make_weights(weights, self.split, self._opened.classes, order.samples, shuffle=order.shuffle)
-
-    def _make_class_batches(self, batch_size: int, samples_per_class: int) -> ClassBatches:
-        samples_per_class = check_integer("samples_per_class", samples_per_class, 1)
-        order = self.order
-        for wrong, reason in (
-            (batch_size % samples_per_class, f"batch_size={batch_size} is no multiple of it"),
-            (order.weights is not None, "weights would have no effect"),
-            (not order.shuffle, "without shuffling there is no order of such batches"),
-            (order.sticky, "sticky would have no effect, as each batch has samples from all over the split"),
-            ((order.samples_per_epoch or 0) % batch_size, "samples_per_epoch is no multiple of batch_size"),
-        ):
-            if wrong:
-                raise ConfigError(f"samples_per_class={samples_per_class}: {reason}; change one of them")
-        classes = self._opened.classes or ()
-        labels = class_labels(self.split, self._opened.classes)[: order.samples]
-        made = ClassBatches(labels, batch_size // samples_per_class, samples_per_class)
-        if too_small := np.flatnonzero((made.sizes > 0) & (made.groups == 0)).tolist():
-            names = [f"{classes[number]!r} ({made.sizes[number]})" for number in too_small[:_SHOWN_CLASSES]]
-            logger.warning(
-                "samples_per_class=%d: %d of %d classes have fewer samples and never come: %s%s; lower it",
-                samples_per_class,
-                len(too_small),
-                int((made.sizes > 0).sum()),
-                ", ".join(names),
-                ", …" if len(too_small) > _SHOWN_CLASSES else "",
-            )
-        return made
-
-    def _make_buckets(self, decoder: AspectBucketDecoder, samples_per_class: int | None) -> Buckets:
-        order, schedule = self.order, self._schedule
-        if samples_per_class is not None or order.samples_per_epoch is not None or "image" not in self.fields:
-            raise ConfigError(
-                "AspectBucketDecoder groups samples into batches of one shape; it needs 'image' among the fields, and "
-                "neither samples_per_class nor samples_per_epoch"
-            )
-        return Buckets(
-            sample_buckets(decoder, self.split, order.samples),
-            [list(size) for size in decoder.sizes],
-            schedule.global_batch,
-        )
+    def _new_order(self, sampler: Sampler | None, seed: int, samples_per_epoch: int | None) -> Epochs:
+        order = Epochs(self._facts, sampler, seed=seed, samples_per_epoch=samples_per_epoch)
+        for warning in order.sampler.warnings:
+            logger.warning("%s", warning)
+        return order
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch, also after a resume: see `remaining`."""
@@ -435,8 +382,8 @@ class Loader:
     def __repr__(self) -> str:
         order, schedule = self.order, self._schedule
         how = "in the split's order"
-        if order.shuffle:
-            how = f"shuffled with seed {order.seed} ({self._lanes} lanes, window {order.window})"
+        if order.shuffle is not None:
+            how = f"shuffled with seed {order.seed} ({self._lanes} lanes, window {order.shuffle.window})"
         epoch = "" if order.samples_per_epoch is None else f", {order.samples_per_epoch} per epoch"
         return (
             f"<shardflow.Loader of {self._opened.url}, split {self.split.name!r}: {order.samples} samples{epoch} "
@@ -490,9 +437,10 @@ class Loader:
             self._workers.end()
 
     def check_ranks(self) -> None:
-        """Check that all ranks have the same weights, which all of them call; ConfigError if not."""
-        if (weights := self.order.weights) is not None:
-            check_equal_on_ranks("weights", weights.digest, self._schedule.world_size)
+        """Check that all ranks have the same sampler, which all of them call; ConfigError if not."""
+        if self._is_sampled:
+            identity = json.dumps(self.order.sampler.identity, sort_keys=True)
+            check_equal_on_ranks("sampler", identity, self._schedule.world_size)
 
     def _batches_in_progress(self, start: EpochStart) -> str:
         """Describe the batches that the workers began last: a dead worker died on one of them."""
@@ -514,7 +462,7 @@ class Loader:
 
         >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
         """
-        plan = checkpoint.identity(self._opened, self.order, self._lanes)
+        plan = self._identity()
         del plan["version"]
         return {
             **describe_dataset(self._opened),
@@ -544,48 +492,45 @@ class Loader:
         if self._cursor.set_epoch(epoch):
             self._control.end()
 
-    def set_weights(self, weights: WeightsLike) -> None:
-        """Set other weights for the epochs to come, as for the argument `weights`; a running epoch ends with that.
+    def set_sampler(self, sampler: Sampler) -> None:
+        """Set another sampler for the epochs to come; a running epoch ends with that.
 
-        The loader must have been made with `weights`, so that all ranks expect them: each epoch begins with a check
-        that they have the same. New worker processes are started. A state names its weights: set them again before
+        The loader must have been made with a sampler, so that all ranks expect it: each epoch begins with a check that
+        they have the same. New worker processes are started. A state names its sampler: set it again before
         `load_state_dict`.
 
-        >>> loader = shardflow.Loader("photos256", batch_size=256, weights=1, fields=("image", "label", "index"))
+        >>> loader = shardflow.Loader(url, batch_size=256, sampler=Weighted(1), fields=("image", "label", "index"))
         ...     # doctest: +SKIP
-        >>> loader.set_weights(losses.clip(0.2, 3))      # doctest: +SKIP
+        >>> loader.set_sampler(Weighted(losses.clip(0.2, 3)))      # doctest: +SKIP
 
         Raises:
-            ConfigError: The weights do not fit, or the loader was made without any, is part of a `Mix`, or was resumed
-                in the middle of an epoch and has not gone on yet.
+            ConfigError: The sampler does not fit, or the loader was made without any, is part of a `Mix`, or was
+                resumed in the middle of an epoch and has not gone on yet.
         """
         if self.is_mixed:
-            raise ConfigError("a loader of a mix keeps its weights; make loaders with the others, and a Mix of these")
-        if self.order.weights is None or weights is None:
-            raise ConfigError("set_weights changes the weights of a loader that has some; make it with weights=1")
-        made = self._make_weights(weights)
-        if made.digest == self.order.weights.digest:
+            raise ConfigError("a loader of a mix keeps its sampler; make loaders with the others, and a Mix of these")
+        if not self._is_sampled:
+            raise ConfigError(
+                "set_sampler changes the sampler of a loader that has one; make it with sampler=samplers.Weighted(1)"
+            )
+        order = self._new_order(sampler, self.order.seed, self.order.samples_per_epoch)
+        old = self.order.sampler
+        if order.sampler.identity == old.identity:
             return
+        if (order.sampler.together, order.sampler.shapes) != (old.together, old.shapes):
+            raise ConfigError(f"{sampler!r} forms batches in another way than before; make another loader")
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
         elif self._cursor.position:
             raise ConfigError(
-                f"the loader stands at position {self._cursor.position} of an epoch with other weights; "
-                "call set_weights before load_state_dict"
+                f"the loader stands at position {self._cursor.position} of an epoch of another sampler; "
+                "call set_sampler before load_state_dict"
             )
-        old = self.order.weights
-        self._set_weights(made)
-        try:
-            self._check_epoch()
-        except ConfigError:
-            self._set_weights(old)
-            raise
-
-    def _set_weights(self, weights: Weights) -> None:
-        self.order.set_weights(weights)
-        self._schedule = self._sampler.schedule = replace(self._schedule, length=self.order.length)
+        schedule = replace(self._schedule, length=order.length)
+        self._check_epoch(order, schedule)
+        self.order, self._schedule = self._sampler.order, self._sampler.schedule = order, schedule
         self._control.end()
-        self._workers.end()  # they have the old ones
+        self._workers.end()  # they have the old one
 
     @property
     def batch_sampler(self) -> BatchSampler:
@@ -606,7 +551,10 @@ class Loader:
 
         Batches count when they are handed out, not when they are prefetched.
         """
-        return checkpoint.save(self._opened, self.order, self._lanes, self._cursor)
+        return {**self._identity(), "epoch": self._cursor.epoch, "position": self._cursor.position}
+
+    def _identity(self) -> dict[str, Any]:
+        return checkpoint.identity(self._opened, self.split.name, self._limit, self.order, self._lanes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration start where the state was saved; rank, world size, batch size and workers may differ.
@@ -618,7 +566,7 @@ class Loader:
 
     def start_of(self, state: Mapping[str, Any]) -> EpochStart:
         """Return where a saved state starts, without moving the loader; raises as `load_state_dict` does."""
-        return checkpoint.restore(state, self._opened, self.order, self._lanes)
+        return checkpoint.restore(state, self._identity(), self._opened, self.order)
 
     def move_to(self, start: EpochStart) -> None:
         """Make the next iteration begin at this start."""
@@ -639,7 +587,7 @@ class Loader:
     def join_mix(self, number: int) -> None:
         """Make this source `number` of a mix, with its own random keys and order."""
         self.is_mixed = True
-        self.order.set_source(number)
+        self.order = self._sampler.order = self.order.as_source(number)
         self._workers.end()  # they have another order
 
     def first_start(self) -> EpochStart:

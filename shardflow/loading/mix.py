@@ -243,9 +243,9 @@ class Mix:
         by = "batch" if self._samples is None else "sample"
         return {"weights": self._weights, "by": by, "steps_per_epoch": self._steps, "sources": sources}
 
-    def set_weights(self, weights: object) -> NoReturn:  # noqa: ARG002 - a loader's
-        """Raise ConfigError: shares, and the weights of each loader, stay as the mix was made."""
-        raise ConfigError("a mix keeps its weights, as its epochs and states count on them; make another mix")
+    def set_sampler(self, sampler: object) -> NoReturn:  # noqa: ARG002 - a loader's
+        """Raise ConfigError: shares, and the sampler of each loader, stay as the mix was made."""
+        raise ConfigError("a mix keeps its samplers, as its epochs and states count on them; make another mix")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration run through `epoch`, as for a loader."""
@@ -406,13 +406,13 @@ class _Samples:
             if any(other[name] != value for other in settings):
                 found = ", ".join(repr(other[name]) for other in settings)
                 raise ConfigError(f"the loaders' {name} differ: {found}; make them equal, or pass by='batch'")
-        if any((loader.order.class_batches, loader.order.buckets) != (None, None) for loader in loaders):
-            raise ConfigError("samples_per_class and AspectBucketDecoder compose whole batches; pass by='batch'")
-        if any(loader.order.sticky for loader in loaders):
+        if any(loader.order.sampler.together != "sample" for loader in loaders):
+            raise ConfigError("ClassBatches and AspectBuckets compose whole batches; pass by='batch'")
+        if any(loader.order.shuffle is not None and loader.order.shuffle.sticky for loader in loaders):
             raise ConfigError("Shuffle(sticky=True) keeps the shards of a rank from epoch to epoch; pass by='batch'")
         first, splits = loaders[0], [loader.split for loader in loaders]
         rank, world_size = settings[0]["rank"], settings[0]["world_size"]
-        orders = [loader.order for loader in loaders]
+        orders = [loader.order.as_source(number) for number, loader in enumerate(loaders)]
         steps = steps_per_epoch or sum(order.length for order in orders) // (first.batch_size * world_size)
         if not steps:
             raise ConfigError(
@@ -420,6 +420,7 @@ class _Samples:
                 "lower batch_size, or set steps_per_epoch"
             )
         self.plan = MixPlan(
+            splits=splits,
             orders=orders,
             shares=shares,
             batch_size=first.batch_size,

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
+from shardflow.dataset.dataset import Split
 from shardflow.order import keyed_rng
+from shardflow.order.epochs import Epochs, ShardSpan
 from shardflow.order.window_shuffle import I64
 
-from .sampler import Batch, EpochOrder, EpochStart, WorkerControl
-from .shard_prefetcher import ShardSpan, prefetching
+from .sampler import Batch, EpochStart, WorkerControl
+from .shard_prefetcher import prefetching
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to odd
 
@@ -43,14 +45,15 @@ class MixPlan:
     """How the rows of a mix become batches of this rank.
 
     Attributes:
-        orders: The order of each source.
+        splits, orders: The split of each source, and its order.
         shares: The source of each row; rows are counted from the start of epoch 0.
         batch_size: Rows of a batch.
         steps: Batches of an epoch.
         rank, world_size: As for a loader.
     """
 
-    orders: Sequence[EpochOrder]
+    splits: Sequence[Split]
+    orders: Sequence[Epochs]
     shares: Shares
     batch_size: int
     steps: int
@@ -79,7 +82,7 @@ class MixPlan:
         seed, source = self.orders[0].seed, int(sources[0])
         return Batch(
             epoch=step // self.steps,
-            bucket=0,
+            shape=None,
             key=keyed_rng.key(seed, "mixed batch", source, int(positions[source]) + self.rank),
             keys=keys,
             shards=shards,
@@ -106,7 +109,7 @@ class MixSampler(IterableDataset[Batch]):
             advances = [
                 stack.enter_context(
                     prefetching(
-                        order.split,
+                        plan.splits[source],
                         self._needs(source, position, lanes[source]),
                         workers=workers,
                         period=order.pass_length,
@@ -141,12 +144,12 @@ class MixSampler(IterableDataset[Batch]):
             first = 0
 
 
-def stream_position(start: EpochStart, order: EpochOrder) -> int:
+def stream_position(start: EpochStart, order: Epochs) -> int:
     """Return the place of a start in the endless stream of a source's passes."""
     return start.epoch * order.length + start.position
 
 
-def stream_start(position: int, order: EpochOrder, lanes: int) -> EpochStart:
+def stream_start(position: int, order: Epochs, lanes: int) -> EpochStart:
     """Return the start at a place of that stream."""
     epoch, within = divmod(position, order.length)
     return EpochStart(epoch, within, lanes)

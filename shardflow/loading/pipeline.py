@@ -17,11 +17,11 @@ from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError, ShardflowError
 
 from .annotation_fields import AnnotationFields
-from .decoders import Decoder, Empty, new, stacking_of
+from .decoders.decoder import Allocator, Decoder, allocate
+from .padding import Padding
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .shared_memory import BatchSender, SlotPool
-from .stacking import Stacking
 from .stages import Annotate, Augment, Collate, Decode, Read, Transforms
 from .workers import send_errors
 
@@ -53,23 +53,23 @@ def build_pipeline(
     pool, caches = SlotPool(slots), [source.pixel_cache for source in sources]
     are_transformed = any(source.transform is not None for source in sources)
     # A transform may keep its input, so images that meet one are not decoded into memory on loan.
-    empty = new if are_transformed or batch_transform is not None else pool.borrow
+    allocator = allocate if are_transformed or batch_transform is not None else pool.borrow
     decoders = [source.decoder for source in sources]
     return wds.DataPipeline(
         sampler,
         Read(*(source.split for source in sources), fields=fields, substitute=substitute, pixel_caches=caches),
-        *(sample_stages(sources, empty=empty, substitute=substitute) if "image" in fields else []),
-        Collate([source.split for source in sources], fields, batch_transform, classes, _stacking(decoders)),
+        *(sample_stages(sources, allocate=allocator, substitute=substitute) if "image" in fields else []),
+        Collate([source.split for source in sources], fields, batch_transform, classes, _padding(decoders)),
         send_errors,
         BatchSender(pool),
     )
 
 
-def sample_stages(sources: Sequence[PipelineSource], *, empty: Empty, substitute: bool) -> list[Stage]:
+def sample_stages(sources: Sequence[PipelineSource], *, allocate: Allocator, substitute: bool) -> list[Stage]:
     """Return the stages that decode, annotate and transform samples that were read."""
     decoders, annotations = [source.decoder for source in sources], [source.annotations for source in sources]
     transforms, caches = [source.transform for source in sources], [source.pixel_cache for source in sources]
-    stages: list[Stage] = [Decode(decoders, empty, substitute=substitute, pixel_caches=caches)]
+    stages: list[Stage] = [Decode(decoders, allocate, substitute=substitute, pixel_caches=caches)]
     if annotations[0].names:
         stages.append(Annotate(annotations, decoders, substitute=substitute))
     if any(transform is not None for transform in transforms):
@@ -77,10 +77,10 @@ def sample_stages(sources: Sequence[PipelineSource], *, empty: Empty, substitute
     return stages
 
 
-def _stacking(decoders: Sequence[Decoder]) -> Stacking:
-    first, *others = map(stacking_of, decoders)
+def _padding(decoders: Sequence[Decoder]) -> Padding:
+    first, *others = (decoder.padding for decoder in decoders)
     if any(other != first for other in others):
-        raise ConfigError("the loaders' ImageDecoders stack or pad batches differently; give all of them the same")
+        raise ConfigError("the loaders' decoders stack or pad batches differently; give all of them the same")
     return first
 
 

@@ -12,10 +12,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
+from shardflow.order.epochs import Epochs
+from shardflow.order.shuffle import Shuffle
 from shardflow.order.window_shuffle import I64
 from shardflow.storage.cache import Cache
 
-from .sampler import EpochOrder, Shuffle
+from .facts import split_facts
 from .shard_prefetcher import prefetching
 from .topology import resolve_rank
 
@@ -55,7 +57,8 @@ class Samples(IterableDataset[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
-        self._order = EpochOrder(dataset[split], seed=seed, shuffle=shuffle, limit=limit)
+        self._split = dataset[split]
+        self._order = Epochs(split_facts(self._split, dataset.classes, shuffle=shuffle, limit=limit), seed=seed)
         self._rank, self._world_size = resolve_rank(rank, world_size)
         self._lanes = self._order.default_lanes(self._world_size)
         # The epoch, and how often it was set.
@@ -79,12 +82,12 @@ class Samples(IterableDataset[dict[str, Any]]):
     def _run(self, epoch: int, positions: I64, workers: int) -> Iterator[dict[str, Any]]:
         needs = self._order.needs(epoch, 0, self._lanes, self._rank, self._world_size)
         period = self._order.pass_length
-        with prefetching(self._order.split, needs, workers=workers, period=period) as advance:
+        with prefetching(self._split, needs, workers=workers, period=period) as advance:
             for begin in range(0, len(positions), _CHUNK):
                 chunk = positions[begin : begin + _CHUNK]
                 advance(int(chunk[0]), int(chunk[-1]) + 1)
                 shards, records, _ = self._order.locate(epoch, chunk, self._lanes)
                 for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
-                    sample = self._order.split.reader.read(shard, record, sequential=True)
+                    sample = self._split.reader.read(shard, record, sequential=True)
                     payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
                     yield {"__key__": sample.key, "__url__": sample.url, **payloads}

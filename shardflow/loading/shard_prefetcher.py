@@ -15,10 +15,10 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
+from shardflow.order.epochs import ShardSpan
 from shardflow.storage.cache import Cache, FetchResult
 from shardflow.storage.cache_eviction import RENEW_S
 
@@ -33,14 +33,6 @@ batch waits for one transfer and not for several in a row."""
 
 _BATCHES_BEHIND = 8
 """By how many of its own batches a worker may be behind another one of its rank: they are handed out in turn."""
-
-
-class ShardSpan(NamedTuple):
-    """A shard, and the range of positions in which it is read."""
-
-    shard: int
-    begin: int
-    end: int
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from shardflow.dataset.dataset import Split
@@ -22,16 +21,17 @@ from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
+from shardflow.geometry.crops import Crops
 
 from .annotation_fields import AnnotationFields
-from .decoders import Decoded, Decoder, Empty, Payloads, Pixels, new
+from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
+from .decoders.multi_view import view_keys
+from .decoders.pixels import Pixels
 from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
-from .geometry import Geometry
-from .multi_view import MultiView, view_keys, views_of
+from .padding import Padding, image_sizes, pixel_mask
 from .pixel_cache import PixelCache
 from .sampler import Batch
-from .stacking import Stacking, image_sizes, pixel_mask
 from .stats import BatchCounts
 from .tv_sample import transform_sample
 from .worker_errors import noting
@@ -88,7 +88,7 @@ class Read:
 
 
 class Decode:
-    """Fills in `images` and `geometry`. Images that the pixel cache lacks are decoded whole and added to it.
+    """Fills in `crops` and `images`. Images that the pixel cache lacks are decoded whole and added to it.
 
     Sources with equal decoders are decoded together.
     """
@@ -96,64 +96,61 @@ class Decode:
     def __init__(
         self,
         decoders: Sequence[Decoder],
-        empty: Empty,
+        allocator: Allocator,
         *,
         substitute: bool,
         pixel_caches: Sequence[PixelCache | None] = (None,),
     ) -> None:
-        self._decoders, self._empty, self._substitute = decoders, empty, substitute
+        self._decoders, self._allocator, self._substitute = decoders, allocator, substitute
         self._pixel_caches = pixel_caches
-        self._groups = [  # of equal ones, all have the number of the first
-            next(first for first in range(number + 1) if _are_equal(decoders[first], decoder))
-            for number, decoder in enumerate(decoders)
-        ]
-        if len(set(self._groups)) > 1 and any(hasattr(decoder, "copy_image") for decoder in decoders):
+        self._groups = [decoders.index(decoder) for decoder in decoders]  # of equal ones, the number of the first
+        if len(set(self._groups)) > 1 and not all(decoder.rows_are_images for decoder in decoders):
             raise ConfigError(
                 "images that are not decoded here mix with their like alone: give all loaders one decoder"
             )
-        if len({(isinstance(decoder, MultiView), len(views_of(decoder))) for decoder in decoders}) > 1:
+        if len({len(decoder.views) for decoder in decoders}) > 1:
             raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
             reads = zip(_sources(batch), batch.samples, batch.pixels, strict=False)
-            payloads = Payloads(
-                [self._payload(*read) for read in reads], have_tables=[sample.has_table for sample in batch.samples]
-            )
-            sizes = np.array([sample.image_size for sample in batch.samples], dtype=np.int64)
+            files = [self._payload(*read) for read in reads]
             with noting(partial(_batch_place, "the decoder", batch)):
-                decoded = self._decode(batch, payloads, sizes)
-            batch.images, batch.geometry, errors = decoded
+                batch.images, batch.crops, errors = self._decode(batch, files)
             failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
-            substitute(batch, failures, self._substitute, getattr(self._decoders[0], "copy_image", copy_row))
+            substitute(batch, failures, self._substitute, self._decoders[0].copy_image)
             yield batch
 
-    def _decode(self, batch: Batch, payloads: Payloads, sizes: npt.NDArray[np.int64]) -> Decoded:
+    def _decode(self, batch: Batch, files: list[Any]) -> Decoded:
         groups = [self._groups[source] for source in batch.sources or (0,)]
         if len(kinds := set(groups)) == 1:
-            return self._decoder(groups[0], batch)(payloads, sizes, batch.keys, self._empty)
-        views: list[list[Any]] = [[None] * len(payloads) for _ in views_of(self._decoders[0])]
+            return self._decode_some(batch, files, [*range(len(files))], groups[0], self._allocator)
+        views: list[list[Any]] = [[None] * len(files) for _ in self._decoders[0].views or (None,)]
         failures: dict[int, SampleError] = {}
         for kind in sorted(kinds):
             places = [place for place, group in enumerate(groups) if group == kind]
-            chosen = payloads.take(places)
-            decoded = self._decoder(kind, batch)(chosen, sizes[places], batch.keys[places], new)
-            for images, own in zip(views, _as_views(decoded.images), strict=True):
+            decoded = self._decode_some(batch, files, places, kind, allocate)
+            for images, own in zip(views, as_views(decoded.images), strict=True):
                 for place, image in zip(places, own, strict=True):
                     images[place] = image
             failures |= {places[index]: error for index, error in decoded.failures.items()}
-        together: Any = tuple(views) if isinstance(decoded.images, tuple) else views[0]
-        return Decoded(together, None, failures)
+        return Decoded(tuple(views) if self._decoders[0].views else views[0], None, failures)
 
-    def _decoder(self, number: int, batch: Batch) -> Decoder:
-        """Return a decoder as it is in the epoch and the bucket of a batch."""
-        decoder = self._decoders[number]
-        if at_epoch := getattr(decoder, "at_epoch", None):
-            decoder = at_epoch(batch.epoch)
-        if in_bucket := getattr(decoder, "in_bucket", None):
-            decoder = in_bucket(batch.bucket)
-        return decoder
+    def _decode_some(
+        self, batch: Batch, files: list[Any], places: list[int], number: int, allocator: Allocator
+    ) -> Decoded:
+        """Return the images at some places of a batch, decoded by one decoder."""
+        samples = [batch.samples[place] for place in places]
+        return self._decoders[number](
+            [files[place] for place in places],
+            np.array([sample.image_size for sample in samples], dtype=np.int64),
+            batch.keys[places],
+            epoch=batch.epoch,
+            shape=batch.shape,
+            have_tables=[sample.has_table for sample in samples],
+            allocate=allocator,
+        )
 
     def _payload(self, source: int, sample: Sample, pixels: Pixels | None) -> Any:
         if pixels is not None:
@@ -164,41 +161,21 @@ class Decode:
         return payload if pixels is None else pixels
 
 
-def _are_equal(one: Decoder, other: Decoder) -> bool:
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, MultiView):
-        return len(one.decoders) == len(views_of(other)) and all(map(_are_equal, one.decoders, views_of(other)))
-    is_own = type(one).__module__.startswith("shardflow.")  # with settings in plain attributes
-    return is_own and vars(one) == vars(other)
-
-
 def _sources(batch: Batch) -> Iterable[int]:
     """Return the source of each sample."""
     return itertools.repeat(0) if batch.sources is None else batch.sources
-
-
-def _as_views(images: Any) -> tuple[Any, ...]:
-    """Return the images of each view; there is one where there are no views."""
-    return images if isinstance(images, tuple) else (images,)
-
-
-def copy_row(images: Any, index: int, source: int) -> None:
-    """Replace an image by another one of the batch, in every view."""
-    for view in _as_views(images):
-        view[index] = view[source]
 
 
 def substitute(
     batch: Batch,
     failures: Mapping[int, ShardflowError],
     allowed: bool,
-    copy_image: Callable[[Any, int, int], None] = copy_row,
+    copy_image: Callable[[Any, int, int], None] | None = None,
 ) -> dict[int, int]:
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
     A failed sample is replaced by the next good one of the batch, so the result is the same in every process.
-    `copy_image` is for images that are not a row each. Return which sample replaces each that failed.
+    `copy_image` is that of the decoder, if there are images. Return which sample replaces each that failed.
     """
     replaced: dict[int, int] = {}
     if not failures:
@@ -212,10 +189,10 @@ def substitute(
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         if batch.sources is not None:
             batch.sources[index] = batch.sources[good]
-        if batch.images is not None:
+        if copy_image is not None:
             copy_image(batch.images, index, good)
-        for geometry in () if batch.geometry is None else _as_views(batch.geometry):
-            geometry.copy_row(index, geometry, good)
+        for crops in () if batch.crops is None else as_views(batch.crops):
+            crops.replace(index, crops[good : good + 1])
     batch.substituted += [str(failures[index]) for index in sorted(failures)]
     return replaced
 
@@ -233,30 +210,31 @@ class Annotate:
         for batch in batches:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
-            geometry = self._geometry(batch)
+            crops = self._crops(batch)
             for index, (source, sample) in enumerate(zip(_sources(batch), batch.samples, strict=False)):
                 try:
-                    annotations.append(self._annotations[source].read(sample, geometry, index))
+                    annotations.append(self._annotations[source].read(sample, crops, index))
                 except SampleError as error:
                     annotations.append(None)
                     failures[index] = sample.located(error)
-            for index, good in substitute(batch, failures, self._substitute).items():
+            copy_image = self._decoders[0].copy_image
+            for index, good in substitute(batch, failures, self._substitute, copy_image).items():
                 annotations[index] = annotations[good]
             first = self._annotations[0]
             batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}
-            batch.objects = first.move(annotations, geometry)
+            batch.objects = first.move(annotations, crops)
             yield batch
 
-    def _geometry(self, batch: Batch) -> Geometry:
-        if isinstance(batch.geometry, Geometry):
-            return batch.geometry
+    def _crops(self, batch: Batch) -> Crops:
+        if isinstance(batch.crops, Crops):
+            return batch.crops
         names = ", ".join(self._annotations[0].names)
         found = ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in self._decoders))
         if len(self._decoders) > 1:
             raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
         raise ConfigError(
             f"fields {names} follow the crops of the images, and {found} does not say how it crops; use "
-            "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder, or return a Geometry"
+            "RandomResizedCrop, CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
         )
 
 
@@ -279,7 +257,7 @@ class Augment:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, transformed."""
         for batch in batches:
-            views = tuple(self._view(batch, number, view) for number, view in enumerate(_as_views(batch.images)))
+            views = tuple(self._view(batch, number, view) for number, view in enumerate(as_views(batch.images)))
             batch.images = views if isinstance(batch.images, tuple) else views[0]
             yield batch
 
@@ -374,10 +352,10 @@ class Collate:
         fields: Sequence[str],
         batch_transform: Callable[..., Any] | None,
         classes: int,
-        stacking: Stacking,
+        padding: Padding,
     ) -> None:
         self._splits, self._fields, self._batch_transform, self._classes = splits, fields, batch_transform, classes
-        self._stacking = stacking
+        self._padding = padding
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
@@ -399,17 +377,17 @@ class Collate:
 
     def _column(self, field: str, batch: Batch) -> Any:
         if field == "image":
-            views = tuple(_stack(images, batch.samples, self._stacking) for images in _as_views(batch.images))
+            views = tuple(_join(images, batch.samples, self._padding) for images in as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
         if field in batch.masks:
-            return self._stacking.stack_masks(batch.masks[field])
+            return self._padding.join_masks(batch.masks[field])
         if field in batch.objects:
             return batch.objects[field]
         if field in CROP_FIELDS:
             return _crop_column(field, batch)
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
-            return sizes if field == "image_size" else pixel_mask(sizes, *self._stacking.size(batch.images))
+            return sizes if field == "image_size" else pixel_mask(sizes, *self._padding.size(batch.images))
         return _column(field, batch, self._splits, self._classes)
 
 
@@ -460,17 +438,16 @@ def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> 
 
 def _crop_column(field: str, batch: Batch) -> Any:
     """Return whether each image is mirrored, or which part of the stored image it shows; with views, of each view."""
-    if batch.geometry is None:
+    if batch.crops is None:
         raise ConfigError(
             f"the field {field!r} is not known, because the decoder does not say how it crops, or because the decoders "
-            "of a mix by sample differ; use RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder, one for all "
-            "loaders, or return a Geometry"
+            "of a mix by sample differ; use RandomResizedCrop, CenterCrop or Image of shardflow.decoders, one for all "
+            "loaders, or let its `plan` return Crops"
         )
     views = tuple(
-        torch.from_numpy(geometry.flip.copy() if field == "flipped" else geometry.shown)
-        for geometry in _as_views(batch.geometry)
+        torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown) for crops in as_views(batch.crops)
     )
-    return views if isinstance(batch.geometry, tuple) else views[0]
+    return views if isinstance(batch.crops, tuple) else views[0]
 
 
 def _emptied(column: Any) -> Any:
@@ -503,8 +480,8 @@ def _payload(sample: Sample, part: str) -> memoryview:
     return sample.parts[part]
 
 
-def _stack(images: Any, samples: Sequence[Sample], stacking: Stacking) -> Any:
-    return images if isinstance(images, torch.Tensor) else stacking(_tensors(images, samples))
+def _join(images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
+    return images if isinstance(images, torch.Tensor) else padding.join(_tensors(images, samples))
 
 
 def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:

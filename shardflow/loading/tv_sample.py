@@ -14,8 +14,8 @@ import torch
 
 from shardflow._imports import import_large
 from shardflow.errors import ConfigError
+from shardflow.geometry.objects import BOXES, KEYPOINTS
 
-from .annotation_fields import BOXES, KEYPOINTS
 from .sampler import Batch
 
 VISIBILITY = "keypoint_visibility"

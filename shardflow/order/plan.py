@@ -22,38 +22,13 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 
 from . import keyed_rng
+from .sampler import EpochPlan, EpochSampler, Facts
+from .shuffle import MOST_LANES, MOST_WINDOW
 from .weights import ShardWeights, SystematicSample
 from .window_shuffle import I64, WindowShuffle
 
-MOST_LANES = 1 << 20
-"""Each lane takes memory, and a saved state may name any number."""
 
-MOST_WINDOW = 1 << 40
-"""So that the offsets of windows fit into 63 bits; a window larger than a lane is the whole lane."""
-
-WINDOW = 8192
-LANES_PER_RANK = 8
-"""Defaults for shards packed in class order (docs/performance.md).
-
-Several lanes mix from the first batch on. With a window of half the size, 30 shards per rank would be open in place of
-45, and the classes of a batch would vary half as much again beyond what a full shuffle gives.
-"""
-
-
-def default_lanes(world_size: int, shuffle: bool) -> int:
-    """Return the default number of lanes."""
-    return min(LANES_PER_RANK, MOST_LANES // world_size) * world_size if shuffle else 1
-
-
-def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
-    """Return the shards of a sequence, each once in the order of first need, and where each begins and ends in it."""
-    found, begins = np.unique(shards, return_index=True)
-    _, backwards = np.unique(shards[::-1], return_index=True)
-    order = np.argsort(begins)
-    return found[order], begins[order], len(shards) - backwards[order]
-
-
-class Plan:
+class Plan(EpochPlan):
     """The order of one epoch over the shards of one split.
 
     Args:
@@ -177,3 +152,26 @@ class Plan:
             inside = pairs == pair
             shuffled[inside] = start + permutation[offsets[inside] - start]
         return shuffled
+
+
+class ShuffledEpochs(EpochSampler):
+    """Epochs of all samples of a split, each once or as often as its weight says."""
+
+    def __init__(self, facts: Facts, weights: ShardWeights | None = None) -> None:
+        self.length = facts.samples if weights is None else weights.weights.length
+        self.identity = None if weights is None else {"weights": weights.weights.digest}
+        self._shard_samples, self._shuffle, self._weights = facts.shard_samples, facts.shuffle, weights
+
+    def plan(self, *, seed: int, epoch: int, lanes: int) -> EpochPlan:
+        """Return the order of an epoch."""
+        shuffle = self._shuffle
+        return Plan(
+            self._shard_samples,
+            seed=seed,
+            epoch=epoch,
+            lanes=lanes,
+            window=1 if shuffle is None else shuffle.window,
+            shuffle=shuffle is not None,
+            sticky=shuffle is not None and shuffle.sticky,
+            weights=self._weights,
+        )

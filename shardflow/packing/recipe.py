@@ -202,7 +202,7 @@ class Recipe:
                 "profile_unusable": not conversion.usable,
                 "turned": loaded_upright or orientation != 1,
             }
-            geometry = Geometry.of(stored, orientation, pixels.size, window)
+            geometry = Geometry(stored, orientation, pixels.size, window)
             if geometry.size != pixels.size:
                 pixels = pixels.crop(window)
             file = data if kept else encode(pixels, target, self.quality, self.subsampling)
@@ -243,7 +243,7 @@ class Recipe:
             image=image_array.to_bytes(pixels[top:bottom, left:right]),
             part=image_array.PART,
             pixels=PixelSums(),
-            geometry=Geometry.of(stored, found.orientation, upright, window),
+            geometry=Geometry(stored, found.orientation, upright, window),
             bytes_before=len(data),
             done=tuple(name for name, was in done.items() if was),
         )
@@ -274,7 +274,7 @@ class Recipe:
         )
         if isinstance(made, native.Problem):
             return None
-        geometry = Geometry.of(stored, orientation, upright, window)
+        geometry = Geometry(stored, orientation, upright, window)
         done = {
             "enlarged": resized > stored,
             "profile_unusable": not conversion.usable,

@@ -14,13 +14,15 @@ from shardflow.formats.annotations import mask_field
 from shardflow.formats.coordinates import Coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
 from shardflow.loading import augmented_sample
-from shardflow.loading.annotation_fields import BOXES, KEYPOINTS, AnnotationFields, CroppedBoxes
+from shardflow.loading.annotation_fields import AnnotationFields
 from shardflow.loading.augmented_sample import AugmentedSample
-from shardflow.loading.decoders import RandomResizedCropDecoder
+from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
+from shardflow.loading.facts import split_facts
 from shardflow.loading.loader import Loader
 from shardflow.loading.pipeline import PipelineSource
-from shardflow.loading.sampler import EpochOrder
+from shardflow.order.epochs import Epochs
 
 from .annotation_overlay import draw_arrays
 from .contact_sheet import SIDE, ContactSheet, Tile, sample_tiles
@@ -37,12 +39,12 @@ def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, se
     fields = [mask_field(mask) for mask in declared.masks] + [BOXES, *labels, KEYPOINTS]
     source = PipelineSource(
         split=dataset[split],
-        decoder=RandomResizedCropDecoder(SIDE),
+        decoder=RandomResizedCrop(SIDE),
         pixel_cache=None,
         annotations=AnnotationFields(fields, declared, CroppedBoxes(), MAX_PIXELS),
         transform=None,
     )
-    order = EpochOrder(dataset[split], seed=seed)
+    order = Epochs(split_facts(dataset[split], dataset.classes), seed=seed)
     visits = (order.visit(number, epoch, 1) for epoch in range(epochs))
     found = [augmented_sample.of_source(source, sample, visit) for visit in visits if visit is not None]
     subtitle = f"as packed, and cropped and flipped by a loader with seed {seed} in each epoch"
@@ -87,7 +89,7 @@ def _pictures(image: object) -> list[torch.Tensor]:
     found = f"{_dtype(image)} {list(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
     raise ConfigError(
         f"the loader turns a sample into {found}, which is not a picture: expected a tensor [3, H, W], [1, H, W] or "
-        "[views, 3, H, W]; for images that are decoded on a device, use RandomResizedCropDecoder in the preview"
+        "[views, 3, H, W]; for images that are decoded on a device, use decoders.RandomResizedCrop in the preview"
     )
 
 

@@ -16,8 +16,9 @@ from PIL import Image
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.order.plan import WINDOW, Plan, default_lanes
+from shardflow.order.plan import Plan
 from shardflow.order.schedule import Schedule
+from shardflow.order.shuffle import WINDOW, default_lanes
 from shardflow.order.window_shuffle import I64
 
 from .sample_reader import labels_of

@@ -191,9 +191,9 @@ def test_points_change_places_on_the_device(tmp_path: Path) -> None:
         keypoints=shardflow.annotations.Keypoints("json", "k", "xy", flip_pairs=((0, 1),))
     )
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    decoder = shardflow.decoders.AspectBucketDecoder([(16, 16)], random=False)
+    decoder, sampler = shardflow.decoders.Cover(random=False), shardflow.samplers.AspectBuckets([(16, 16)])
     fields = ("image", "flipped", "keypoints", "random_key")
-    loader = shardflow.Loader(url, batch_size=24, fields=fields, decoder=decoder, num_workers=0)
+    loader = shardflow.Loader(url, batch_size=24, fields=fields, decoder=decoder, sampler=sampler, num_workers=0)
     _, flipped, found = next(iter(shardflow.device.Prefetcher(loader, "cpu", [FLIP])))
     assert 0 < flipped.sum() < 24
     for is_flipped, points in zip(flipped.tolist(), found, strict=True):

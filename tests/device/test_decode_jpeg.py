@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 import shardflow
 from shardflow.device import prefetcher
 from shardflow.device.transforms import decode_jpeg
-from shardflow.device.transforms.decode_jpeg import STEP_BYTES, JpegBuffer
 from shardflow.errors import ConfigError, DecodeError
+from shardflow.loading.decoders.decoder import Payloads
+from shardflow.loading.decoders.raw import STEP_BYTES, EncodedImages
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
@@ -48,7 +50,8 @@ def test_crops_of_whole_images_are_the_decoders(crop: Any) -> None:
     keys = keyed_rng.fold_array(1, np.arange(12))
     whole, _, failures = shardflow.decoders.Image()(payloads, unknown(payloads), keys)
     assert not failures
-    ours = shardflow.device.DecodeJpeg(crop)._crop(list(whole), keys)
+    rows = EncodedImages(shardflow.decoders.Raw()(payloads, unknown(payloads), keys).images)
+    ours = shardflow.device.DecodeJpeg(crop)._crop(list(whole), rows)
     theirs = crop(payloads, unknown(payloads), keys).images
     difference = (ours.int() - theirs.int()).abs()
     assert difference.max() <= 2  # the kernel's decoding and torchvision's differ by a step, resizing by another
@@ -105,10 +108,12 @@ def picky(kind: type, refused: Sequence[bytes], *arguments: Any) -> Any:
     """Return a decoder of a kind that refuses some images, and has nothing to hand on in their place."""
 
     class Picky(kind):  # type: ignore[misc]
-        def __call__(self, payloads: Sequence[memoryview], *others: Any) -> Any:
-            failures = {index: DecodeError("no") for index, file in enumerate(payloads) if bytes(file) in refused}
-            kept = [memoryview(b"") if index in failures else file for index, file in enumerate(payloads)]
-            return super().__call__(kept, *others)._replace(failures=failures)
+        def decode(self, payloads: Payloads, crops: Any, out: Any) -> Any:
+            files = payloads.files
+            failures = {index: DecodeError("no") for index, file in enumerate(files) if bytes(file) in refused}
+            kept = [memoryview(b"") if index in failures else file for index, file in enumerate(files)]
+            super().decode(dataclasses.replace(payloads, files=kept), crops, out)
+            return failures
 
     return Picky(*arguments)
 
@@ -143,9 +148,9 @@ def test_part_of_a_batch_is_an_error() -> None:
     files = [memoryview(jpeg(number)) for number in range(8)]
     rows = shardflow.decoders.Raw()(files, unknown(files), np.zeros(8, np.uint64)).images
     places = rows.clone()
-    places.view(-1)[8:24].view(torch.int64)[:] = torch.tensor([200, 1 << 40])
+    places.view(-1)[32:48].view(torch.int64)[:] = torch.tensor([200, 1 << 40])
     for other in (rows[:4], rows[4:], torch.zeros_like(rows), places):
-        with pytest.raises(ConfigError, match="all of the batches of an EncodedDecoder"):
+        with pytest.raises(ConfigError, match=r"all of the batches of decoders\.Raw"):
             shardflow.device.DecodeJpeg()(other, torch.device("cpu"))
 
 
@@ -153,9 +158,9 @@ def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatc
     """Time that training waits for `DecodeJpeg` counts as copying, not as waiting for data."""
 
     class Slow(shardflow.decoders.CenterCrop):
-        def __call__(self, *given: Any) -> Any:
+        def plan(self, *given: Any) -> Any:
             time.sleep(0.02)
-            return super().__call__(*given)
+            return super().plan(*given)
 
     monkeypatch.setattr(prefetcher, "copy_stream_for", lambda _: DelayedCopyStream())
     loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.decoders.Raw())
@@ -272,10 +277,10 @@ def test_files_travel_unchanged() -> None:
     """Files of any length are the same after their way through a buffer."""
     files = [b"a", b"", b"b" * 20_000, bytes(range(256))]
     payloads = [memoryview(file) for file in files]
-    rows, geometry, failures = shardflow.decoders.Raw()(payloads, unknown(files), np.zeros(4, np.uint64))
+    rows, crops, failures = shardflow.decoders.Raw()(payloads, unknown(files), np.zeros(4, np.uint64))
     assert not failures
-    assert geometry is None
-    assert [bytes(JpegBuffer(rows).file(index).numpy()) for index in range(4)] == files
+    assert crops is None
+    assert [bytes(EncodedImages(rows).file(index).numpy()) for index in range(4)] == files
 
 
 def test_an_empty_batch_passes() -> None:
@@ -287,7 +292,7 @@ def test_an_empty_batch_passes() -> None:
 def test_wrong_use_is_an_error(dataset: Path) -> None:
     """Pixels instead of encoded images, a place after other transforms, and other crops are errors."""
     pixels = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS)
-    with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=EncodedDecoder\(\)"):
+    with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=decoders.Raw\(\)"):
         next(iter(shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.DecodeJpeg()])))
     with pytest.raises(ConfigError, match="must be the first"):
         shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.Normalize(), shardflow.device.DecodeJpeg()])

@@ -21,8 +21,7 @@ from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.diagnostics.loader_probe import LoaderProbe, Measurement
 from shardflow.diagnostics.stage_times import STAGES, stage_cpu_ms
 from shardflow.errors import ConfigError, DeadlineError
-from shardflow.loading.decoders import Decoded
-from shardflow.loading.geometry import Geometry
+from shardflow.geometry.crops import Crops
 from tests.helpers.folders import encoded
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
@@ -71,22 +70,24 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
     assert measured()["augment"] == 0
 
 
-class CountingGeometry(Geometry):
+class CountingCrops(Crops):
     """A crop whose clock ticks with each mask that follows it."""
 
     ticks = 0
 
     def crop_mask(self, index: int, mask: Any) -> Any:
         """Return the crop of a mask."""
-        CountingGeometry.ticks += 1
+        CountingCrops.ticks += 1
         return super().crop_mask(index, mask)
 
 
-def count_masks(payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:
-    """Decode crops whose geometry counts."""
-    images, geometry, failures = shardflow.decoders.RandomResizedCrop(16)(payloads, sizes, keys, empty)
-    values = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(Geometry)}
-    return Decoded(images, CountingGeometry(**values), failures)
+class CountMasks(shardflow.decoders.RandomResizedCrop):
+    """Crops that count the masks that follow them."""
+
+    def plan(self, *arguments: Any) -> CountingCrops:
+        """Return such crops."""
+        crops = super().plan(*arguments)
+        return CountingCrops(**{field.name: getattr(crops, field.name) for field in dataclasses.fields(Crops)})
 
 
 def test_every_stage_is_timed(tmp_path: Path) -> None:
@@ -96,12 +97,14 @@ def test_every_stage_is_timed(tmp_path: Path) -> None:
     url = write_dataset(
         tmp_path / "set", {"train": [samples]}, annotations=shardflow.annotations.Annotations(masks=("mask.png",))
     )
-    fullest = loader(url, num_workers=0, transform=lambda sample: sample, decoder=count_masks, fields=("image", "mask"))
+    fullest = loader(
+        url, num_workers=0, transform=lambda sample: sample, decoder=CountMasks(16), fields=("image", "mask")
+    )
     _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
     assert {*STAGES} <= {*COLOURS}
     next(iter(fullest))
-    ticks = stage_cpu_ms(fullest, 0.1, clock=lambda: float(CountingGeometry.ticks))
+    ticks = stage_cpu_ms(fullest, 0.1, clock=lambda: float(CountingCrops.ticks))
     assert ticks == dict.fromkeys(STAGES, 0.0) | {"annotate": 1000.0}  # a mask per image
 
 

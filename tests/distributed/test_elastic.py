@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
+from shardflow.loading.sampler import EpochStart, PlanSampler, WorkerControl
+from shardflow.order.epochs import Epochs
 from shardflow.order.schedule import TAILS, Schedule
-from tests.helpers.loading import unread_split
+from shardflow.order.shuffle import Shuffle
+from tests.helpers.loading import epochs_of, unread_split
 from tests.helpers.making import make_dataset
 
 orders = st.fixed_dictionaries(
@@ -30,19 +32,19 @@ topologies = st.tuples(st.integers(1, 6), st.integers(1, 9))
 """World size and batch size."""
 
 
-def make_order(sizes: list[int], **options: Any) -> EpochOrder:
+def make_order(sizes: list[int], **options: Any) -> Epochs:
     """The order over a split of shards that nothing reads."""
-    return EpochOrder(unread_split(sizes), **options)
+    return epochs_of(unread_split(sizes), **options)
 
 
 def global_batches(
-    order: EpochOrder, start: EpochStart, world_size: int, batch_size: int, tail: str
+    order: Epochs, start: EpochStart, world_size: int, batch_size: int, tail: str
 ) -> Iterator[list[tuple[int, int]]]:
     """The valid samples, as (shard, record), that all ranks together take in each step from `start` on."""
     ranks = []
     for rank in range(world_size):
         schedule = Schedule(length=order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
-        ranks.append(PlanSampler(order, schedule, WorkerControl(0)))
+        ranks.append(PlanSampler(unread_split([]), order, schedule, WorkerControl(0)))
     for step in range(schedule.steps(start.position)):
         batches = [source.batch(start, step) for source in ranks]
         yield [

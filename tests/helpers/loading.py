@@ -14,6 +14,8 @@ from typing import Any
 
 from shardflow.dataset.dataset import Split
 from shardflow.formats.shard import Shard
+from shardflow.loading.facts import split_facts
+from shardflow.order.epochs import Epochs
 from shardflow.storage.local import LocalStorage
 
 PROJECT = Path(__file__).parents[2]
@@ -31,6 +33,13 @@ def unread_split(sizes: list[int]) -> Split:
         for number, size in enumerate(sizes)
     )
     return Split(LocalStorage(Path()), "train", tuple(shards))
+
+
+def epochs_of(
+    split: Split, *, seed: int = 0, samples_per_epoch: int | None = None, sampler: Any = None, **facts: Any
+) -> Epochs:
+    """Return the epochs of a split without labels, as a loader has them; `facts` are its arguments."""
+    return Epochs(split_facts(split, None, **facts), sampler, seed=seed, samples_per_epoch=samples_per_epoch)
 
 
 def until(condition: Callable[[], bool], seconds: float = 10) -> bool:

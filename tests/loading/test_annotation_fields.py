@@ -23,9 +23,8 @@ import shardflow
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
+from shardflow.geometry.crops import Crops
 from shardflow.loading.annotation_fields import AnnotationFields
-from shardflow.loading.decoders import Decoded
-from shardflow.loading.geometry import Geometry
 from tests.helpers import making
 from tests.helpers.making import jpeg, write_dataset
 from tests.helpers.masks import centres, resize_mask
@@ -112,34 +111,34 @@ rectangle = st.tuples(corner, corner, corner, corner)
 
 
 @st.composite
-def geometries(draw: st.DrawFn) -> Geometry:
-    """Draw any box of any image, resized to any size, with any window of it, mirrored or not."""
+def any_crops(draw: st.DrawFn) -> Crops:
+    """Draw any box of any image, resized to any size, with any part of it, mirrored or not."""
     source, resized = draw(sizes), draw(sizes)
     left, top = (draw(st.integers(0, side - 1)) for side in source)
     box = [left, top, draw(st.integers(1, source[0] - left)), draw(st.integers(1, source[1] - top))]
     window = [draw(st.integers(0, side - 1)) for side in resized]
     size = [draw(st.integers(1, side - start)) for side, start in zip(resized, window, strict=True)]
-    rows = [np.array([row], dtype=np.int32) for row in (source, box, resized, window)]
-    flip = np.array([draw(st.booleans())])
-    return Geometry(source=rows[0], box=rows[1], resized=rows[2], window=rows[3], flip=flip, size=(size[0], size[1]))
+    return Crops.of(
+        [source], box=[box], resized=resized, offset=window, flip=[draw(st.booleans())], size=(size[0], size[1])
+    )
 
 
-def reference(geometry: Geometry, index: int, value: Any) -> Any:
+def reference(crops: Crops, index: int, value: Any) -> Any:
     """Return a tv_tensor as torchvision's functionals crop, resize, crop and flip it."""
-    x, y, width, height = geometry.box[index].tolist()
-    to_width, to_height = geometry.resized[index].tolist()
-    left, top = geometry.window[index].tolist()
+    x, y, width, height = crops.box[index].tolist()
+    to_width, to_height = crops.resized[index].tolist()
+    left, top = crops.offset[index].tolist()
     if isinstance(value, tv_tensors.Mask):
         cropped = _plain(value)[..., y : y + height, x : x + width]
         resized = tv_tensors.Mask(resize_mask(cropped, to_height, to_width))
     else:
         resized = F.resized_crop(value, y, x, height, width, size=[to_height, to_width])
-    window_width, window_height = geometry.windows[index].tolist()
+    window_width, window_height = crops.extents[index].tolist()
     window = F.crop(resized, top, left, window_height, window_width)
-    if geometry.flip[index] and isinstance(value, tv_tensors.KeyPoints):
+    if crops.flip[index] and isinstance(value, tv_tensors.KeyPoints):
         # torchvision flips boxes at the middle of the image, and keypoints half a pixel beside it, at W - 1 - x.
         return torch.tensor([window_width, 0]) + _plain(window) * torch.tensor([-1, 1])
-    return F.horizontal_flip(window) if geometry.flip[index] else window
+    return F.horizontal_flip(window) if crops.flip[index] else window
 
 
 @settings(max_examples=300)
@@ -147,12 +146,8 @@ def reference(geometry: Geometry, index: int, value: Any) -> Any:
 def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
     """A resized mask is that of NEAREST_EXACT, which rounds a centre between two pixels either way."""
     mask = np.arange(source, dtype=np.float32)[None]
-    whole = np.array([[0, 0, source, 1]], dtype=np.int32)
-    sides, start = np.array([[size, 1]], dtype=np.int32), np.zeros((1, 2), dtype=np.int32)
-    geometry = Geometry(
-        source=whole[:, 2:], box=whole, resized=sides, window=start, flip=np.array([False]), size=(size, 1)
-    )
-    found = geometry.crop_mask(0, mask)[0]
+    crops = Crops.of([(source, 1)], resized=(size, 1), size=(size, 1))
+    found = crops.crop_mask(0, mask)[0]
     theirs = F.resize(torch.from_numpy(mask)[None], [1, size], interpolation=v2.InterpolationMode.NEAREST_EXACT)[0, 0]
     for one, other, centre in zip(found.tolist(), theirs.tolist(), centres(source, size), strict=True):
         assert one == math.floor(centre)
@@ -161,32 +156,30 @@ def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
 
 @with_keypoints
 @settings(max_examples=150)
-@given(geometries(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
+@given(any_crops(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
 def test_annotations_equal_torchvisions_functionals(
-    geometry: Geometry, rectangles: list[tuple[float, ...]], mode: str
+    crops: Crops, rectangles: list[tuple[float, ...]], mode: str
 ) -> None:
     """Masks are exactly those of torchvision, boxes and keypoints to 1e-4, for any crop, size, flip and mask."""
-    width, height = geometry.source[0].tolist()
+    width, height = crops.source[0].tolist()
     boxes = [[min(a, c), min(b, d), max(a, c), max(b, d)] for a, b, c, d in rectangles]
     values = mask(width, height).astype(np.uint16) * 257 if mode == "I;16" else mask(width, height)
     parts = {MASK: png(values, None if mode == "I;16" else mode), "json": annotations(boxes)}
     fields = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes(min_visibility=None), 10**6)
     some = Sample({part: memoryview(data) for part, data in parts.items()}, (width, height), 0, 0, "", "")
-    found = fields.read(some, geometry, 0)
-    objects = fields.move([found], geometry)
+    found = fields.read(some, crops, 0)
+    objects = fields.move([found], crops)
 
     whole = torch.from_numpy(np.array(Image.open(io.BytesIO(parts[MASK]))).astype(np.int32))
     whole = whole.permute(2, 0, 1) if whole.dim() == 3 else whole[None]
-    assert torch.equal(
-        found.masks["mask"], reference(geometry, 0, tv_tensors.Mask(whole)).to(found.masks["mask"].dtype)
-    )
+    assert torch.equal(found.masks["mask"], reference(crops, 0, tv_tensors.Mask(whole)).to(found.masks["mask"].dtype))
     assert found.masks["mask"].dtype == (torch.int32 if mode == "I;16" else torch.uint8)
     canvas = {"canvas_size": (height, width)}
     corners = tv_tensors.BoundingBoxes(torch.tensor(boxes).view(-1, 4), format="XYXY", **canvas)  # type: ignore[call-overload]
-    torch.testing.assert_close(objects["boxes"][0], _plain(reference(geometry, 0, corners)), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(objects["boxes"][0], _plain(reference(crops, 0, corners)), atol=1e-4, rtol=1e-5)
     points = tv_tensors.KeyPoints(torch.tensor(boxes).view(-1, 2, 2), **canvas)  # type: ignore[call-overload]
     moved = objects["keypoints"][0][..., :2] if boxes else torch.zeros(0, 2, 2)
-    torch.testing.assert_close(moved, _plain(reference(geometry, 0, points)), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(moved, _plain(reference(crops, 0, points)), atol=1e-4, rtol=1e-5)
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:
@@ -196,7 +189,7 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 DECODERS = [
     CROP,
     shardflow.decoders.CenterCrop(20, resize=25),
-    shardflow.decoders.AspectBucketDecoder([(20, 24), (24, 20)]),
+    shardflow.decoders.Cover(),
     shardflow.decoders.Image(),
 ]
 
@@ -208,21 +201,21 @@ def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -
     """Masks, boxes and keypoints of a batch are those of torchvision, given the crops of the images' decoder."""
     size = v2.Resize((16, 16), interpolation=v2.InterpolationMode.NEAREST)
     transform = size if isinstance(decoder, shardflow.decoders.Image) else None
-    some = loader(dataset, "random_key", "index", *FIELDS, decoder=decoder, transform=transform)
+    buckets = shardflow.samplers.AspectBuckets([(20, 24), (24, 20)])
+    is_bucketed = isinstance(decoder, shardflow.decoders.Cover)
+    options = {"decoder": decoder, "transform": transform, "sampler": buckets if is_bucketed else None}
+    some = loader(dataset, "random_key", "index", *FIELDS, **options)
     for _, keys, numbers, masks, boxes, *_ in some:
         for key, number, found, found_boxes in zip(keys, numbers.tolist(), masks, boxes, strict=True):
             parts = sample(number)[1]
             image = Image.open(io.BytesIO(parts["jpg"]))
             sizes = np.array([image.size])
-            geometry = Geometry.identity(sizes)
-            if not isinstance(decoder, shardflow.decoders.Image):
-                is_bucketed = isinstance(decoder, shardflow.decoders.AspectBucketDecoder)
-                own = decoder.in_bucket(int(decoder.buckets(sizes)[0])) if is_bucketed else decoder
-                geometry = own.geometry(sizes, key.view(1).numpy().view(np.uint64))
-            expected = reference(geometry, 0, tv_tensors.Mask(torch.from_numpy(mask(*image.size))[None]))
+            shape = buckets.shapes[buckets.buckets(sizes)[0]] if is_bucketed else None
+            crops = decoder.plan(0, shape, sizes, key.view(1).numpy().view(np.uint64))
+            expected = reference(crops, 0, tv_tensors.Mask(torch.from_numpy(mask(*image.size))[None]))
             corners = torch.tensor(json.loads(parts["json"])["boxes"], dtype=torch.float32).view(-1, 4)
             right = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=image.size[::-1])  # type: ignore[call-overload]
-            right = reference(geometry, 0, right)
+            right = reference(crops, 0, right)
             if transform is not None:
                 expected, right = transform(expected), transform(right)
             assert torch.equal(found, _plain(expected))
@@ -268,7 +261,7 @@ def test_boxes_stay_with_enough_of_their_area(tmp_path: Path, least: float | Non
     parts = {"jpg": jpeg(1, 40, 20), "json": annotations(BOXES)}
     url = write_dataset(tmp_path / "set", {"train": [[("one", parts)]]}, annotations=DECLARED)
     left = shardflow.decoders.CenterCrop(20, resize=20)
-    left.geometry = _left_half  # type: ignore[method-assign]
+    left.plan = _left_half  # type: ignore[method-assign]
     rule = shardflow.annotations.CroppedBoxes(min_visibility=least)
     options = {"decoder": left, "batch_size": 1}
     (_, boxes, labels, keypoints), *_ = loader(url, rule, "box_labels", "keypoints", **options)
@@ -333,16 +326,14 @@ def test_points_of_the_sample_stay_whatever_boxes_do(tmp_path: Path) -> None:
     samples = [("0", {"jpg": jpeg(0, 40, 20), "json": content})]
     root = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
     left = shardflow.decoders.CenterCrop(20, resize=20)
-    left.geometry = _left_half  # type: ignore[method-assign]
+    left.plan = _left_half  # type: ignore[method-assign]
     ((_, (boxes,), (points,)),) = loader(root, "boxes", "keypoints", batch_size=1, decoder=left)
     assert len(boxes) == 1
     assert points.tolist() == [[2, 2], [35, 5], [36, 6]]
 
 
-def _left_half(sizes: Any, keys: Any) -> Geometry:  # noqa: ARG001 - as a decoder calls it
-    geometry = Geometry.identity(sizes)
-    geometry.box[:, 2] = geometry.resized[:, 0] = 20
-    return Geometry(**{name: getattr(geometry, name) for name in Geometry.__slots__} | {"size": (20, 20)})
+def _left_half(epoch: int, shape: Any, sizes: Any, keys: Any) -> Crops:  # noqa: ARG001 - as a decoder's plan is called
+    return Crops.of(sizes, box=[(0, 0, 20, height) for _, height in sizes], resized=(20, 20), size=(20, 20))
 
 
 @pytest.mark.parametrize("per_box", [True, False])
@@ -357,8 +348,8 @@ def test_left_and_right_points_change_places(tmp_path: Path, per_box: bool, shap
     keypoints = Keypoints("json", "k[]" if per_box else "k", shape, flip_pairs=((2, 1), (0, 3)))
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy") if per_box else None, keypoints=keypoints)
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    decoder = shardflow.decoders.AspectBucketDecoder([(20, 40)], random=False)
-    some = loader(url, "flipped", "keypoints", "key", decoder=decoder, batch_size=17, seed=2)
+    decoder, sampler = shardflow.decoders.Cover(random=False), shardflow.samplers.AspectBuckets([(20, 40)])
+    some = loader(url, "flipped", "keypoints", "key", decoder=decoder, sampler=sampler, batch_size=17, seed=2)
     ((_, flipped, found, keys),) = some
     assert 0 < flipped.sum() < 16
     absent = [0, 0, 0] if shape == "xyv" else [40, 0]  # without a visibility it is a point like any other
@@ -490,13 +481,19 @@ def test_fields_that_cannot_be(dataset: Path, tmp_path: Path) -> None:
         shardflow.Loader(dataset, batch_size=6, fields=("mask", "boxes"))
     with pytest.raises(ConfigError, match="min_visibility must be 0 … 1, found 25"):
         shardflow.annotations.CroppedBoxes(min_visibility=25)
-    silent = loader(dataset, "mask", decoder=_decode_silently)
+    silent = loader(dataset, "mask", decoder=_Silent())
     with pytest.raises(ConfigError, match="does not say how it crops"):
         next(iter(silent))
 
 
-def _decode_silently(payloads: Any, *_: Any) -> Decoded:
-    return Decoded(torch.zeros(len(payloads), 3, 8, 8), None, {})
+class _Silent(shardflow.decoders.Decoder):
+    """A decoder that does not say how it crops."""
+
+    def decode(self, payloads: Any, crops: Any, out: Any) -> Any:
+        """Make black images."""
+        assert crops is None
+        out[:] = torch.zeros(len(payloads), 3, 8, 8)
+        return {}
 
 
 def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def turn(sample: dict[str, Any]) -> dict[str, Any]:
     return turned
 
 
-BUCKETS = shardflow.decoders.AspectBucketDecoder([(24, 24), (20, 32), (32, 20)])
+Weighted = shardflow.samplers.Weighted
+BUCKETS = shardflow.samplers.AspectBuckets([(24, 24), (20, 32), (32, 20)])
 VIEWS = shardflow.decoders.MultiView([GROWING, shardflow.decoders.CenterCrop(16)])
 
 
@@ -93,13 +94,20 @@ def is_row(made: augmented_sample.AugmentedSample, row: list[torch.Tensor]) -> b
     [
         (PLAIN, {"decoder": GROWING, "transform": jitter}),
         (ANNOTATED, {"decoder": GROWING, "transform": turn}),
-        (ANNOTATED, {"decoder": BUCKETS}),
-        (ANNOTATED, {"decoder": BUCKETS, "transform": turn, "tail": "pad", "num_workers": 2}),
+        (ANNOTATED, {"sampler": BUCKETS}),
+        (ANNOTATED, {"sampler": BUCKETS, "transform": turn, "tail": "pad", "num_workers": 2}),
         (ANNOTATED, {"decoder": shardflow.decoders.CenterCrop(24), "shuffle": False}),
         (ANNOTATED, {"decoder": shardflow.decoders.Image(stack=False), "transform": turn}),
         (PLAIN, {"decoder": shardflow.decoders.Image(pad_to_multiple_of=32)}),
         (PLAIN, {"decoder": VIEWS, "transform": [jitter, None]}),
-        (PLAIN, {"decoder": GROWING, "weights": [0.4, 1.3] * (COUNT // 2), "transform": jitter}),
+        (
+            PLAIN,
+            {
+                "decoder": GROWING,
+                "sampler": shardflow.samplers.Weighted([0.4, 1.3] * (COUNT // 2)),
+                "transform": jitter,
+            },
+        ),
     ],
 )
 def test_it_is_what_a_batch_has(url: Path, fields: tuple[str, ...], options: dict[str, Any]) -> None:

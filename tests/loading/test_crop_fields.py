@@ -13,13 +13,12 @@ from PIL import Image
 
 import shardflow
 from shardflow.errors import ConfigError
-from shardflow.loading.decoders import Decoded
 from tests.helpers.making import write_dataset
 
 FIELDS = ("image", "flipped", "crop", "index")
 COUNT, SLACK = 24, 3.0
 CROP = shardflow.decoders.RandomResizedCrop(24, scale=(0.2, 1))
-BUCKETS = shardflow.decoders.AspectBucketDecoder([(24, 24), (16, 32)])
+BUCKETS = shardflow.samplers.AspectBuckets([(24, 24), (16, 32)])
 
 
 def slope(number: int) -> Image.Image:
@@ -85,7 +84,7 @@ def half_turn(image: torch.Tensor) -> torch.Tensor:
         (shardflow.decoders.RandomResizedCrop({0: 20, 1: 40}), {}),
         (shardflow.decoders.CenterCrop(24), {"shuffle": False}),
         (shardflow.decoders.CenterCrop(30, resize=50), {"shuffle": False}),
-        (BUCKETS, {}),
+        (None, {"sampler": BUCKETS}),
         (shardflow.decoders.Image(stack=False), {}),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else type(value).__name__,
@@ -96,7 +95,7 @@ def test_crops_of_stored_images_are_what_a_batch_has(url: Path, decoder: Any, op
     for batch in batches:
         check(*batch)
     flips = torch.cat([flipped for _, flipped, *_ in batches])
-    assert (0 < flips.sum() < len(flips)) == (getattr(decoder, "hflip", 0) > 0)
+    assert (0 < flips.sum() < len(flips)) == (getattr(decoder, "hflip", 0) > 0 or "sampler" in options)
 
 
 def test_whole_images_are_their_own_crops(url: Path) -> None:
@@ -158,10 +157,16 @@ def test_where_they_are_not_known(url: Path) -> None:
     """Without the image, or from a decoder that does not say how it crops, they are refused with a remedy."""
     with pytest.raises(ConfigError, match="add 'image'"):
         load(url, CROP, fields=("flipped", "label"))
-    for decoder in (shardflow.decoders.Raw(), _decode_silently):
-        with pytest.raises(ConfigError, match=r"'crop'.*Geometry"):
+    for decoder in (shardflow.decoders.Raw(), _Silent()):
+        with pytest.raises(ConfigError, match=r"'crop'.*Crops"):
             load(url, decoder, fields=("image", "crop"))
 
 
-def _decode_silently(payloads: Any, *_: Any) -> Decoded:
-    return Decoded(torch.zeros(len(payloads), 3, 8, 8, dtype=torch.uint8), None, {})
+class _Silent(shardflow.decoders.Decoder):
+    """A decoder that does not say how it crops."""
+
+    def decode(self, payloads: Any, crops: Any, out: Any) -> Any:
+        """Make black images."""
+        assert crops is None
+        out[:] = torch.zeros(len(payloads), 3, 8, 8, dtype=torch.uint8)
+        return {}

@@ -17,8 +17,8 @@ import shardflow
 from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.formats.image_types import image_size
-from shardflow.loading import decoders
-from shardflow.loading.crop_sampling import random_resized_crops
+from shardflow.geometry.random_boxes import random_resized_crops
+from shardflow.loading.decoders import pixels as decoding
 from shardflow.order import keyed_rng
 from tests.helpers.device import kolmogorov_smirnov
 from tests.helpers.kernel import without_kernel
@@ -57,13 +57,13 @@ def decoded(payload: memoryview) -> torch.Tensor:
 def test_random_resized_crop_equals_torchvisions(size: int) -> None:
     """A crop equals torchvision's decode, antialiased resized_crop and flip, within one step of 255."""
     some = payloads(12)
-    images, geometry, failures = shardflow.decoders.RandomResizedCrop(size)(some, unknown(12), keys(12))
+    images, crops, failures = shardflow.decoders.RandomResizedCrop(size)(some, unknown(12), keys(12))
     assert not failures
     sizes = np.full((12, 2), (90, 70))
     boxes, flip = random_resized_crops(sizes, keys(12), (0.08, 1.0), (3 / 4, 4 / 3))
     assert 0 < (flip < 0.5).sum() < 12
-    assert (geometry.box == boxes).all()
-    assert (geometry.flip == (flip < 0.5)).all()
+    assert (crops.box == boxes).all()
+    assert (crops.flip == (flip < 0.5)).all()
     for image, payload, (x, y, w, h), flipped in zip(images, some, boxes.tolist(), flip < 0.5, strict=True):
         expected = functional.resized_crop(decoded(payload), y, x, h, w, [size, size], antialias=True)
         expected = functional.horizontal_flip(expected) if flipped else expected
@@ -83,14 +83,14 @@ def test_center_crop_equals_torchvisions(width: int, height: int, size: int, res
 
 
 def test_whole_images_are_torchvisions() -> None:
-    """ImageDecoder returns each image as torchvision decodes it, in its own size."""
+    """decoders.Image returns each image as torchvision decodes it, in its own size."""
     some = [*payloads(2), *payloads(1, 33, 21)]
-    images, geometry, failures = shardflow.decoders.Image()(some, unknown(3), keys(3))
+    images, crops, failures = shardflow.decoders.Image()(some, unknown(3), keys(3))
     assert not failures
-    assert geometry is not None
-    assert (geometry.source == [image.shape[:0:-1] for image in images]).all()
-    assert (geometry.box == np.concatenate([0 * geometry.source, geometry.source], axis=1)).all()
-    assert (geometry.windows == geometry.source).all()
+    assert crops is not None
+    assert (crops.source == [image.shape[:0:-1] for image in images]).all()
+    assert (crops.box == np.concatenate([0 * crops.source, crops.source], axis=1)).all()
+    assert (crops.extents == crops.source).all()
     assert all(torch.equal(image, decoded(payload)) for image, payload in zip(images, some, strict=True))
 
 
@@ -160,7 +160,7 @@ def test_a_bad_image_is_its_own_failure(decoder: shardflow.decoders.RandomResize
 def test_a_wrong_size_in_the_index_changes_nothing(
     decoder: shardflow.decoders.RandomResizedCrop, wrong: tuple[int, int]
 ) -> None:
-    """Pixels and geometry follow from the image itself, whatever size the index says it has."""
+    """Pixels and crops follow from the image itself, whatever size the index says it has."""
     picture = Image.open(io.BytesIO(jpeg(3, 90, 70)))
     some = [*payloads(4), encoded(picture, "PNG"), encoded(picture, "WEBP", lossless=True)]
     right = np.full((6, 2), (90, 70))
@@ -169,15 +169,15 @@ def test_a_wrong_size_in_the_index_changes_nothing(
         found = decoder(some, sizes, keys(6))
         assert not found.failures
         assert torch.equal(found.images, expected.images)
-        for name in ("box", "resized", "window", "flip"):
-            assert (getattr(found.geometry, name) == getattr(expected.geometry, name)).all()
+        for name in ("box", "resized", "offset", "flip"):
+            assert (getattr(found.crops, name) == getattr(expected.crops, name)).all()
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernel")
 def test_known_sizes_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers are read in Python for images alone whose size the index does not have."""
     parsed: list[memoryview] = []
-    monkeypatch.setattr(decoders, "image_size", lambda payload: parsed.append(payload) or image_size(payload))
+    monkeypatch.setattr(decoding, "image_size", lambda payload: parsed.append(payload) or image_size(payload))
     some, sizes = payloads(4), np.full((4, 2), (90, 70))
     sizes[2] = 0
     shardflow.decoders.RandomResizedCrop(16)(some, sizes, keys(4))
@@ -187,7 +187,7 @@ def test_known_sizes_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "decoder", [shardflow.decoders.RandomResizedCrop(64, scale=(0.3, 1)), shardflow.decoders.CenterCrop(64)]
 )
-def test_points_follow_the_geometry(decoder: shardflow.decoders.RandomResizedCrop) -> None:
+def test_points_follow_the_crops(decoder: shardflow.decoders.RandomResizedCrop) -> None:
     """A bright spot of an image lies where the documented steps put it."""
     count, spot, width, height = 16, 12, 180, 140
     keyed, files, places = keys(count), [], []
@@ -197,14 +197,14 @@ def test_points_follow_the_geometry(decoder: shardflow.decoders.RandomResizedCro
         pixels[y : y + spot, x : x + spot] = 255
         files.append(encoded(Image.fromarray(pixels), quality=95))
         places.append((x + spot / 2, y + spot / 2))
-    images, geometry, _ = decoder(files, np.full((count, 2), (width, height)), keyed)
-    assert geometry.size == (64, 64)
+    images, crops, _ = decoder(files, np.full((count, 2), (width, height)), keyed)
+    assert crops.size == (64, 64)
     seen = 0
     for index, (x, y) in enumerate(places):
-        (left, top, box_width, box_height), resized = geometry.box[index].tolist(), geometry.resized[index].tolist()
-        x = (x - left) * resized[0] / box_width - geometry.window[index, 0]
-        y = (y - top) * resized[1] / box_height - geometry.window[index, 1]
-        x = geometry.size[0] - x if geometry.flip[index] else x
+        (left, top, box_width, box_height), resized = crops.box[index].tolist(), crops.resized[index].tolist()
+        x = (x - left) * resized[0] / box_width - crops.offset[index, 0]
+        y = (y - top) * resized[1] / box_height - crops.offset[index, 1]
+        x = crops.size[0] - x if crops.flip[index] else x
         if not (8 < x < 56 and 8 < y < 56):
             continue
         bright, centres = images[index, 0].float(), torch.arange(64) + 0.5
@@ -273,8 +273,15 @@ def test_wrong_arguments_are_named(make: type, message: str) -> None:
 def test_the_size_of_an_epoch_is_the_last_that_was_named() -> None:
     """A size counts from the epoch that names it until the next one; the crops are those of a decoder of that size."""
     decoder = shardflow.decoders.RandomResizedCrop({0: 8, 3: 12, 7: 10})
-    assert [decoder.at_epoch(epoch).size for epoch in (0, 2, 3, 6, 7, 100)] == [8, 8, 12, 12, 10, 10]
-    assert repr(decoder).startswith("RandomResizedCropDecoder(size={0: 8, 3: 12, 7: 10}, scale=(0.08, 1.0)")
+    assert [decoder.plan(epoch, None, unknown(1), keys(1)).size[0] for epoch in (0, 2, 3, 6, 7, 100)] == [
+        8,
+        8,
+        12,
+        12,
+        10,
+        10,
+    ]
+    assert repr(decoder).startswith("RandomResizedCrop(size={0: 8, 3: 12, 7: 10}, scale=(0.08, 1.0)")
     for wrong, message in (({3: 8}, "must begin with epoch 0"), ({0: 0}, "size must be 1"), ({-1: 8}, "epoch must be")):
         with pytest.raises(ConfigError, match=message):
             shardflow.decoders.RandomResizedCrop(wrong)
@@ -284,9 +291,9 @@ def test_the_size_of_an_epoch_is_the_last_that_was_named() -> None:
 def without_torchvision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torchvision without its JPEG decoder, as it will be."""
     monkeypatch.delattr("torchvision.io.decode_jpeg")
-    decoders.jpeg_decoder.cache_clear()
+    decoding.jpeg_decoder.cache_clear()
     yield
-    decoders.jpeg_decoder.cache_clear()
+    decoding.jpeg_decoder.cache_clear()
 
 
 TURNED = Image.Exif()
@@ -299,7 +306,7 @@ def test_pixels_stay_when_torchvision_decodes_no_longer(monkeypatch: pytest.Monk
     """In the place of torchvision, torchcodec or else Pillow decodes to the same pixels, turned as EXIF says."""
     if not has_torchcodec:
         monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
-    assert (decoders.jpeg_decoder() is not None) == has_torchcodec
+    assert (decoding.jpeg_decoder() is not None) == has_torchcodec
     rng = np.random.default_rng(1)
     for mode in ("RGB", "L"):
         for options in ({}, {"progressive": True}, {"subsampling": 0}, {"exif": TURNED}):
@@ -308,14 +315,14 @@ def test_pixels_stay_when_torchvision_decodes_no_longer(monkeypatch: pytest.Monk
             expected = torch.ops.image.decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), 3, False)
             if "exif" in options:
                 expected = expected.rot90(-1, (1, 2))
-            assert torch.equal(decoders._decode(payload, 10**6), expected)
+            assert torch.equal(decoding.decode_image(payload, 10**6), expected)
 
 
 def test_the_fallback_warns_of_nothing() -> None:
     """Where warnings are errors, the JPEG decoder decodes all the same."""
     code = """
 import warnings; warnings.simplefilter("error")
-import io, torch; from PIL import Image; from shardflow.loading.decoders import jpeg_decoder
+import io, torch; from PIL import Image; from shardflow.loading.decoders.pixels import jpeg_decoder
 Image.new("RGB", (9, 7)).save(file := io.BytesIO(), "JPEG")
 assert jpeg_decoder()(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)).shape == (3, 7, 9)
 """

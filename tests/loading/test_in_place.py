@@ -159,8 +159,8 @@ def test_crops(indexed: Path, packed: dict[str, npt.NDArray[np.uint8]]) -> None:
             expected = decoder([whole], np.array([[width, height]]), keys)
             if found.failures or not all(map(torch.equal, _views(found.images), _views(expected.images))):
                 wrong.append((name, decoder, known))
-            geometries = found.geometry if isinstance(found.geometry, tuple) else (found.geometry,)
-            if any(one is None or one.source.tolist() != [[width, height]] for one in geometries):
+            views = found.crops if isinstance(found.crops, tuple) else (found.crops,)
+            if any(one is None or one.source.tolist() != [[width, height]] for one in views):
                 wrong.append((name, decoder, known))
         rows = sf.decoders.Raw()([payload], size, keys).images
         assert isinstance(rows, torch.Tensor)

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
-from shardflow.loading.decoders import warn_without_kernel
+from shardflow.loading.decoders.pixels import warn_without_kernel
 from shardflow.loading.sampler import EpochStart
 from tests.helpers.kernel import without_kernel
 from tests.helpers.loading import labels
@@ -77,7 +77,7 @@ def test_torchvision_is_imported_where_it_decodes(dataset: Path) -> None:
 import sys
 import shardflow
 from shardflow import native
-from shardflow.loading.decoders import warn_without_kernel
+from shardflow.loading.decoders.pixels import warn_without_kernel
 next(iter(shardflow.Loader({str(dataset)!r}, batch_size=8, num_workers=0)))
 print("torchvision" in sys.modules)
 native.available = lambda: False
@@ -191,25 +191,25 @@ def test_transform_and_batch_transform_apply(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("decoder", [shardflow.decoders.RandomResizedCrop(16), shardflow.decoders.CenterCrop(16)])
-def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
-    """A batch knows how each image was cropped; where one replaces another, it is the geometry of that one."""
+def test_crops_go_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
+    """A batch knows how each image was cropped; where one replaces another, it is the crop of that one."""
     url = make_dataset(tmp_path / "set", [40], undecodable=[13])
     some = loader(url, decoder=decoder, max_bad=1, shuffle=False)
     some._control.begin(EpochStart(epoch=0, position=0, lanes=some._lanes))
     sampler, read, decode, *_ = some.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     for number, batch in enumerate(decode(read(iter(sampler)))):
         sizes = np.array([sample.image_size for sample in batch.samples])
-        expected = decoder.geometry(sizes, batch.keys)
+        expected = decoder.plan(0, None, sizes, batch.keys)
         if number == 1:  # sample 13 is the sixth of the second batch
-            expected.copy_row(5, expected, 6)
+            expected.replace(5, expected[6:7])
             assert batch.samples[5] is batch.samples[6]
-        for name in ("box", "resized", "window", "flip"):
-            assert np.array_equal(getattr(batch.geometry, name), getattr(expected, name))
-        assert batch.geometry.size == (16, 16)
+        for name in ("box", "resized", "offset", "flip"):
+            assert np.array_equal(getattr(batch.crops, name), getattr(expected, name))
+        assert batch.crops.size == (16, 16)
 
 
 def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
-    """ImageDecoder hands out images of their own sizes: refused when they do not stack, fine after a resize."""
+    """decoders.Image hands out images of their own sizes: refused when they do not stack, fine after a resize."""
     with pytest.raises(ConfigError, match="do not stack"):
         next(iter(loader(dataset, decoder=shardflow.decoders.Image())))
     resized = loader(dataset, decoder=shardflow.decoders.Image(), transform=v2.Resize((20, 24)))
@@ -415,7 +415,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         (
             {"decoder": shardflow.decoders.Image},
             ConfigError,
-            r"such as ImageDecoder\(\) with parentheses",
+            r"such as decoders.Image\(\) with parentheses",
         ),
         (
             {"transform": shardflow.device.Normalize()},
@@ -439,10 +439,10 @@ def test_wrong_arguments_are_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window must be 1 or more, found 0"),
+        ({"offset": 0}, "window must be 1 or more, found 0"),
         ({"lanes": -1}, "lanes must be 1 or more, found -1"),
-        ({"window": 1.5}, "window must be a whole number"),
-        ({"window": 2**64}, "window must be 1,099,511,627,776 or less"),
+        ({"offset": 1.5}, "window must be a whole number"),
+        ({"offset": 2**64}, "window must be 1,099,511,627,776 or less"),
         ({"lanes": 2**64}, "lanes must be 1,048,576 or less"),
     ],
 )
@@ -465,7 +465,8 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
     [
         ("drop_last", "tail='drop' leaves the last incomplete batch out, tail='short' keeps it"),
         ("collate_fn", "batch_transform is called with the fields of each batch"),
-        ("sampler", "shuffle and seed decide the order, rank and world_size the share"),
+        ("weights", r"sampler=shardflow.samplers.Weighted\(...\)"),
+        ("samples_per_class", r"sampler=shardflow.samplers.ClassBatches\(...\)"),
         *((name, "") for name in ("batch_sampler", "worker_init_fn", "generator", "timeout", "cache_limit")),
         ("cache_size", "limit=..."),
         ("num_replicas", "use world_size"),
@@ -545,7 +546,7 @@ def test_missing_labels_are_named_when_the_loader_is_made(tmp_path: Path) -> Non
 
 def test_whole_images_of_several_sizes_are_refused_when_the_loader_is_made(dataset: Path) -> None:
     """Without a transform they could not be stacked, which the index tells."""
-    with pytest.raises(ConfigError, match="do not stack to a batch; choose RandomResizedCropDecoder"):
+    with pytest.raises(ConfigError, match=r"do not stack to a batch; choose decoders\.RandomResizedCrop"):
         shardflow.Loader(dataset, batch_size=4, decoder=shardflow.decoders.Image())
     shardflow.Loader(dataset, batch_size=1, decoder=shardflow.decoders.Image())
 

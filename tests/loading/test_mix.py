@@ -15,6 +15,7 @@ import shardflow
 from shardflow.errors import ConfigError, DecodeError, ResumeMismatchError
 from shardflow.formats.annotations import Annotations, Boxes
 from shardflow.order import keyed_rng
+from shardflow.samplers import Subset, Weighted
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 from tests.helpers.ranks import launch
 
@@ -252,24 +253,25 @@ def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
 def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
     """The weights of a loader do not change under a mix of either kind; one that was refused leaves them free."""
     for by in ("sample", "batch"):
-        one = shardflow.Loader(datasets[0], batch_size=30, num_workers=0, tail="short", fields=("label",), weights=0.5)
+        options: dict[str, Any] = {"num_workers": 0, "tail": "short", "fields": ("label",)}
+        one = shardflow.Loader(datasets[0], batch_size=30, sampler=Weighted(0.5), **options)
         if by == "sample":
             with pytest.raises(ConfigError, match="less than one batch"):
                 shardflow.Mix([(one, 1)])
-        one.set_weights(1)
+        one.set_sampler(Weighted(1))
         some = shardflow.Mix([(one, 1)], by=by)
-        with pytest.raises(ConfigError, match="a loader of a mix keeps its weights"):
-            one.set_weights(2)
-        with pytest.raises(ConfigError, match="a mix keeps its weights"):
-            some.set_weights([2])
+        with pytest.raises(ConfigError, match="a loader of a mix keeps its sampler"):
+            one.set_sampler(Weighted(2))
+        with pytest.raises(ConfigError, match="a mix keeps its samplers"):
+            some.set_sampler(Weighted(2))
 
 
 def _with_weights_of_its_own(url: Path, by: str) -> str:
     """What a rank meets in a mix one of whose sources has weights that are not those of the others."""
-    given = shardflow.samplers.Subset([torch.distributed.get_rank(), *range(2, 40)])
+    given = Subset([torch.distributed.get_rank(), *range(2, 40)])
     loaders = [
-        shardflow.Loader(url, batch_size=4, num_workers=0, tail="drop", fields=("label",), weights=weights)
-        for weights in (1, given)
+        shardflow.Loader(url, batch_size=4, num_workers=0, tail="drop", fields=("label",), sampler=sampler)
+        for sampler in (Weighted(1), given)
     ]
     with pytest.raises(ConfigError) as caught:
         list(shardflow.Mix([(loader, 1) for loader in loaders], by=by))
@@ -280,7 +282,7 @@ def _with_weights_of_its_own(url: Path, by: str) -> str:
 def test_ranks_with_other_weights_are_told(datasets: list[Path], by: str) -> None:
     """Weights of a source that differ between ranks are an error on all of them."""
     found = launch(_with_weights_of_its_own, 2, datasets[0], by)
-    assert found == ["weights must be the same on all ranks; rank 1 has others than rank 0"] * 2
+    assert found == ["sampler must be the same on all ranks; rank 1 has others than rank 0"] * 2
 
 
 def test_a_mix_of_samples_counts_its_own_batches(datasets: list[Path]) -> None:

@@ -25,7 +25,6 @@ import shardflow
 from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.loading import pixel_cache
-from shardflow.loading.decoders import decode_whole
 from shardflow.native import binding
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
@@ -212,7 +211,7 @@ def test_pixels_stand_for_the_encoded_image(
         shardflow.decoders.CenterCrop(size, resize=size + number % 9),
         shardflow.decoders.Image(),
     ):
-        pixels = decode_whole(decoder, payload, width, height)
+        pixels = decoder.decode_whole(payload, width, height)
         assert pixels is not None
         sizes = np.array([(width, height), (0, 0), (width, height)])
         expected = decoder([payload] * 3, sizes, keys).images
@@ -225,9 +224,9 @@ def test_an_image_of_another_size_is_not_kept() -> None:
     """An image that is not of the size that the index says has no pixels for the cache, larger or smaller."""
     payload = memoryview(bytearray(jpegs.make(1, 40, 30)))
     for decoder in (DECODERS["random"], shardflow.decoders.Image()):
-        assert decode_whole(decoder, payload, 40, 30) is not None
+        assert decoder.decode_whole(payload, 40, 30) is not None
         for width, height in ((20, 10), (30, 40), (80, 60)):
-            assert decode_whole(decoder, payload, width, height) is None
+            assert decoder.decode_whole(payload, width, height) is None
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernel")
@@ -430,7 +429,7 @@ def descriptors() -> Iterator[str]:
 def test_what_cannot_be_is_refused(dataset: Path) -> None:
     """Decoders that take files alone, batches without images, and limits that are no size are named at once."""
     for options, message in [
-        ({"decoder": shardflow.decoders.Raw()}, "EncodedDecoder accepts encoded images only"),
+        ({"decoder": shardflow.decoders.Raw()}, "Raw accepts encoded images only"),
         ({"fields": ("label",)}, "needs 'image'"),
         ({"pixels": "much"}, "a size is"),
     ]:

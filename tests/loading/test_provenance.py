@@ -40,7 +40,7 @@ class Unspeakable:
     ("thing", "expected"),
     [
         (None, None),
-        (sf.decoders.CenterCrop(160), "CenterCropDecoder(size=160, resize=183, max_pixels=110000000)"),
+        (sf.decoders.CenterCrop(160), "CenterCrop(size=160, resize=183, max_pixels=110000000)"),
         (v2.RandomHorizontalFlip(0.3), "RandomHorizontalFlip(p=0.3)"),
         (scaled, f"{__name__}.scaled"),
         (functools.partial(scaled, by=2), f"partial({__name__}.scaled, by=2)"),
@@ -66,7 +66,7 @@ def test_a_loader_describes_itself(tmp_path: Path) -> None:
     assert {name: said[name] for name in settings} == settings
     assert (said["window"], said["shuffle"], said["max_bad"]) == (16, True, 0)
     assert (said["samples"], said["world_size"], said["lanes"], said["fields"]) == (12, 1, 8, ["image", "label"])
-    assert said["decoder"].startswith("RandomResizedCropDecoder(size=224, ")
+    assert said["decoder"].startswith("RandomResizedCrop(size=224, ")
     assert said["versions"]["shardflow"] == sf.__version__
     next(iter(loader))
     assert loader.describe() == said

@@ -11,9 +11,9 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.dataset.dataset import Split
-from shardflow.loading.sampler import EpochOrder
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import SlowStorage
+from tests.helpers.loading import epochs_of
 from tests.helpers.making import make_dataset
 
 TOTAL = 90
@@ -107,7 +107,7 @@ def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Pa
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     source = shardflow.samples(dataset, shuffle=False)
-    source._order = EpochOrder(far, seed=0, shuffle=False)
+    source._split, source._order = far, epochs_of(far, shuffle=False)
     fetching = threading.Thread(target=far.reader.fetch, args=(0,))
     fetching.start()
     assert storage.begun.wait(10)

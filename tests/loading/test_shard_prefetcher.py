@@ -21,13 +21,15 @@ import shardflow
 from shardflow.dataset import reader as reader_module
 from shardflow.dataset.dataset import Split
 from shardflow.errors import IntegrityError, NotFoundError, TransientError
-from shardflow.loading.sampler import Batch, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
-from shardflow.loading.shard_prefetcher import IN_FLIGHT, ShardSpan, prefetching
+from shardflow.loading.sampler import Batch, EpochStart, PlanSampler, WorkerControl
+from shardflow.loading.shard_prefetcher import IN_FLIGHT, prefetching
 from shardflow.loading.stages import Read
+from shardflow.order.epochs import ShardSpan
 from shardflow.order.schedule import Schedule
+from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import CountingStorage, SlowStorage
-from tests.helpers.loading import open_files, run_script, unread_split, until
+from tests.helpers.loading import epochs_of, open_files, run_script, unread_split, until
 from tests.helpers.making import make_dataset
 
 SHARDS = 24
@@ -70,11 +72,15 @@ class Stream:
             self.cache.limit_bytes = shards_cached * (max(shard.bytes for shard in shards) + index_bytes)
         self.split = Split(self.storage, "train", shards, self.cache)
         plan = {"seed": 1, "shuffle": Shuffle(window=window), **plan}
-        self.order = order = EpochOrder(self.split, **plan)
+        self.order = order = epochs_of(self.split, **plan)
         schedule = Schedule(length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size)
         self.shared, self.lanes, self.epoch = WorkerControl(workers), lanes, -1
         self.batches = wds.WebLoader(
-            wds.DataPipeline(PlanSampler(order, schedule, self.shared), Read(self.split, substitute=False), labels_of),
+            wds.DataPipeline(
+                PlanSampler(self.split, order, schedule, self.shared),
+                Read(self.split, substitute=False),
+                labels_of,
+            ),
             batch_size=None,
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -129,7 +135,8 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
     **options: Any,
 ) -> None:
     """From any position on, whatever a rank reads is needed then, also over several passes and in the next epoch."""
-    order = EpochOrder(unread_split(sizes), seed=3, **options)
+    split = unread_split(sizes)
+    order = epochs_of(split, seed=3, **options)
     rank, world_size = topology
     first = data.draw(st.integers(0, order.length - 1))
     needs = list(order.needs(epoch, first, lanes, rank, world_size))
@@ -140,7 +147,7 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
         for position, shard in zip(positions.tolist(), located.tolist(), strict=True):
             assert any(need.shard == shard and need.begin <= position < need.end for need in needs)
     assert all(need.end > first and need.begin < order.length for need in needs)
-    both = list(PlanSampler(order, schedule, WorkerControl(0)).needs(EpochStart(epoch, first, lanes)))
+    both = list(PlanSampler(split, order, schedule, WorkerControl(0)).needs(EpochStart(epoch, first, lanes)))
     assert both[: len(needs)] == needs
     for step in range(schedule.steps()):
         positions, _ = schedule.positions(0, step)
@@ -213,8 +220,8 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     split, storage = shardflow.open(root)["train"], SlowStorage(root, tmp_path / "log")
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
-    order = EpochOrder(far, seed=1, shuffle=False)
-    source = PlanSampler(order, Schedule(length=TOTAL, batch_size=2), WorkerControl(0))
+    order = epochs_of(far, seed=1, shuffle=False)
+    source = PlanSampler(far, order, Schedule(length=TOTAL, batch_size=2), WorkerControl(0))
     start = EpochStart(0, 0, 1)
     read = Read(far, fields=("key",), substitute=False)
     with prefetching(far, source.needs(start), workers=1, period=TOTAL) as advance:

@@ -70,7 +70,7 @@ def test_stream_is_exact_over_ranks_and_resumable(dataset: Path) -> None:
 
 def test_uneven_lengths_are_refused_or_dealt_out(dataset: Path) -> None:
     """A length that would drop samples at every border is refused; with a short tail it loses nothing."""
-    with pytest.raises(ConfigError, match="no multiple of the 4 samples"):
+    with pytest.raises(ConfigError, match="not a multiple of the 4 samples"):
         loader(dataset, samples_per_epoch=30)
     some = loader(dataset, samples_per_epoch=30, tail="short")
     assert Counter(label for _ in range(5) for label in labels(some)) == dict.fromkeys(range(TOTAL), 3)
@@ -103,13 +103,13 @@ def test_the_largest_epochs_are_exact(dataset: Path, epoch: int, length: int) ->
         {"samples_per_epoch": 2**60 + 4},
         {"samples_per_epoch": 2**64},
         {"batch_size": 2**31 + 1},
-        {"batch_size": 2**64, "samples_per_class": 2**64},
-        {"samples_per_class": 2**64},
+        {"batch_size": 2**64, "sampler": shardflow.samplers.ClassBatches(2**64)},
+        {"sampler": shardflow.samplers.ClassBatches(2**64)},
         {"rank": 0, "world_size": 2**64},
         {"rank": 0, "world_size": 2**64, "tail": "pad"},
         {"limit": -(2**64)},
-        {"weights": [2**64] * TOTAL},
-        {"weights": 2.0**80},
+        {"sampler": shardflow.samplers.Weighted([2**64] * TOTAL)},
+        {"sampler": shardflow.samplers.Weighted(2.0**80)},
     ],
     ids=repr,
 )

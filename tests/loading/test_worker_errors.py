@@ -19,7 +19,6 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, WorkerError
-from shardflow.loading.decoders import CenterCropDecoder
 from shardflow.loading.worker_errors import SentError
 from tests.helpers.loading import PROJECT
 from tests.helpers.making import make_dataset
@@ -95,7 +94,8 @@ class Ends:
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader in the split's order."""
     return shardflow.Loader(
-        url, **{"batch_size": 4, "num_workers": 1, "shuffle": False, "decoder": CenterCropDecoder(8), **options}
+        url,
+        **{"batch_size": 4, "num_workers": 1, "shuffle": False, "decoder": shardflow.decoders.CenterCrop(8), **options},
     )
 
 

@@ -79,7 +79,7 @@ def jittered(image: torch.Tensor) -> torch.Tensor:
         {"transform": jittered, "decoder": shardflow.decoders.CenterCrop(24)},
         {"transform": v2.RandomCrop(30), "decoder": shardflow.decoders.Image()},
         {"transform": jittered, "decoder": shardflow.decoders.RandomResizedCrop({0: 40, 1: 20, 2: 50})},
-        {"decoder": shardflow.decoders.AspectBucketDecoder([(30, 30), (20, 40)]), "tail": "short"},
+        {"sampler": shardflow.samplers.AspectBuckets([(30, 30), (20, 40)]), "tail": "short"},
         {"transform": jittered, "samples_per_epoch": 12, "shuffle": False},
         {"transform": jittered, "batch_transform": lambda images, labels: (images, labels)},
     ],
@@ -152,7 +152,7 @@ def test_annotations_of_the_loader_are_drawn(tmp_path: Path) -> None:
 
 def test_epochs_without_the_sample(url: Path) -> None:
     """An epoch in which the weights leave a sample out has a tile without a picture."""
-    loader = loader_of(url, weights=[1] * SAMPLE + [0] + [1] * (11 - SAMPLE))
+    loader = loader_of(url, sampler=shardflow.samplers.Weighted([1] * SAMPLE + [0] + [1] * (11 - SAMPLE)))
     _, tile = augment_with_loader(loader, SAMPLE, epochs=1).tiles
     assert (tile.title, tile.picture) == ("epoch 0", None)
 

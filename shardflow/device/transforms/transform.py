@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from shardflow.loading.geometry import Geometry, Sizes
+from shardflow.geometry.crops import Crops, Sizes
 
 
 class KeyedTransform(ABC):
@@ -49,7 +49,7 @@ class SpatialTransform(KeyedTransform):
         """Return masks [B, C, H, W] of the size of the images, transformed, each pixel with a value that it had."""
 
     @abstractmethod
-    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry | None:
+    def crops(self, params: torch.Tensor, sizes: Sizes) -> Crops | None:
         """Return how images of these sizes are cropped, all on the host; None if pixels stay where they are."""
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -28,9 +28,8 @@ from bench.gpu import TEST_COUNTS
 from bench.loaders import measure as loaders
 from bench.loaders.peers import recipe
 from bench.usage import PeakMemory, Stopwatch, hardware
-from shardflow import native
+from shardflow import decoders, native
 from shardflow.interop.dali import write_dali_indexes
-from shardflow.loading.decoders import Decoded
 
 FIELDS = ("image", "label", "random_key")
 CLASSES = 1000
@@ -334,11 +333,14 @@ def _torchvision_decoder(size: int) -> Callable[..., Any]:
     """Return a decoder of torchvision's functions alone, one image after the other."""
     crop = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
 
-    def decode(payloads: Any, sizes: Any, keys: Any, empty: Any = None) -> Decoded:  # noqa: ARG001
-        images = [decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8)) for payload in payloads]
-        return Decoded(torch.stack([crop(image) for image in images]), None, {})
+    class Decoder(decoders.Decoder):
+        def decode(self, payloads: Any, crops: Any, out: Any) -> Any:  # noqa: ARG002
+            out[:] = [
+                crop(decode_jpeg(torch.frombuffer(bytearray(file), dtype=torch.uint8))) for file in payloads.files
+            ]
+            return {}
 
-    return decode
+    return Decoder()
 
 
 class _Dali:

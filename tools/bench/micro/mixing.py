@@ -21,8 +21,9 @@ import webdataset as wds
 
 from bench.report import markdown
 from shardflow.order import keyed_rng
-from shardflow.order.plan import LANES_PER_RANK, WINDOW, Plan
+from shardflow.order.plan import Plan
 from shardflow.order.schedule import Schedule
+from shardflow.order.shuffle import LANES_PER_RANK, WINDOW
 from shardflow.preview import mixing
 
 I64 = npt.NDArray[np.int64]

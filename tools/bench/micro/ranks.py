@@ -29,8 +29,10 @@ from shardflow.dataset.dataset import Split
 from shardflow.errors import TransientError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.formats.shard import Shard
-from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
+from shardflow.loading.facts import split_facts
+from shardflow.loading.sampler import EpochStart, PlanSampler, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT
+from shardflow.order.epochs import Epochs
 from shardflow.order.schedule import Schedule
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.remote import PIECE_BYTES, PIECES
@@ -66,10 +68,10 @@ def start() -> str:
     data = _manifest().to_bytes()
     manifest = step("read the manifest", lambda: from_bytes(data), lambda _: f"{len(data) / 1e6:.0f} MB")
     split = step("open the split", lambda: Split(LocalStorage(Path()), "train", manifest.splits["train"]))
-    order = EpochOrder(split, seed=0)
+    order = Epochs(split_facts(split, None), seed=0)
     lanes = order.default_lanes(RANKS)
     schedule = Schedule(length=order.length, batch_size=BATCH, rank=RANK, world_size=RANKS, tail="drop")
-    sampler, begin = PlanSampler(order, schedule, WorkerControl(WORKERS)), EpochStart(0, 0, lanes)
+    sampler, begin = PlanSampler(split, order, schedule, WorkerControl(WORKERS)), EpochStart(0, 0, lanes)
     step("plan the epoch, first batch", lambda: sampler.batch(begin, 0), lambda _: f"{lanes:,} lanes")
     step(
         "all shards of the rank",

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from bench.report import markdown
 from shardflow.order import keyed_rng
-from shardflow.order.plan import LANES_PER_RANK, WINDOW, Plan
+from shardflow.order.plan import Plan
+from shardflow.order.shuffle import LANES_PER_RANK, WINDOW
 from shardflow.order.weights import ShardWeights, Weights
 
 I64 = npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Stacking: what a batch has of images of different sizes."""
+"""Padding: what becomes of images of different sizes in a batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MASK_PADDING = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stacking:
-    """Turns the images of a batch, or their masks, into what the batch has of them.
+class Padding:
+    """How the images of a batch, or their masks, are joined to what the batch has of them.
 
     Attributes:
         stack: Whether they become one tensor; otherwise they stay a list.
@@ -47,29 +47,29 @@ class Stacking:
         """Whether images of different sizes are an error."""
         return self.stack and self.pad_to_multiple_of is None
 
-    def stack_masks(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    def join_masks(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
         """Return masks [C, H, W] as one [B, C, H, W], or as a list: in int32 where theirs cannot hold the padding.
 
         Raises:
             ConfigError: They are bool, which cannot hold the padding.
         """
         if self.pad_to_multiple_of is None:
-            return self(masks)
-        return self([self._with_room(mask) for mask in masks], self.mask_padding)
+            return self.join(masks)
+        return self.join([self._with_room(mask) for mask in masks], self.mask_padding)
 
     def _with_room(self, mask: torch.Tensor) -> torch.Tensor:
         """Return a mask in a dtype that can hold the padding; whether it is padded does not change the dtype."""
         if mask.dtype == torch.bool and self.mask_padding not in (0, 1):
             raise ConfigError(
                 f"masks of bool cannot hold the padding {self.mask_padding}: let the transform return uint8, or "
-                "give ImageDecoder mask_padding=0"
+                "give decoders.Image mask_padding=0"
             )
         if mask.dtype == torch.bool or mask.is_floating_point():
             return mask
         limits = torch.iinfo(mask.dtype)
         return mask if limits.min <= self.mask_padding <= limits.max else mask.to(torch.int32)
 
-    def __call__(self, images: Sequence[torch.Tensor], padding: int = 0) -> torch.Tensor | list[torch.Tensor]:
+    def join(self, images: Sequence[torch.Tensor], padding: int = 0) -> torch.Tensor | list[torch.Tensor]:
         """Return tensors [C, H, W] as one [B, C, H, W], or as a list.
 
         Raises:
@@ -98,8 +98,8 @@ class Stacking:
 
 
 ONE_SIZE = (
-    "RandomResizedCropDecoder or CenterCropDecoder, a `transform` that ends in one size, "
-    "ImageDecoder(pad_to_multiple_of=32) to pad each batch, or ImageDecoder(stack=False) for a list of images"
+    "decoders.RandomResizedCrop or CenterCrop, a `transform` that ends in one size, "
+    "decoders.Image(pad_to_multiple_of=32) to pad each batch, or decoders.Image(stack=False) for a list of images"
 )
 """The remedies for images of different sizes."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardflow.order.bucket_plan import BucketPlan
+from shardflow.order.aspect_buckets import BucketPlan
 from shardflow.order.plan import Plan
 from shardflow.order.weights import ShardWeights, Weights
 

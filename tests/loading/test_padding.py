@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import shardflow
 from shardflow.errors import ConfigError
-from shardflow.loading.stacking import Stacking, image_sizes, pixel_mask
+from shardflow.loading.padding import Padding, image_sizes, pixel_mask
 from tests.helpers.making import make_dataset
 
 FIELDS = ("image", "pixel_mask", "image_size", "label")
@@ -49,7 +49,7 @@ def test_padding_is_zero_and_outside_of_the_mask(
 ) -> None:
     """Images lie at the top left of the smallest common multiple; the mask is True there, and all else is zero."""
     images = [torch.randint(1, 255, (*channels, *size), dtype=torch.uint8) for size in sizes]
-    padded = Stacking(pad_to_multiple_of=multiple)(images)
+    padded = Padding(pad_to_multiple_of=multiple).join(images)
     assert isinstance(padded, torch.Tensor)
     height, width = padded.shape[-2:]
     for side, most in ((height, max(size[0] for size in sizes)), (width, max(size[1] for size in sizes))):
@@ -74,13 +74,13 @@ def test_padding_is_zero_and_outside_of_the_mask(
 )
 def test_masks_have_a_dtype_that_holds_their_padding(dtype: torch.dtype, padding: int, expected: torch.dtype) -> None:
     """Integers become int32 where theirs cannot hold the padding, also in a batch that needs none; bool is refused."""
-    stacking = Stacking(pad_to_multiple_of=4, mask_padding=padding)
+    padding_rule = Padding(pad_to_multiple_of=4, mask_padding=padding)
     for sizes in ((4, 4), (4, 3)):
-        found = stacking.stack_masks([torch.ones(1, 4, size).to(dtype) for size in sizes])
+        found = padding_rule.join_masks([torch.ones(1, 4, size).to(dtype) for size in sizes])
         assert isinstance(found, torch.Tensor)
         assert (found.dtype, found[1, 0, 0].tolist()) == (expected, [1] * sizes[1] + [padding] * (4 - sizes[1]))
     with pytest.raises(ConfigError, match=r"bool.*255"):
-        Stacking(pad_to_multiple_of=4).stack_masks([torch.ones(1, 4, 4, dtype=torch.bool)])
+        Padding(pad_to_multiple_of=4).join_masks([torch.ones(1, 4, 4, dtype=torch.bool)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -116,7 +116,7 @@ def test_lists_hold_every_image(dataset: Path) -> None:
     [
         (
             {"decoder": shardflow.decoders.Image()},
-            r"pad_to_multiple_of=32\) to pad each batch, or ImageDecoder\(stack=F",
+            r"pad_to_multiple_of=32\) to pad each batch, or decoders.Image\(stack=F",
         ),
         ({"decoder": shardflow.decoders.Image(), "transform": turn}, "do not stack; choose .*pad_to_multiple_of=32"),
         ({"decoder": shardflow.decoders.Image(stack=False), "fields": FIELDS}, "images in a list are not"),
@@ -162,9 +162,9 @@ def test_mixed_loaders_pad_alike(tmp_path: Path) -> None:
 def test_different_dtypes_are_refused(multiple: int | None) -> None:
     """Images or masks of a batch that a transform returned in different dtypes are an error; a list may have them."""
     images = [torch.full((1, 4, 4), 7, dtype=torch.uint8), torch.full((1, 4, 4), 1007, dtype=torch.int64)]
-    stacking = Stacking(pad_to_multiple_of=multiple)
-    for stack in (stacking, stacking.stack_masks):
+    padding_rule = Padding(pad_to_multiple_of=multiple)
+    for stack in (padding_rule.join, padding_rule.join_masks):
         for pair in (images, [images[0], images[0].float() / 255]):
             with pytest.raises(ConfigError, match=r"torch\.uint8 do not form a batch"):
                 stack(pair)
-    assert Stacking(stack=False)(images) == images
+    assert Padding(stack=False).join(images) == images
