@@ -102,7 +102,7 @@ def load(root: Path, cache: sf.Cache | None) -> None:
 
 def decode_on_device() -> None:
     """Give the encoded images to the device's decoder, which does not rely on the loader's check."""
-    cpu, decode = torch.device("cpu"), sf.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
+    cpu, decode = torch.device("cpu"), sf.device.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
     for data in BOMBS.values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):

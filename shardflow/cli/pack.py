@@ -78,7 +78,7 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
     print_lines(_report_lines(report, dst), 13)
 
 
-def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:
+def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tuple[str, str]]:
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
     yield "packed", f"{report.packed:,} of {inputs} into {shards} in {shown_url(dst)}"
     splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())

@@ -63,7 +63,7 @@ _ABOUT_WAITS = "Quantiles of the wait for a batch, over the last 10,000 batches"
 class PrometheusExporter:
     """A collector of prometheus_client for a loader, a mix or a device prefetcher; it is registered when it is made.
 
-    >>> shardflow.PrometheusExporter(loader)                        # doctest: +SKIP
+    >>> shardflow.metrics.PrometheusExporter(loader)  # doctest: +SKIP
     >>> prometheus_client.start_http_server(9400)                   # doctest: +SKIP
 
     Args:
@@ -109,7 +109,7 @@ class PrometheusExporter:
 class OpenTelemetryExporter:
     """Observable instruments of OpenTelemetry for a loader, a mix or a device prefetcher.
 
-    >>> shardflow.OpenTelemetryExporter(loader)                     # doctest: +SKIP
+    >>> shardflow.metrics.OpenTelemetryExporter(loader)  # doctest: +SKIP
 
     Args:
         loader: What training iterates over.

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import numpy as np
-
 from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
 from shardflow._wording import plural
 from shardflow.dataset.dataset import Split, open_dataset
@@ -19,7 +17,7 @@ from shardflow.errors import ConfigError
 from shardflow.geometry.objects import CroppedBoxes
 from shardflow.order.epochs import Epochs
 from shardflow.order.mixture import Shares
-from shardflow.order.sampler import Sampler, Shape
+from shardflow.order.sampler import Sampler
 from shardflow.order.schedule import MOST_BATCH, Schedule
 from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
@@ -29,7 +27,7 @@ from .annotation_fields import AnnotationFields
 from .batch_sampler import WholeBatches
 from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
-from .decoders.decoder import Decoder, as_views, check_decoder
+from .decoders.decoder import Decoder, check_decoder
 from .decoders.random_resized_crop import RandomResizedCrop
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
@@ -53,7 +51,7 @@ _ELSEWHERE = {
     "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
-    "device": "DevicePrefetcher(loader, device) brings batches to a device",
+    "device": "device.Prefetcher(loader, device) brings batches to a device",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
     "generator": "seed decides all that is random",
     "handler": "max_bad says how many damaged samples others may replace",
@@ -98,7 +96,7 @@ class Loader(Engine):
         decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
-            `DevicePrefetcher`.
+            `device.Prefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
             With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
             the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
@@ -445,11 +443,13 @@ def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], trans
             f"a list of transforms has one for each view of a MultiView; found {len(transform)} for "
             f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
         )
+    if bool(shapes) != decoder.needs_shape or (shapes and "image" not in fields):
+        raise ConfigError(
+            f"{decoder!r} and the sampler: decoders.Cover and samplers.AspectBuckets go together, with 'image' among "
+            "the fields"
+        )
     if "image" in fields:
-        _check_shapes(decoder, shapes)
         decoder.load_libraries()
-    elif shapes:
-        raise ConfigError("the sampler decides on the shape of images; add 'image' to the fields")
     return decoder
 
 
@@ -459,15 +459,3 @@ def _pixel_cache(cache: object, fields: Sequence[str], split: Split, decoder: De
     if "image" not in fields:
         raise ConfigError(f"Cache(pixels=...) needs 'image' among the fields, found {tuple(fields)}")
     return PixelCache(split, cache, decoder)
-
-
-def _check_shapes(decoder: Decoder, shapes: Sequence[Shape]) -> None:
-    """Check that a decoder crops to the shapes of the sampler; ConfigError if not."""
-    sizes, keys = np.array([[64, 64]]), np.zeros(1, dtype=np.uint64)
-    for shape in shapes or (None,):
-        crops = decoder.plan(0, shape, sizes, keys)
-        if shape is not None and any(each is None or each.size != shape[::-1] for each in as_views(crops)):
-            raise ConfigError(
-                f"the sampler makes batches of shape {shape[0]} x {shape[1]}, to which {decoder!r} does not crop; use "
-                "decoders.Cover()"
-            )

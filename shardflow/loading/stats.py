@@ -36,7 +36,7 @@ class Stats:
         total_s: Seconds from then until the last batch was handed out.
         waiting_s: Of these, seconds in which training waited because the loader had no batch ready.
         copying_s: Seconds in which training waited because a batch was on its way to the device.
-        transforms_s: Seconds in the transforms of `DevicePrefetcher`: of this process on a CPU, of the device on a GPU.
+        transforms_s: Seconds in the transforms of `device.Prefetcher`: of this process, or of the GPU.
         samples: Samples of the batches.
         read_bytes: Bytes of their parts, as read from the disk, or from the cache of a remote dataset.
         network_bytes: Bytes of the shards that this rank downloaded into the cache meanwhile.

@@ -15,7 +15,7 @@ MOST_WINDOW = 1 << 40
 
 WINDOW = 8192
 LANES_PER_RANK = 8
-"""Defaults for shards packed in class order (docs/mixing.md).
+"""Defaults for shards packed in class order (docs/performance.md).
 
 Several lanes mix from the first batch on. With a window of half the size, 30 shards per rank would be open in place of
 45, and the classes of a batch would vary half as much again beyond what a full shuffle gives.
@@ -35,7 +35,7 @@ class Shuffle:
             that leaves this at None keeps the lanes of the saved run.
         sticky: Keep the shards of a lane from epoch to epoch, and shuffle their order and their samples alone. Then a
             host reads the same shards in every epoch, and needs a cache for its share of the dataset only; samples of
-            different ranks never meet in a rank's batch (docs/mixing.md). Not with `samples_per_epoch` or
+            different ranks never meet in a rank's batch (docs/performance.md). Not with `samples_per_epoch` or
             `samplers.ClassBatches`, nor in a `Mix` by sample.
 
     Raises:

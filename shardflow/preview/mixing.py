@@ -1,4 +1,4 @@
-"""The mixing of a split: how well the shuffle mixes its samples. docs/mixing.md measures the same in general.
+"""The mixing of a split: how well the shuffle mixes its samples. docs/performance.md measures the same in general.
 
 Class noise is the variance of the class counts of a batch, as a multiple of the variance under a full shuffle
 (chi-square over its degrees of freedom). It needs the labels of the samples in some batches, so it is measured only

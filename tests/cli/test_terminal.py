@@ -148,9 +148,11 @@ def test_half_surrogates_are_refused(tmp_path: Path, name: str, capsys: pytest.C
     """No manifest has half of a surrogate pair in a text: a source with such a class is refused, as is the manifest."""
     rows = [{"image": photo(n), "label": label} for n, label in enumerate((name, "b"))]
     with pytest.raises(ConfigError, match=r"class .*rename it"):
-        shardflow.pack(shardflow.Collection(rows), tmp_path / "dst", executor="serial")
+        shardflow.pack(shardflow.sources.Collection(rows), tmp_path / "dst", executor="serial")
     with pytest.raises(ConfigError, match=r"class .*rename it"):
-        shardflow.pack(shardflow.Collection([{"image": photo(1), "label": 0}], classes=[name]), tmp_path / "dst")
+        shardflow.pack(
+            shardflow.sources.Collection([{"image": photo(1), "label": 0}], classes=[name]), tmp_path / "dst"
+        )
     data = make_dataset(tmp_path / "set", [3])
     path = data / manifest.FILE_NAME
     content = json.loads(path.read_text())

@@ -274,7 +274,7 @@ def test_coordinates_of_images_of_another_size(tmp_path: Path, scaled: bool) -> 
         sizes = {} if number == 0 else {"width": 96, "height": 80}
         members += [(f"{number}.jpg", image), (f"{number}.json", json.dumps({"boxes": [box], **sizes}).encode())]
     write_tar(tmp_path / "a.tar", members)
-    declared = sf.Annotations(boxes=sf.Boxes("json", "boxes", "xyxy"))
+    declared = sf.annotations.Annotations(boxes=sf.annotations.Boxes("json", "boxes", "xyxy"))
     report = sf.index(tmp_path, annotations=declared, max_bad=3)
     assert [bad.path.rpartition("/")[2] for bad in report.bad] == ([] if scaled else ["2", "3", "4"])
     assert all("of an image with 96x80 pixels, and this one has 48x40" in bad.reason for bad in report.bad)

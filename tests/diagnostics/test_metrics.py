@@ -46,7 +46,7 @@ def expected(loader: shardflow.Loader) -> dict[str, float]:
 def test_prometheus_scrapes_the_whole_run(loader: shardflow.Loader) -> None:
     """A scrape has counters over all epochs and quantiles of the wait, by rank, and no thread was started for it."""
     threads, registry = threading.active_count(), CollectorRegistry()
-    shardflow.PrometheusExporter(loader, registry, rank=3)
+    shardflow.metrics.PrometheusExporter(loader, registry, rank=3)
     suffixes = {"waiting": "_seconds", "running": "_seconds", "read": "_bytes", "network": "_bytes"}
     suffixes["substituted"] = "_samples"
     for name, value in expected(loader).items():
@@ -65,7 +65,7 @@ def test_opentelemetry_observes_the_same(loader: shardflow.Loader) -> None:
     """A reader of OpenTelemetry finds the same counters, with UCUM units and the rank."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    shardflow.OpenTelemetryExporter(loader, provider.get_meter("shardflow"))
+    shardflow.metrics.OpenTelemetryExporter(loader, provider.get_meter("shardflow"))
     data: Any = reader.get_metrics_data()
     (scope,) = data.resource_metrics[0].scope_metrics
     points = {metric.name.removeprefix("shardflow."): metric for metric in scope.metrics}

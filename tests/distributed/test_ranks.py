@@ -184,6 +184,6 @@ def test_contradicting_the_group_is_an_error(found: dict[int, Any], world_size: 
 
 
 def test_a_rank_may_read_everything(found: dict[int, Any], world_size: int) -> None:
-    """`rank=0, world_size=1` gives the whole split to whichever rank asks for it."""
+    """`group=(0, 1)` gives the whole split to whichever rank asks for it."""
     for rank in found[world_size]:
         assert sorted(rank["everything"]) == list(range(TOTAL))

@@ -485,7 +485,7 @@ def test_classes_that_no_field_numbers_may_differ(tmp_path: Path) -> None:
         (classes_dataset(tmp_path / name, classes, iscrowd="ids", ids="ids", area="ids:float"), 1)
         for name, classes in (("pets", ("cat", "dog")), ("sea", ("dog", "eel")), ("nameless", None))
     ]
-    boxes = shardflow.CroppedBoxes(crowds=True)
+    boxes = shardflow.annotations.CroppedBoxes(crowds=True)
     for fields in (("image", "key"), ("image", boxes, "box_iscrowd", "box_ids", "box_area"), ("json",)):
         assert shardflow.Mix(sources, batch_size=4, num_workers=0, fields=fields).classes == []
 

@@ -53,18 +53,6 @@ class Fails:
         raise self.error
 
 
-def _to_rgb(image: Any) -> Any:
-    return image.convert("RGB")
-
-
-def _pair(image: torch.Tensor, label: int) -> tuple[torch.Tensor, int]:
-    return image, label
-
-
-def _calls_wrongly(image: torch.Tensor) -> Any:
-    return _pair(image)  # type: ignore[call-arg] # it is the mistake
-
-
 class Returns:
     """A transform with a certain result."""
 

@@ -1,4 +1,4 @@
-"""What docs/mixing.md says of lanes and window, as laws; measured there in full by tools/bench micro mixing."""
+"""What docs/performance.md says of lanes and window, as laws; measured there in full by tools/bench micro mixing."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_other_labels_and_captions(tmp_path: Path) -> None:
     """The content of an input is more than its image: a row with another label, caption or mask conflicts."""
     write_tree(tmp_path, {"1.bmp": bitmap(1), "2.bmp": bitmap(2)})
     rows = "1.bmp,a,one\n2.bmp,b,two\n"
-    table = sf.Table(tmp_path / "t.csv", caption="text")
+    table = sf.sources.Table(tmp_path / "t.csv", caption="text")
     (tmp_path / "t.csv").write_text(f"path,label,text\n{rows}")
     sf.pack(table, tmp_path / "dst", **SETTINGS)
     for changed in ("1.bmp,b,one\n2.bmp,a,two\n", "1.bmp,a,uno\n2.bmp,b,due\n"):

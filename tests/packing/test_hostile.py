@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 import shardflow as sf
-from shardflow import PackReport
 from shardflow.packing.progress import Progress
+from shardflow.reports import PackReport
 from tests.helpers.command import run
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, without_root, write_tree
 from tests.helpers.hostile import (
@@ -38,9 +38,9 @@ SETTINGS: dict[str, Any] = {"short_side": SHORT_SIDE, "quality": 100, "subsampli
 LEVELS = 2.5  # mean difference of a packed image to its reference, of 255: JPEG's at quality 100, on hard edges
 
 
-def each_alone(src: Path) -> sf.Folder:
+def each_alone(src: Path) -> sf.sources.Folder:
     """The files of a folder, each an image of its own: some of the corpus have the names of an image and its mask."""
-    return sf.Folder(src, parts=())
+    return sf.sources.Folder(src, parts=())
 
 
 class Packing:

@@ -17,7 +17,6 @@ import webdataset as wds
 from PIL import Image
 
 import shardflow as sf
-from shardflow import PackReport, native
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, StoreError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.packing.executors import Serial
@@ -26,6 +25,7 @@ from shardflow.packing.ledger import Ledger
 from shardflow.packing.progress import Progress
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sources.resolve import list_source
+from shardflow.reports import PackReport, native
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from tests.helpers.jobs import run_jobs
@@ -91,7 +91,7 @@ def test_splits_and_unlabelled(tmp_path: Path) -> None:
 def test_receipt_has_what_was_read(tmp_path: Path) -> None:
     """A receipt has size and digest of each input as the format says: of the image, its label and its other parts."""
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "a/1.txt": b"one", "b/2.jpg": b"bad", "b/2.txt": b""})
-    sf.pack(sf.Folder(src, parts=("txt",)), tmp_path / "dst", **SMALL, shuffle=False, max_bad=1)
+    sf.pack(sf.sources.Folder(src, parts=("txt",)), tmp_path / "dst", **SMALL, shuffle=False, max_bad=1)
     sf.pack(write_tree(tmp_path / "flat", {"1.jpg": photo(1)}), tmp_path / "flat dst", **SMALL)
     (receipt,), (flat,) = _receipts(tmp_path / "dst"), _receipts(tmp_path / "flat dst")
     read = photo(1) + b"\x000" + b"\0txt\x003\0one", b"bad" + b"\x001" + b"\0txt\x000\0"
@@ -375,11 +375,12 @@ def test_names_are_the_same_in_any_locale(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "7é.tar", "w") as tar:
         tar.add(src / "z", "ö")
     (tmp_path / "script.py").write_text(
-        "import sys, shardflow as sf\n"
-        "sources = sys.argv[2], sf.Table('té.csv', label='größe', classes='klé.txt'), sf.Shards('7é.tar'),"
+        "import sys, shardflow as s\n"
+        "from shardflow.sources import Shards, Table\n"
+        "sources = sys.argv[2], Table('té.csv', label='größe', classes='klé.txt'), Shards('7é.tar'),"
         " [(sys.argv[2] + '/z/3 ☃.jpg', 'é')]\n"
         "for number, src in enumerate(sources):\n"
-        "    sf.pack(src, f'{sys.argv[1]}/{number}é', short_side=32, max_bad=1,"
+        "    s.pack(src, f'{sys.argv[1]}/{number}é', short_side=32, max_bad=1,"
         " executor='serial' if number else 'processes', workers=1)\n"
     )
     for dst, locale in (("here", {}), ("there", NO_LOCALE)):

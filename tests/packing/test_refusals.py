@@ -142,10 +142,10 @@ def read_only(place: Path) -> None:
         extend(place)
 
 
-def masked(_: Path) -> sf.Collection:
+def masked(_: Path) -> sf.sources.Collection:
     """Return a collection with masks."""
     plain = Image.new("L", (96, 64))
-    return sf.Collection([{"image": plain, "label": "a", "seg": plain}], mask="seg")
+    return sf.sources.Collection([{"image": plain, "label": "a", "seg": plain}], mask="seg")
 
 
 EXTENSIONS: dict[str, Callable[[Path], object]] = {

@@ -1,4 +1,4 @@
-"""Crops that cover the shape of their batch, which a sampler chooses: hardly anything is cut off."""
+"""Crops that cover the shape of their batch, on which a sampler decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from .crop_decoder import CropDecoder
 
 
 class Cover(CropDecoder):
-    """Resizes each image to cover the shape of its batch and crops it to that.
+    """Resizes each image to cover the shape of its batch and crops it to that: hardly anything is cut off.
+
+    `samplers.AspectBuckets` decides which shape a batch has, and implies this decoder.
+
+    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])  # doctest: +SKIP
+    >>> decoder = shardflow.decoders.Cover(hflip=0)  # doctest: +SKIP
+    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder, sampler=buckets)             # doctest: +SKIP
 
     Args:
         random: Crop at random along the side that is too long; otherwise in the middle.
@@ -26,12 +32,11 @@ class Cover(CropDecoder):
         ConfigError: A value is out of its range.
     """
 
+    needs_shape = True
+
     def __init__(self, *, random: bool = True, hflip: float = 0.5, max_pixels: int = MAX_PIXELS) -> None:
         self.random, self.hflip = bool(random), check_probability("hflip", hflip)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(random={self.random}, hflip={self.hflip})"
 
     def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002
         """Return the crops of images of these sizes.
@@ -40,10 +45,7 @@ class Cover(CropDecoder):
             ConfigError: The batch has no shape.
         """
         if shape is None:
-            raise ConfigError(
-                f"{type(self).__name__} crops to the shape of a batch, and no sampler chose one; give the loader a "
-                "sampler of aspect buckets, or use RandomResizedCrop"
-            )
+            raise ConfigError("decoders.Cover needs sampler=samplers.AspectBuckets([...]), which decides on shapes")
         height, width = shape
         known = np.maximum(sizes, 1)
         scale = np.maximum(width / known[:, 0], height / known[:, 1])[:, None]

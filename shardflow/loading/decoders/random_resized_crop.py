@@ -45,13 +45,10 @@ class RandomResizedCrop(CropDecoder):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self._sizes = _size_by_epoch(size)
+        self.size = self._sizes if len(self._sizes) > 1 else self._sizes[0]
         self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
         self.hflip = check_probability("hflip", hflip)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
-
-    def __repr__(self) -> str:
-        size = self._sizes if len(self._sizes) > 1 else self._sizes[0]
-        return f"{type(self).__name__}(size={size}, scale={self.scale}, ratio={self.ratio}, hflip={self.hflip})"
 
     def size_at(self, epoch: int) -> int:
         """Return height and width of the crops of an epoch."""

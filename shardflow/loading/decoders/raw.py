@@ -18,6 +18,7 @@ from shardflow.formats.image_types import is_jpeg
 from shardflow.order.keyed_rng import U64
 
 from .decoder import Allocator, Decoder, Failures, Images, Payloads, Plan
+from .pixels import Payload
 
 STEP_BYTES = 1 << 12
 """Rows are as long as the images need on average, rounded up to this, so that few sizes of shared memory occur."""
@@ -33,8 +34,8 @@ class Raw(Decoder):
         max_pixels: As for `RandomResizedCrop`. Images that are too large are failures here already, so that the
             loader's `max_bad` counts them. Give the crop of `DecodeJpeg` the same limit.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())    # doctest: +SKIP
-    >>> batches = shardflow.DevicePrefetcher(loader, "cuda", [shardflow.DecodeJpeg()])              # doctest: +SKIP
+    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())  # doctest: +SKIP
+    >>> batches = shardflow.device.Prefetcher(loader, "cuda", [shardflow.device.DecodeJpeg()])  # doctest: +SKIP
     """
 
     rows_are_images = False
@@ -42,13 +43,9 @@ class Raw(Decoder):
     def __init__(self, *, max_pixels: int = MAX_PIXELS) -> None:
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
     def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> torch.Tensor:  # noqa: ARG002
-        """Return uint8 [B, row length], for `EncodedImages` of these lengths."""
-        count, size = len(payloads), EncodedImages.header_bytes(len(payloads)) + sum(map(len, payloads.files))
-        return allocate((count, -(-size // (count * STEP_BYTES)) * STEP_BYTES))
+        """Return uint8 [B, row length], for `EncodedImages` of these files."""
+        return allocate(EncodedImages.shape_for(payloads.files))
 
     def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:  # noqa: ARG002 - cropped on the device
         """Pack the batch, laid out as `EncodedImages`."""
@@ -62,7 +59,7 @@ class Raw(Decoder):
             except TooLargeError as error:
                 failures[index] = error
                 files.append(memoryview(b""))
-        EncodedImages.pack(out, files, payloads)
+        EncodedImages.pack(out, files, payloads.keys, payloads.epoch, payloads.shape)
         return failures
 
     def copy_image(self, images: torch.Tensor, index: int, source: int) -> None:
@@ -96,23 +93,31 @@ class EncodedImages:
         self.shape: tuple[int, int] | None = (shape[0], shape[1]) if all(shape) else None
 
     @staticmethod
-    def header_bytes(count: int) -> int:
-        """Return the bytes before the first of so many images."""
-        return _WORD_BYTES * (_PLAN_WORDS + 3 * count)
-
-    @classmethod
-    def _header(cls, memory: torch.Tensor, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], U64]:
-        words = memory[: cls.header_bytes(count)].numpy().view(np.int64)
+    def _header(memory: torch.Tensor, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], U64]:
+        words = memory[: _header_bytes(count)].numpy().view(np.int64)
         places, keys = words[_PLAN_WORDS:-count], words[-count:]
         return words[:_PLAN_WORDS], places.reshape(count, 2), keys.view(np.uint64)
 
+    @staticmethod
+    def shape_for(files: Sequence[Payload]) -> tuple[int, int]:
+        """Return the shape of a tensor for one or more encoded images."""
+        count, size = len(files), _header_bytes(len(files)) + sum(map(len, files))
+        return count, -(-size // (count * STEP_BYTES)) * STEP_BYTES
+
     @classmethod
-    def pack(cls, rows: torch.Tensor, files: Sequence[memoryview], payloads: Payloads) -> None:
-        """Write the encoded images of a batch, and what their crops are planned from, into a tensor."""
+    def pack(
+        cls,
+        rows: torch.Tensor,
+        files: Sequence[memoryview],
+        keys: U64,
+        epoch: int = 0,
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        """Write encoded images, and what their crops are planned from, into a tensor for them."""
         memory = rows.view(-1)
-        plan, places, keys = cls._header(memory, len(files))
-        plan[:], keys[:] = [len(files), payloads.epoch, *(payloads.shape or (0, 0))], payloads.keys
-        ends = [*itertools.accumulate(map(len, files), initial=cls.header_bytes(len(files)))]
+        plan, places, its_keys = cls._header(memory, len(files))
+        plan[:], its_keys[:] = [len(files), epoch, *(shape or (0, 0))], keys
+        ends = [*itertools.accumulate(map(len, files), initial=_header_bytes(len(files)))]
         places[:] = [*itertools.pairwise(ends)]
         for file, (begin, end) in zip(files, itertools.pairwise(ends), strict=True):
             memory[begin:end].numpy()[:] = np.frombuffer(file, np.uint8)
@@ -125,6 +130,10 @@ class EncodedImages:
     def copy_file(self, index: int, source: int) -> None:
         """Let image `source` stand for image `index` as well, with its key."""
         self._places[index], self.keys[index] = self._places[source], self.keys[source]
+
+
+def _header_bytes(count: int) -> int:
+    return _WORD_BYTES * (_PLAN_WORDS + 3 * count)
 
 
 def check_file(payload: memoryview, max_pixels: int) -> None:

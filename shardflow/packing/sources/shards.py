@@ -59,7 +59,7 @@ class Shards:
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack(shardflow.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
     """
 
     url: str | os.PathLike[str]

@@ -123,7 +123,7 @@ def test_validation_is_added_by_extending(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the labels of the boxes are numbers already"):
         sf.extend(test, tmp_path / "dst", executor="serial")
     with pytest.raises(ConfigError, match="the labels of the boxes are numbers already"):
-        list_source(sf.Shards(tmp_path / "dst", classes=["toothbrush", "dog", "car"]))
+        list_source(sf.sources.Shards(tmp_path / "dst", classes=["toothbrush", "dog", "car"]))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name it with --image-folder"):
         list_source(path / "instances_train2017.json")
     with pytest.raises(PackIncompleteError, match=r"none of the 4 inputs .* those of a COCO set, to --image-folder$"):
-        sf.pack(sf.Coco(path / "instances_train2017.json", images=path), tmp_path / "none", **SMALL)
+        sf.pack(sf.sources.Coco(path / "instances_train2017.json", images=path), tmp_path / "none", **SMALL)
     arguments += ["--image-folder", str(tmp_path / "a/elsewhere"), "--classes", str(path / "names"), "--no-shuffle"]
     done = runner.invoke(shardflow, arguments)
     assert done.exit_code == 0, done.output

@@ -70,7 +70,7 @@ def test_samples_without_labels(hugging: datasets.Dataset, tmp_path: Path) -> No
 def test_hugging_face_splits_and_streams(hugging: datasets.Dataset, tmp_path: Path) -> None:
     """A dictionary of datasets has splits, a column can be named as the caption, and a stream is gone through once."""
     both = datasets.DatasetDict({"train": hugging.select([4, 2]), "validation": hugging.select(range(5))})
-    sf.pack(sf.Collection(both, caption="says"), tmp_path / "dst", **SMALL)
+    sf.pack(sf.sources.Collection(both, caption="says"), tmp_path / "dst", **SMALL)
     dataset = sf.open(tmp_path / "dst")
     assert [sample["txt"] for sample in dataset["train"]] == [b"no 4", b"no 2"]
     assert len(dataset["validation"]) == 5

@@ -81,7 +81,7 @@ def test_labels_of_foreign_shards(tmp_path: Path) -> None:
     )
     (tmp_path / "names.txt").write_text("x\ny\nz\n")
     assert [item.label for item in list_source(numbers).splits["train"]] == [2, 1, 0]
-    assert list_source(sf.Shards(numbers, classes=tmp_path / "names.txt")).classes == ("x", "y", "z")
+    assert list_source(sf.sources.Shards(numbers, classes=tmp_path / "names.txt")).classes == ("x", "y", "z")
     source = list_source(texts)
     assert (source.classes, [item.label for item in source.splits["train"]]) == (("a", "b"), [1, 0])
 
@@ -105,7 +105,7 @@ def test_own_dataset_with_other_numbers(tmp_path: Path) -> None:
     images = [{"image": Image.open(io.BytesIO(photo(n))), "label": label} for n, label in enumerate("ab")]
     images += [{"image": Image.open(io.BytesIO(photo(2))), "label": ["b", "a"]}]
     sf.pack(images, tmp_path / "old", **SMALL)
-    source = sf.Shards(tmp_path / "old", classes=["b", "c", "a"])
+    source = sf.sources.Shards(tmp_path / "old", classes=["b", "c", "a"])
     sf.pack(source, tmp_path / "new", executor="serial", preset="original", shuffle=False)
     old, new = (list(sf.open(tmp_path / name)["train"]) for name in ("old", "new"))
     assert sf.open(tmp_path / "new").classes == ("b", "c", "a")
@@ -113,14 +113,14 @@ def test_own_dataset_with_other_numbers(tmp_path: Path) -> None:
     assert after == [{b"0": b"2", b"1": b"0", b"[0, 1]": b"[0, 2]"}[label] for label in before]
     assert [sample["jpg"] for sample in new] == [sample["jpg"] for sample in old]
     with pytest.raises(ConfigError, match="has the class 'b', not one of the 1 given"):
-        list_source(sf.Shards(tmp_path / "old", classes=["a"]))
+        list_source(sf.sources.Shards(tmp_path / "old", classes=["a"]))
 
 
 def test_repacking_scales_what_was_scaled(tmp_path: Path) -> None:
     """Annotations of a dataset of ours follow its images a second time, and several labels stay several."""
     image = Image.open(io.BytesIO(photo(1)))
     sample = {"image": image, "label": ["b", "a"], "boxes": [[0, 0, 96, 64]]}
-    declared = sf.Annotations(boxes=sf.Boxes("json", "boxes", "xyxy"))
+    declared = sf.annotations.Annotations(boxes=sf.annotations.Boxes("json", "boxes", "xyxy"))
     sf.pack([sample], tmp_path / "one", annotations=declared, **SMALL)
     sf.pack(tmp_path / "one", tmp_path / "two", **{**SMALL, "short_side": 16})
     (packed,) = sf.open(tmp_path / "two")["train"]
