@@ -10,7 +10,7 @@ What to look at:
 
 - Paths are relative to the table; URLs of any scheme that fsspec serves do as well.
 - The column "split" is found by its name, and so would "label" be.
-- A row whose image is missing would be quarantined, and counted against `max_bad`.
+- A row whose image is missing would be quarantined, and counted against `max_errors`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ LIBRARIES = {
     "prometheus_client": ("diagnostics/metrics.py",),
     "opentelemetry": ("diagnostics/metrics.py",),
     "tqdm": ("cli/", "packing/progress.py"),
-    "importlib": ("_imports.py", "cli/", "native/", "loading/provenance.py"),
+    "importlib": ("_imports.py", "cli/", "native/", "loading/run_metadata.py"),
     # A dataset is data: reading one runs nothing that it names.
     "pickle": (),
     "marshal": (),

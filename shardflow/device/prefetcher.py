@@ -253,7 +253,7 @@ class Prefetcher:
         stats, counts = self._stats.stats(whole_run=whole_run), {}
         if callable(loader_stats := getattr(self.loader, "stats", None)):  # it may be some batches ahead
             loaded = loader_stats(whole_run=whole_run)
-            counts = {name: getattr(loaded, name) for name in ("samples", "read_bytes", "network_bytes", "substituted")}
+            counts = {name: getattr(loaded, name) for name in ("samples", "read_bytes", "network_bytes", "replaced")}
         return dataclasses.replace(stats, transforms_s=stats.transforms_s + self._timer.seconds(), **counts)
 
     def _resumable(self) -> _Resumable:

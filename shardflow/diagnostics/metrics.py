@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardflow.errors import ConfigError
+from shardflow.loading.distributed import resolve_group
 from shardflow.loading.stats import Stats
-from shardflow.loading.topology import resolve_group
 
 
 class _Measured(Protocol):
@@ -49,8 +49,8 @@ _COUNTERS = (
     ),
     _Counter(field="network_bytes", name="network", unit="By", suffix="_bytes", about="Bytes of shards downloaded"),
     _Counter(
-        field="substituted",
-        name="substituted",
+        field="replaced",
+        name="replaced",
         unit="{sample}",
         suffix="_samples",
         about="Damaged samples that others replaced",

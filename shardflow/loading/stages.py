@@ -32,7 +32,7 @@ from .padding import Padding, image_sizes, pixel_mask
 from .pixel_cache import PixelCache
 from .stats import BatchCounts
 from .tv_sample import transform_sample
-from .worker_errors import noting
+from .worker_errors import add_context
 
 Batches = Iterator[Batch]
 Transform = Callable[[torch.Tensor], Any]
@@ -108,9 +108,9 @@ class Decode:
         for batch in batches:
             reads = zip(batch.sources, batch.samples, batch.pixels, strict=True)
             files = [self._payload(*read) for read in reads]
-            with noting(partial(_batch_place, "the decoder", batch)):
+            with add_context(partial(_batch_place, "the decoder", batch)):
                 batch.images, batch.crops, errors = self._decode(batch, files)
-            failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
+            failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute, self._decoders[batch.sources[0]].copy_image)
             yield batch
 
@@ -190,7 +190,7 @@ def substitute(
             copy_image(batch.images, index, good)
         for crops in () if batch.crops is None else as_views(batch.crops):
             crops.replace(index, crops[good : good + 1])
-    batch.substituted += [str(failures[index]) for index in sorted(failures)]
+    batch.replaced += [str(failures[index]) for index in sorted(failures)]
     return replaced
 
 
@@ -213,7 +213,7 @@ class Annotate:
                     annotations.append(self._annotations[source].read(sample, crops, index))
                 except SampleError as error:
                     annotations.append(None)
-                    failures[index] = sample.located(error)
+                    failures[index] = sample.with_sample(error)
             copy_image = self._decoders[batch.sources[0]].copy_image
             for index, good in substitute(batch, failures, self._substitute, copy_image).items():
                 annotations[index] = annotations[good]
@@ -261,7 +261,7 @@ class Augment:
     def _view(self, batch: Batch, number: int, view: Any) -> list[Any]:
         images: list[Any] = []
         keys = view_keys(batch.keys, number).tolist()
-        with fork_rng(), noting(partial(_next_place, batch, images)):
+        with fork_rng(), add_context(partial(_next_place, batch, images)):
             for source, image, key in zip(batch.sources, view, keys, strict=True):
                 transforms = self._transforms[source]
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
@@ -322,13 +322,13 @@ class Collate:
             if batch.empty:
                 columns = tuple(_emptied(column) for column in columns)
             if batch_transform is not None:
-                with fork_rng(), noting(partial(_batch_place, "batch_transform", batch)):
+                with fork_rng(), add_context(partial(_batch_place, "batch_transform", batch)):
                     reseed(batch.key)
                     columns = batch_transform(*columns)
                 if columns is None:
                     raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
-            yield WorkerOutput(columns, batch.substituted, counts)
+            yield WorkerOutput(columns, batch.replaced, counts)
 
     def _column(self, field: str, batch: Batch) -> Any:
         padding = self._paddings[batch.sources[0]]
@@ -351,7 +351,7 @@ class WorkerOutput(NamedTuple):
     """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
 
     columns: Any
-    substituted: list[str]
+    replaced: list[str]
     counts: BatchCounts
 
 
@@ -361,7 +361,7 @@ def image_part(sample: Sample) -> str:
         if part in IMAGE_PARTS:
             return part
     found = ", ".join(sample.parts)
-    raise sample.located(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
+    raise sample.with_sample(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
 
 
 def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
@@ -415,7 +415,7 @@ def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tupl
     try:
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:
-        raise sample.located(DecodeError(f"{error}; run `shardflow verify`")) from error
+        raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
@@ -426,13 +426,13 @@ def _parsed(sample: Sample, part: str) -> Any:
     try:
         return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
     except ValueError as error:
-        raise sample.located(DecodeError(f"part {part!r} cannot be read: {error}")) from error
+        raise sample.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
 
 def _payload(sample: Sample, part: str) -> memoryview:
     if part not in sample.parts:
         found = ", ".join(sample.parts)
-        raise sample.located(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
+        raise sample.with_sample(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
     return sample.parts[part]
 
 
@@ -443,5 +443,5 @@ def _join(images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
 def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:
     for sample, image in zip(samples, images, strict=True):
         if not isinstance(image, torch.Tensor):
-            raise sample.located(ConfigError(_not_a_tensor(image)))
+            raise sample.with_sample(ConfigError(_not_a_tensor(image)))
     return images

@@ -128,7 +128,7 @@ def test_a_sample_can_stand_in_for_another(tmp_path: Path, refuses: str) -> None
         tar = url / "train" / "000000.tar"
         flip(tar, *(tar.read_bytes().index(file) + 300 for file in refused))
         refused = []
-    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_bad": 3}
+    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_errors": 3}
     at_once = [*shardflow.Loader(url, decoder=picky(shardflow.decoders.RandomResizedCrop, refused, 12), **options)]
     loader = shardflow.Loader(url, decoder=picky(shardflow.decoders.Raw, refused), **options)
     later = [*shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.DecodeJpeg(CROPS["random"])])]

@@ -35,7 +35,7 @@ def pixels(url: Path, epoch: int = 0, transforms: Any = TRANSFORMS, **options: A
     "options",
     [
         *({"num_workers": 2}, {"world_size": 3}, {"batch_size": 11}),
-        *({"shuffle": shuffle} for shuffle in (False, shardflow.Shuffle(lanes=5))),
+        *({"shuffle": shuffle} for shuffle in (False, shardflow.Shuffle(streams=5))),
     ],
     ids=str,
 )

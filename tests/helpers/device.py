@@ -37,7 +37,7 @@ MIXING: dict[str, MixingTransform] = {
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """Return a loader of small crops, whose last batch is short."""
-    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(window=16), **options}
+    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(buffer=16), **options}
     return shardflow.Loader(url, **{"decoder": shardflow.decoders.RandomResizedCrop(12), **options})
 
 

@@ -402,12 +402,12 @@ def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, messa
     with pytest.raises(DecodeError, match=message) as raised:
         list(loader(url, *FIELDS, shuffle=False))
     assert raised.value.key == "0002"
-    replaced = loader(url, *FIELDS, "key", shuffle=False, max_bad=1, decoder=shardflow.decoders.CenterCrop(24))
+    replaced = loader(url, *FIELDS, "key", shuffle=False, max_errors=1, decoder=shardflow.decoders.CenterCrop(24))
     ((images, *columns, keys),) = replaced
     assert keys[2] == "0003"
     for column in (images, *columns):
         assert torch.equal(column[2], column[3])
-    assert len(replaced.substituted) == 1
+    assert len(replaced.replaced) == 1
 
 
 def test_masks_have_the_limit_of_the_decoder(tmp_path: Path) -> None:

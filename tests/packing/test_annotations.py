@@ -295,7 +295,7 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     files = {"a.jpg": photo(1), "b.jpg": photo(2), "c.jpg": photo(3), "a.mask.png": mask}
     files["c.mask.png"] = encoded(Image.new("L", (96, 64)), "PNG")
     source, declared = write_tree(tmp_path / "src", files), Annotations(masks=("mask.png",))
-    report = sf.pack(source, tmp_path / "dst", annotations=declared, executor="serial", max_bad=2)
+    report = sf.pack(source, tmp_path / "dst", annotations=declared, executor="serial", max_errors=2)
     assert (report.inputs, report.packed) == (3, 1)
     assert report.counts["masks"] == 1
     rows = quarantined(tmp_path / "dst")
@@ -376,8 +376,8 @@ def test_another_declaration_is_another_pack(tmp_path: Path) -> None:
     assert count_pack(src, dst, **counted).finished == 3  # type: ignore[arg-type]
     unlabelled = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
     assert count_pack(src, dst, **{**counted, "annotations": unlabelled}).finished == 0  # type: ignore[arg-type]
-    sf.pack(src, dst, annotations=unlabelled, max_bad=1, **SETTINGS)
-    sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_bad=1, **SETTINGS)
+    sf.pack(src, dst, annotations=unlabelled, max_errors=1, **SETTINGS)
+    sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_errors=1, **SETTINGS)
     assert contents(dst) == contents(tmp_path / "fresh")
 
 

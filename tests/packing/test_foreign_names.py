@@ -170,7 +170,7 @@ def test_no_name_leads_to_a_file_of_this_machine(
         with pytest.raises((ConfigError, PackIncompleteError), match="canary"):
             sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT)
         count_pack(_source(kind, bucket, names, tmp_path / "images"), tmp_path / "dry", preset="original")
-        sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT, max_bad=MANY)
+        sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT, max_errors=MANY)
     _check(canary, opened, dst)
     left_out = " ".join(f"{row['path']} {row['reason']}" for row in quarantined(dst))
     for name, place in zip(NAMES, names, strict=True):
@@ -206,7 +206,7 @@ def test_nor_do_names_in_a_source_of_a_dataset(
         sf.verify(dst, sources=[source])
         with pytest.raises((ConfigError, PackIncompleteError), match=r"canary|a/ok\.jpg"):
             sf.extend(source, dst, executor="serial")
-        sf.extend(source, dst, executor="serial", max_bad=MANY, on_conflict="skip")
+        sf.extend(source, dst, executor="serial", max_errors=MANY, on_conflict="skip")
         tar.write_bytes(tar.read_bytes()[:-2000])
         sf.repair(dst, source, workers=1)
     _check(canary, opened, dst)

@@ -24,7 +24,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder `src` with two bad inputs and `dst`, packed from it in three shards and extended by a fourth."""
     root = tmp_path_factory.mktemp("packed")
     src = write_tree(image_folder(root / "src", 50), {"a/bad.jpg": b"x", "b/worse.jpg": b""})
-    sf.pack(src, root / "dst", short_side=32, shard_samples=20, executor="serial", max_bad=2)
+    sf.pack(src, root / "dst", short_side=32, shard_samples=20, executor="serial", max_errors=2)
     write_tree(src, {f"0/{n}.jpg": photo(n) for n in range(9)})
     sf.extend(src, root / "dst", executor="serial")
     return root

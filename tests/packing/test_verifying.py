@@ -26,7 +26,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder `src`, a folder `more`, and `dst`, packed from the first and extended from the second."""
     root = tmp_path_factory.mktemp("packed")
     src = write_tree(image_folder(root / "src", 50), {"a/bad.jpg": b"\xff\xd8", "a/z.jpg": photo(3)})
-    sf.pack(src, root / "dst", **SETTINGS, max_bad=1)
+    sf.pack(src, root / "dst", **SETTINGS, max_errors=1)
     sf.extend(write_tree(root / "more", {f"h/{n}.jpg": photo(n) for n in range(4)}), root / "dst", executor="serial")
     return root
 

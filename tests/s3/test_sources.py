@@ -56,7 +56,7 @@ def test_an_object_that_changes_or_vanishes(tmp_path: Path, server: Server, pref
     with pytest.raises(PackIncompleteError):
         sf.pack(source, tmp_path / "dst", **settings)
     server.storage(prefix).put("c/0002.jpg", photo(3))
-    assert sf.pack(source, tmp_path / "dst", **settings, max_bad=1).resumed == 40 + 1
+    assert sf.pack(source, tmp_path / "dst", **settings, max_errors=1).resumed == 40 + 1
     assert sf.open(tmp_path / "dst").classes == ("a", "b", "c")
 
 
@@ -76,7 +76,7 @@ def test_a_table_in_a_bucket(tmp_path: Path, server: Server, prefix: str) -> Non
     (tmp_path / "src" / "t.csv").write_text(f"path\nimg/a/0000.jpg\n{here}/img/b/0001.jpg\nimg/none.jpg\n")
     server.put(prefix, tmp_path / "src")
     table = sf.sources.Table(f"{here}/t.csv", storage_options=server.options())
-    report = sf.pack(table, tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack(table, tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.packed, report.quarantined) == (2, 1)
     assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["img/none.jpg"]
 

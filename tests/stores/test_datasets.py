@@ -73,7 +73,7 @@ def test_batches_are_those_of_the_directory(place: tuple[str, Any], local: Path,
     url, options = place
 
     def batches(where: str | Path, state: Any = None, **more: Any) -> Any:
-        shuffle = sf.Shuffle(window=16, lanes=2)
+        shuffle = sf.Shuffle(buffer=16, streams=2)
         decoder = sf.decoders.RandomResizedCrop(12)
         loader = sf.Loader(where, batch_size=7, num_workers=2, tail="short", shuffle=shuffle, decoder=decoder, **more)
         if state is not None:

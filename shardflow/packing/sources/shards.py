@@ -208,7 +208,7 @@ def _rebuilt(storage: Storage, shard: Shard, tar: bytes) -> shard_index.Index:
     try:
         data = shard_index.rebuild(memoryview(tar), shard.index_sha256)
     except (FormatError, IntegrityError) as error:
-        raise error.at(shard=storage.url(shard.name)) from None
+        raise error.with_location(shard=storage.url(shard.name)) from None
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
 
 

@@ -134,7 +134,7 @@ def test_damaged_samples_of_our_own(tmp_path: Path) -> None:
     make_dataset(tmp_path / "src", [6])
     tar = tmp_path / "src" / "train" / "000000.tar"
     flip(tar, *(tar.read_bytes().index(name) + BLOCK for name in (b"000000002.jpg", b"000000004.cls")))
-    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_errors=2)
     assert (report.inputs, report.packed) == (6, 4)
     assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["train/000000.tar#2", "train/000000.tar#4"]
     assert all("CRC-32" in row["reason"] and row["stage"] == "read" for row in quarantined(tmp_path / "dst"))
@@ -143,7 +143,7 @@ def test_damaged_samples_of_our_own(tmp_path: Path) -> None:
 def test_incomplete_samples(tmp_path: Path) -> None:
     """A sample without an image is quarantined by its key, and the rest of the shard is packed."""
     tar = _foreign(tmp_path / "src" / "0.tar", [*_samples(2), {"__key__": "none", "txt": "alone"}, *_samples(2, 7)])
-    report = sf.pack(tar, tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack(tar, tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.inputs, report.packed) == (5, 4)
     (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"]) == ("0.tar/none", "read")
@@ -155,7 +155,7 @@ def test_a_damaged_tar_loses_nothing_silently(tmp_path: Path) -> None:
     for shard in range(2):
         tar = _foreign(tmp_path / "src" / f"{shard}.tar", _samples(4, 4 * shard))
     flip(tar, tar.read_bytes().index(b"00006.jpg"))
-    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_errors=2)
     assert (report.packed, report.quarantined) == (5, 2)
     assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["1.tar", "1.tar/00005"]
     assert "after sample '00005' the tar cannot be read" in quarantined(tmp_path / "dst")[0]["reason"]

@@ -112,7 +112,7 @@ def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     write_tree(tmp_path, {"1.jpg": photo(1)})
     rows = [("1.jpg", "a"), ("gone.jpg", "a"), ("", "a"), ("1.jpg", "")]
     table = _write(tmp_path / "t.csv", [{"path": path, "label": label} for path, label in rows])
-    report = sf.pack(table, tmp_path / "dst", **SMALL, max_bad=3)
+    report = sf.pack(table, tmp_path / "dst", **SMALL, max_errors=3)
     assert (report.inputs, report.packed) == (4, 1)
     found = quarantined(tmp_path / "dst")
     assert [(row["path"], row["stage"], row["reason"]) for row in found] == [
@@ -128,7 +128,7 @@ def test_the_slot_of_a_bad_row(tmp_path: Path) -> None:
     mask = encoded(Image.new("L", (96, 64)), "PNG")
     write_tree(tmp_path, {"good.png": mask, "bad.png": b""})
     table = _write(tmp_path / "t.csv", [{"path": "a/0000.jpg", "mask": f"{kind}.png"} for kind in ("bad", "good")])
-    sf.pack(sf.sources.Table(table, mask="mask"), tmp_path / "dst", **SMALL, max_bad=1)
+    sf.pack(sf.sources.Table(table, mask="mask"), tmp_path / "dst", **SMALL, max_errors=1)
     assert json.loads((tmp_path / "dst/train/000000.json").read_text())["skipped"] == [0]
 
 
@@ -137,7 +137,9 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
     write_tree(tmp_path, {"1.jpg": photo(1)})
     rows = [{"path": "\0.jpg", "text": ""}, {"path": "\ud800", "text": ""}, {"path": "1.jpg", "text": "\ud800 x"}]
     rows += [{"path": None, "text": "x"}]
-    sf.pack(sf.sources.Table(_write(tmp_path / "t.jsonl", rows), caption="text"), tmp_path / "dst", **SMALL, max_bad=3)
+    sf.pack(
+        sf.sources.Table(_write(tmp_path / "t.jsonl", rows), caption="text"), tmp_path / "dst", **SMALL, max_errors=3
+    )
     (sample,) = sf.open(tmp_path / "dst")["train"]
     assert sample["txt"] == b"? x"
     found = quarantined(tmp_path / "dst")
@@ -246,9 +248,9 @@ def test_a_changed_row_is_done_again(tmp_path: Path) -> None:
     rows[7]["note"] = "new"
     time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
     (tmp_path / names[12]).write_bytes((tmp_path / names[12]).read_bytes())
-    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **settings, max_bad=1)
+    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **settings, max_errors=1)
     assert report.resumed == 10  # of five shards, with the one whose input could not be read, three are done again
-    sf.pack(tmp_path / "t.csv", tmp_path / "fresh", **settings, max_bad=1)
+    sf.pack(tmp_path / "t.csv", tmp_path / "fresh", **settings, max_errors=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
 
 
@@ -286,7 +288,7 @@ def host() -> Iterator[str]:
 def test_urls_are_read_side_by_side(tmp_path: Path, host: str) -> None:
     """Images behind URLs are asked for many at a time, a missing one is quarantined, and no query is written down."""
     rows = [{"url": f"{host}/{n}.jpg?signature=hush{n}"} for n in [*range(8), 404]]
-    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.packed, report.quarantined) == (8, 1)
     files = b"".join(contents(tmp_path / "dst").values())
     assert f"{host}/404.jpg".encode() in files

@@ -1,4 +1,4 @@
-"""How well lanes and window mix, against a full shuffle and webdataset's shuffle buffer.
+"""How well streams and buffer mix, against a full shuffle and webdataset's shuffle buffer.
 
 Index arithmetic alone: 1,281,167 samples of 1,000 equal classes in shards of 2,048, as ImageNet would be packed, and no
 image is read. The orders compared are real: shardflow's plan, and the stages of the webdataset library itself.
@@ -21,9 +21,9 @@ import webdataset as wds
 
 from bench.report import markdown
 from shardflow.order import keyed_rng
-from shardflow.order.plan import Plan
-from shardflow.order.schedule import Schedule
-from shardflow.order.shuffle import LANES_PER_RANK, WINDOW
+from shardflow.order.rank_partition import RankPartition
+from shardflow.order.shuffle import BUFFER, STREAMS_PER_RANK
+from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.preview import mixing
 
 I64 = npt.NDArray[np.int64]
@@ -32,10 +32,10 @@ SAMPLES = 1_281_167
 SHARD_SAMPLES = 2048
 CLASSES = 1000
 BATCH = 256
-LANES = (1, 8, 64)
+STREAMS = (1, 8, 64)
 WINDOWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-DEFAULT = (LANES_PER_RANK, WINDOW)
-"""Lanes of a rank, and window; docs/performance.md argues for them."""
+DEFAULT = (STREAMS_PER_RANK, BUFFER)
+"""Streams of a rank, and buffer; docs/performance.md argues for them."""
 WORKERS = 8
 """Worker processes per rank for webdataset, whose order depends on them; shardflow's does not."""
 HORIZONS = (10, 100)
@@ -53,14 +53,14 @@ def full_shuffle(world: int) -> I64:
     return order[: SAMPLES // (world * BATCH) * world * BATCH].reshape(-1, world, BATCH)
 
 
-def planned(world: int, lanes: int, window: int, *, sticky: bool = False) -> I64:
+def planned(world: int, streams: int, buffer: int, *, shard_affinity: bool = False) -> I64:
     """Return the batches of shardflow's plan: shape [steps, world, BATCH]."""
-    plan = Plan(SIZES, seed=0, epoch=0, lanes=lanes, window=window, sticky=sticky)
+    plan = ShufflePlan(SIZES, seed=0, epoch=0, streams=streams, buffer=buffer, shard_affinity=shard_affinity)
     chunks = np.array_split(np.arange(SAMPLES), SAMPLES // 32768)
     order = np.concatenate([FIRST[shards] + records for shards, records in map(plan.locate, chunks)])
-    schedules = [Schedule(length=SAMPLES, batch_size=BATCH, rank=rank, world_size=world) for rank in range(world)]
-    steps = range(schedules[0].steps())
-    return np.stack([np.stack([order[rank.positions(0, step)[0]] for rank in schedules]) for step in steps])
+    partitions = [RankPartition(length=SAMPLES, batch_size=BATCH, rank=rank, world_size=world) for rank in range(world)]
+    steps = range(partitions[0].steps())
+    return np.stack([np.stack([order[rank.positions(0, step)[0]] for rank in partitions]) for step in steps])
 
 
 def webdataset_stream(shards: list[int], seed: int) -> I64:
@@ -150,11 +150,11 @@ def measure() -> str:
     for world in (1, 8):
         found.append(mixing_of(world, "full shuffle", full_shuffle(world)))
         found.append(mixing_of(world, "webdataset shuffle(1000)", webdataset_batches(world), streams=WORKERS))
-        for lanes, window in itertools.product(sorted({*LANES, DEFAULT[0] * world}), WINDOWS):
-            name = f"{lanes} lane{'s' * (lanes > 1)}, window {window}"
-            found.append(mixing_of(world, name, planned(world, lanes, window)))
-        batches = planned(world, DEFAULT[0] * world, DEFAULT[1], sticky=True)
-        found.append(mixing_of(world, f"{DEFAULT[0] * world} lanes, window {DEFAULT[1]}, sticky", batches))
+        for streams, buffer in itertools.product(sorted({*STREAMS, DEFAULT[0] * world}), WINDOWS):
+            name = f"{streams} stream{'s' * (streams > 1)}, buffer {buffer}"
+            found.append(mixing_of(world, name, planned(world, streams, buffer)))
+        batches = planned(world, DEFAULT[0] * world, DEFAULT[1], shard_affinity=True)
+        found.append(mixing_of(world, f"{DEFAULT[0] * world} streams, buffer {DEFAULT[1]}, shard_affinity", batches))
     columns = "ranks|order|open shards (most)|first batch|shards / batch|classes / batch|noise, 1 step|10 steps"
     columns += "|100 steps|first 64 steps|shuffled at packing|displacement"
     return markdown(columns.split("|"), found)
