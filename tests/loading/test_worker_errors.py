@@ -38,7 +38,7 @@ class OddError(Exception):
 
 
 class Fails:
-    """A transform, batch transform or decoder that raises an error after a number of calls."""
+    """A transform or batch transform that raises an error after a number of calls."""
 
     def __init__(self, error: Exception, at: int = 0) -> None:
         self.error, self.left = error, at
@@ -50,6 +50,18 @@ class Fails:
 
     def compute(self) -> torch.Tensor:
         """Raise it from one call further down."""
+        raise self.error
+
+
+class FailsToDecode(shardflow.decoders.CenterCrop):
+    """A decoder that raises an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(8)
+        self.error = error
+
+    def decode(self, payloads: Any, crops: Any, out: Any) -> Any:  # noqa: ARG002 - it never decodes
+        """Raise it."""
         raise self.error
 
 
@@ -80,13 +92,8 @@ class Ends:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader in the split's order."""
-    return shardflow.Loader(
-        url,
-        batch_size=4,
-        shuffle=False,
-        decoder=shardflow.decoders.CenterCrop(8),
-        **with_workers({"num_workers": 1, **options}),
-    )
+    small = {"batch_size": 4, "num_workers": 1, "shuffle": False, "decoder": shardflow.decoders.CenterCrop(8)}
+    return shardflow.Loader(url, **with_workers({**small, **options}))
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver", None])
@@ -115,7 +122,8 @@ def test_an_error_of_a_transform_arrives_as_it_is(dataset: Path, context: str | 
 def test_errors_of_decoder_and_batch_transform_name_the_batch(dataset: Path, argument: str, what: str) -> None:
     """They are errors for a batch, which is named by its first sample."""
     with pytest.raises(ValueError, match="boom") as caught:
-        list(loader(dataset, **{argument: Fails(ValueError("boom"))}))
+        error = ValueError("boom")
+        list(loader(dataset, **{argument: FailsToDecode(error) if argument == "decoder" else Fails(error)}))
     if sys.version_info >= (3, 11):
         (note,) = caught.value.__notes__
         assert note.startswith(f"shardflow: raised by {what}, for the batch of sample 000000000 of {dataset}/train/")
