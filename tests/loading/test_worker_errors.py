@@ -121,9 +121,10 @@ def test_an_error_of_a_transform_arrives_as_it_is(dataset: Path, context: str | 
 )
 def test_errors_of_decoder_and_batch_transform_name_the_batch(dataset: Path, argument: str, what: str) -> None:
     """They are errors for a batch, which is named by its first sample."""
+    error = ValueError("boom")
+    some = loader(dataset, **{argument: FailsToDecode(error) if argument == "decoder" else Fails(error)})
     with pytest.raises(ValueError, match="boom") as caught:
-        error = ValueError("boom")
-        list(loader(dataset, **{argument: FailsToDecode(error) if argument == "decoder" else Fails(error)}))
+        list(some)
     if sys.version_info >= (3, 11):
         (note,) = caught.value.__notes__
         assert note.startswith(f"shardflow: raised by {what}, for the batch of sample 000000000 of {dataset}/train/")
