@@ -77,7 +77,7 @@ def main() -> None:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(given.size, hflip=0),
+        decoder=shardflow.decoders.RandomResizedCrop(given.size, hflip=0),
         transform=Keyed(pipeline),
         num_workers=given.workers,
     )
@@ -85,7 +85,7 @@ def main() -> None:
     net = Net(len(shardflow.open(given.dataset).classes or ()))
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     total = torch.zeros(())
-    for images, labels in shardflow.DevicePrefetcher(loader, "cpu"):
+    for images, labels in shardflow.device.Prefetcher(loader, "cpu"):
         loss = F.cross_entropy(net(images), labels)
         optimiser.zero_grad()
         loss.backward()

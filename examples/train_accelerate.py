@@ -52,12 +52,12 @@ def train(arguments: argparse.Namespace, accelerator: Accelerator) -> None:
     """Train from the saved state, or from scratch, to the last epoch."""
     options = {"batch_size": arguments.batch_size, "num_workers": arguments.workers}
     loader = shardflow.Loader(
-        arguments.dataset, split="train", decoder=shardflow.RandomResizedCropDecoder(arguments.size), **options
+        arguments.dataset, split="train", decoder=shardflow.decoders.RandomResizedCrop(arguments.size), **options
     )
     val_loader = shardflow.Loader(
         arguments.dataset,
         split="val",
-        decoder=shardflow.CenterCropDecoder(arguments.size),
+        decoder=shardflow.decoders.CenterCrop(arguments.size),
         shuffle=False,
         tail="short",
         **options,

@@ -53,7 +53,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
         arguments.dataset,
         split=arguments.split,
         batch_size=arguments.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(arguments.size),
+        decoder=shardflow.decoders.RandomResizedCrop(arguments.size),
         num_workers=arguments.workers,
     )
     classes = shardflow.open(arguments.dataset).classes or ()

@@ -38,17 +38,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=None, help="worker processes")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    large = shardflow.RandomResizedCropDecoder(given.size, scale=(0.25, 1))
-    small = shardflow.RandomResizedCropDecoder(given.size * 3 // 7, scale=(0.05, 0.25))
+    large = shardflow.decoders.RandomResizedCrop(given.size, scale=(0.25, 1))
+    small = shardflow.decoders.RandomResizedCrop(given.size * 3 // 7, scale=(0.05, 0.25))
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.MultiView([large] * GLOBAL_VIEWS + [small] * given.local_views),
+        decoder=shardflow.decoders.MultiView([large] * GLOBAL_VIEWS + [small] * given.local_views),
         fields=("image", "random_key"),
         num_workers=given.workers,
     )
-    batches = shardflow.DevicePrefetcher(
-        loader, device, [shardflow.ColorJitter(0.4, 0.4, 0.2, 0.1), shardflow.Normalize()]
+    batches = shardflow.device.Prefetcher(
+        loader, device, [shardflow.device.ColorJitter(0.4, 0.4, 0.2, 0.1), shardflow.device.Normalize()]
     )
     torch.manual_seed(0)
     student = Net(given.outputs).to(device)

@@ -204,45 +204,44 @@ class Training:
             print(line, flush=True)
 
 
-def train_batches(given: argparse.Namespace, device: torch.device, classes: int) -> shardflow.DevicePrefetcher:
+def train_batches(given: argparse.Namespace, device: torch.device, classes: int) -> shardflow.device.Prefetcher:
     """Return the training data, augmented on the device."""
-    crop = shardflow.RandomResizedCropDecoder(given.size)
+    crop = shardflow.decoders.RandomResizedCrop(given.size)
     on_device = given.decode == "device"
     loader = shardflow.Loader(
         given.dataset,
         split="train",
         batch_size=given.batch_size,
-        decoder=shardflow.EncodedDecoder() if on_device else crop,
+        decoder=shardflow.decoders.Raw() if on_device else crop,
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )
     transforms = [
-        *([shardflow.DecodeJpeg(crop)] if on_device else []),
-        shardflow.Normalize(),
-        shardflow.RandomErasing(given.erase),
-        shardflow.OneOf(
+        *([shardflow.device.DecodeJpeg(crop)] if on_device else []),
+        shardflow.device.Normalize(),
+        shardflow.device.RandomErasing(given.erase),
+        shardflow.device.OneOf(
             [
-                shardflow.MixUp(alpha=given.mixup, num_classes=classes),
-                shardflow.CutMix(alpha=given.cutmix, num_classes=classes),
+                shardflow.device.MixUp(alpha=given.mixup, num_classes=classes),
+                shardflow.device.CutMix(alpha=given.cutmix, num_classes=classes),
             ]
         ),
     ]
-    return shardflow.DevicePrefetcher(loader, device, transforms, channels_last=True)
+    return shardflow.device.Prefetcher(loader, device, transforms, channels_last=True)
 
 
-def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.DevicePrefetcher:
+def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.device.Prefetcher:
     """Return the evaluation data: every sample once, whatever the number of ranks."""
     loader = shardflow.Loader(
         given.dataset,
         split="val",
         batch_size=given.batch_size,
-        decoder=shardflow.CenterCropDecoder(given.eval_size),
+        decoder=shardflow.decoders.CenterCrop(given.eval_size),
         shuffle=False,
         tail="short",
-        num_workers=given.workers,
-        persistent_workers=False,
+        num_workers=shardflow.Workers(given.workers, persistent_workers=False),
     )
-    return shardflow.DevicePrefetcher(loader, device, [shardflow.Normalize()], channels_last=True)
+    return shardflow.device.Prefetcher(loader, device, [shardflow.device.Normalize()], channels_last=True)
 
 
 def groups(net: nn.Module) -> list[dict[str, Any]]:

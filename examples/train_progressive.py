@@ -43,7 +43,7 @@ def train(given: argparse.Namespace, sizes: Mapping[int, int]) -> float:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(sizes),
+        decoder=shardflow.decoders.RandomResizedCrop(sizes),
         num_workers=given.workers,
     )
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def evaluate(net: torch.nn.Module, given: argparse.Namespace) -> float:
         given.dataset,
         split="val",
         batch_size=given.batch_size,
-        decoder=shardflow.CenterCropDecoder(given.size),
+        decoder=shardflow.decoders.CenterCrop(given.size),
         shuffle=False,
         num_workers=given.workers,
     )

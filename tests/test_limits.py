@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -25,7 +26,7 @@ from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoun
 from shardflow.formats import quarantine, shard_index, ustar
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
-from shardflow.loading.decoders import Decoder
+from shardflow.loading.decoders.decoder import Decoder
 from shardflow.packing.recipe import make_recipe
 from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.contact_sheet import sample_tiles
@@ -42,10 +43,10 @@ from tests.helpers.warm_python import python
 
 BOMBS, BURDENS = bombs.bombs(), bombs.burdens()
 DECODERS: dict[str, Decoder] = {
-    "random crop": sf.RandomResizedCropDecoder(16),
-    "centre crop": sf.CenterCropDecoder(16),
-    "whole": sf.ImageDecoder(),
-    "encoded": sf.EncodedDecoder(),
+    "random crop": sf.decoders.RandomResizedCrop(16),
+    "centre crop": sf.decoders.CenterCrop(16),
+    "whole": sf.decoders.Image(),
+    "encoded": sf.decoders.Raw(),
 }
 
 
@@ -66,7 +67,7 @@ def assert_too_large(said: Any) -> None:
 def pack(root: Path) -> None:
     """Pack the folder in both ways: all bombs are quarantined as too large, and whatever is packed is whole."""
     for preset in ("imagenet", "original"):
-        report = sf.pack(root / "src", root / preset, preset=preset, executor="serial", max_bad=99)
+        report = sf.pack(root / "src", root / preset, preset=preset, executor="serial", max_errors=99)
         assert report.inputs == len(BOMBS) + len(BURDENS) + 1
         rows = {row["path"]: row for row in quarantined(root / preset)}
         assert set(BOMBS) <= set(rows) <= {*BOMBS, *BURDENS}
@@ -80,16 +81,18 @@ def pack(root: Path) -> None:
 
 
 def load(root: Path, cache: sf.Cache | None) -> None:
-    """Load the tar: the bombs are bad samples, which others replace, and without `max_bad` the first is the error."""
+    """Load the tar: the bombs are bad samples, which others replace; without `max_errors` the first is the error."""
     for name, decoder in DECODERS.items():
         if cache is not None and name == "encoded":
             continue
         options: dict[str, Any] = {"shuffle": False, "num_workers": 0, "decoder": decoder, "cache": cache}
         whole = {"transform": lambda image: image[:, :1, :1]} if name == "whole" else {}
-        loader = sf.Loader(root / "indexed", batch_size=len(BOMBS) + len(BURDENS) + 1, max_bad=99, **options, **whole)
+        loader = sf.Loader(
+            root / "indexed", batch_size=len(BOMBS) + len(BURDENS) + 1, max_errors=99, **options, **whole
+        )
         for _ in range(2 if cache else 1):
             next(iter(loader))
-        large = [problem for problem in loader.substituted if "too large" in problem or "limit" in problem]
+        large = [problem for problem in loader.replaced if "too large" in problem or "limit" in problem]
         for bomb in BOMBS:
             (problem,) = [problem for problem in large if f"sample {bomb.replace('.', '-')}:" in problem]
             assert "0.tar" in problem
@@ -101,7 +104,7 @@ def load(root: Path, cache: sf.Cache | None) -> None:
 
 def decode_on_device() -> None:
     """Give the encoded images to the device's decoder, which does not rely on the loader's check."""
-    cpu, decode = torch.device("cpu"), sf.DecodeJpeg(sf.RandomResizedCropDecoder(16))
+    cpu, decode = torch.device("cpu"), sf.device.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
     for data in BOMBS.values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):
@@ -123,7 +126,7 @@ def look(root: Path) -> None:
     write_page(dataset, root / "page.html", split="train", count=99, findings=None, versions={})
     images = payloads(dataset["train"])
     assert len(images) == len(BOMBS) + len(BURDENS) + 1
-    with DecodeBaseline(images, sf.RandomResizedCropDecoder(16), 1) as baseline:
+    with DecodeBaseline(images, sf.decoders.RandomResizedCrop(16), 1) as baseline:
         assert baseline.measure(0.01).images > 0
 
 
@@ -133,7 +136,7 @@ def every_door(root: Path, way: str) -> None:
     torch.zeros(3, 40, 40, dtype=torch.uint8)
     warnings.simplefilter("error")
     bombs.enter_limits()
-    sf.index(root / "tars", root / "indexed", max_bad=99)
+    sf.index(root / "tars", root / "indexed", max_errors=99)
     pack(root)
     for cache in (None, sf.Cache(root / "cache", pixels="100GB")):
         load(root, cache)
@@ -176,8 +179,8 @@ def decode_largest() -> None:
     most = 4_000_000
     small, large = ({name: make(side) for name, make in LARGEST.items()} for side in (64, 1 << 30))
     recipes = [make_recipe(preset, max_pixels=most) for preset in ("imagenet", "original")]
-    whole = sf.ImageDecoder(max_pixels=most)
-    crops = [sf.RandomResizedCropDecoder(64, max_pixels=most), sf.CenterCropDecoder(64, max_pixels=most)]
+    whole = sf.decoders.Image(max_pixels=most)
+    crops = [sf.decoders.RandomResizedCrop(64, max_pixels=most), sf.decoders.CenterCrop(64, max_pixels=most)]
     for files, limited in ((small, False), (large, True)):  # the first time, codecs are loaded
         if limited:
             bombs.enter_limits(9 * most + 20_000_000)
@@ -280,10 +283,16 @@ def read_sparse(url: Path) -> None:
     with pytest.raises(IntegrityError, match=r"000000\.tar.*1: its parts have 1,700,00"):
         train[1]
     loader = sf.Loader(
-        url, batch_size=3, shuffle=False, num_workers=0, decoder=DECODERS["centre crop"], fields=("image",), max_bad=1
+        url,
+        batch_size=3,
+        shuffle=False,
+        num_workers=0,
+        decoder=DECODERS["centre crop"],
+        fields=("image",),
+        max_errors=1,
     )
     next(iter(loader))
-    assert len(loader.substituted) == 1
+    assert len(loader.replaced) == 1
 
 
 def largest(mode: str, kind: str, bytes_per_pixel: int, **options: Any) -> Callable[[int], bytearray]:
@@ -322,11 +331,11 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", {f"1.{kind.lower()}": bytes(data), "2.png": encoded(picture(3, 2), "PNG")})
     with contextlib.nullcontext() if way == "kernel" else without_kernel():
         for decoder, arguments in (
-            (sf.RandomResizedCropDecoder, (8,)),
-            (sf.CenterCropDecoder, (8,)),
-            (sf.AspectBucketDecoder, ([(8, 8), (8, 12)],)),
-            (sf.ImageDecoder, ()),
-            (sf.EncodedDecoder, ()),
+            (sf.decoders.RandomResizedCrop, (8,)),
+            (sf.decoders.CenterCrop, (8,)),
+            (lambda **limit: functools.partial(sf.decoders.Cover(**limit), shape=(8, 12)), ()),
+            (sf.decoders.Image, ()),
+            (sf.decoders.Raw, ()),
         ):
             assert decoder(*arguments, max_pixels=enough)([data], sizes, keys).failures == {}
             ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)([data], sizes, keys).failures.items()
@@ -336,7 +345,7 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match="max_pixels must be 1 or more"):
                 decoder(*arguments, max_pixels=0)
         for most, packed in ((enough, 2), (60 * 40 - 1, 1)):
-            report = sf.pack(src, tmp_path / f"{most}", max_pixels=most, short_side=8, executor="serial", max_bad=1)
+            report = sf.pack(src, tmp_path / f"{most}", max_pixels=most, short_side=8, executor="serial", max_errors=1)
             assert report.packed == packed
             assert sf.open(tmp_path / f"{most}").manifest.recipe["max_pixels"] == most
 
@@ -344,7 +353,7 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
 def test_long_and_thin_images_are_not_enlarged_without_a_limit() -> None:
     """A line of pixels, whose short side would become 64 pixels and its long side millions, is too large."""
     line = memoryview(bytearray(encoded(Image.new("RGB", (65_000, 1)), "JPEG")))
-    (error,) = sf.CenterCropDecoder(64)([line], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)).failures.values()
+    (error,) = sf.decoders.CenterCrop(64)([line], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)).failures.values()
     assert isinstance(error, TooLargeError)
     assert "would be resized to 4,810,000 x 74 pixels" in str(error)
 
@@ -356,7 +365,7 @@ def test_gigapixels_pass_pillow_where_they_are_asked_for(monkeypatch: pytest.Mon
     sizes, keys = np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert sf.ImageDecoder(max_pixels=2700)([payload], sizes, keys).failures == {}
+        assert sf.decoders.Image(max_pixels=2700)([payload], sizes, keys).failures == {}
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)  # Pillow warns from here on, and raises from 3000
-        assert sf.ImageDecoder(max_pixels=2700)([payload], sizes, keys).failures == {}
+        assert sf.decoders.Image(max_pixels=2700)([payload], sizes, keys).failures == {}
         assert Image.MAX_IMAGE_PIXELS == 1500

@@ -43,7 +43,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of inputs that are not packed.")
+@click.option("--max-errors", default=0, show_default=True, help="Maximum number of inputs that are not packed.")
 def pack(src: str, dst: str, preset: str, no_shuffle: bool, dry_run: bool, **given: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
@@ -73,7 +73,7 @@ def pack(src: str, dst: str, preset: str, no_shuffle: bool, dry_run: bool, **giv
     print_lines(_report_lines(report, dst), 13)
 
 
-def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:
+def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tuple[str, str]]:
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
     yield "packed", f"{report.packed:,} of {inputs} into {shards} in {shown_url(dst)}"
     splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())
@@ -116,11 +116,17 @@ def _preview_lines(counts: PackPreview, dst: str) -> Iterator[tuple[str, str]]:
         yield "labels", "none"
     yield "would write", plural(counts.shards, "shard")
     if counts.skipped:
-        yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
+        yield (
+            "skipped",
+            f"{describe_skipped(counts.skipped)}; or leave them out with --max-errors {len(counts.skipped)}",
+        )
     if counts.bad:
         named = "; ".join(f"{bad.path!r} ({bad.reason})" for bad in counts.bad[:3])
         found = f"{plural(len(counts.bad), 'input')} that could not be packed, such as {named}"
-        yield "bad", f"{found}; repair them, or leave them out with --max-bad {len(counts.bad) + len(counts.skipped)}"
+        yield (
+            "bad",
+            f"{found}; repair them, or leave them out with --max-errors {len(counts.bad) + len(counts.skipped)}",
+        )
     if counts.ignored:
         yield "left out", _extensions(counts.ignored)
     state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)

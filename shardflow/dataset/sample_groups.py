@@ -73,7 +73,9 @@ def _field(split: Split, name: str, shard: int, record: int) -> Any:
     try:
         content = {} if payload is None else parse_json(_PART, payload)
     except DecodeError as error:
-        raise IntegrityError(str(error)).at(shard=reader.url(shard), key=reader.key(shard, record)) from error
+        raise IntegrityError(str(error)).with_location(
+            shard=reader.url(shard), key=reader.key(shard, record)
+        ) from error
     if not isinstance(content, dict) or name not in content:
         fields = ", ".join(map(repr, list(content)[:_SHOWN_FIELDS])) if isinstance(content, dict) else ""
         raise ConfigError(

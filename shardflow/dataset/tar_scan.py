@@ -71,7 +71,7 @@ def scan_tar(storage: Storage, name: str, annotations: Annotations = NOTHING) ->
             for sample in read_samples(tar):
                 scan.add(sample)
         except TarError as error:
-            raise error.at(shard=storage.url(name)) from None
+            raise error.with_location(shard=storage.url(name)) from None
         return scan.result()
 
 

@@ -122,7 +122,7 @@ def _draw_pictures(folder: Path, pictures: tuple[int, int], workers: int, report
 def _pack(images: Path, url: Path, workers: int, report: Report, *, shard_samples: int) -> None:
     report("pack", f"resizing {images} to a short side of 256 pixels, as shards in {url}")
     # Bad files do not end the demo, they are reported.
-    packed = shardflow.pack(images, url, workers=max(1, workers), shard_samples=shard_samples, max_bad=1 << 62)
+    packed = shardflow.pack(images, url, workers=max(1, workers), shard_samples=shard_samples, max_errors=1 << 62)
     sizes = f"{packed.bytes_in / 1e6:.1f} -> {packed.bytes_out / 1e6:.1f} MB"
     speed = f"in {packed.seconds:.1f} s: {packed.inputs / packed.seconds:.0f} images/s"
     report("", f"{packed.packed} of {packed.inputs} images in {plural(packed.shards, 'shard')}, {sizes} {speed}")
@@ -146,7 +146,7 @@ def _verify(url: Path, report: Report, failures: list[str]) -> None:
 
 def _stream(url: Path, split: str, workers: int, report: Report, failures: list[str]) -> None:
     """Stream an epoch and save the state halfway, time another epoch, and resume the first one from the state."""
-    decoder, fields = shardflow.RandomResizedCropDecoder(_CROP), ("image", "key")
+    decoder, fields = shardflow.decoders.RandomResizedCrop(_CROP), ("image", "key")
     loader = partial(shardflow.Loader, url, split=split, decoder=decoder, fields=fields, tail="short", limit=_LIMIT)
     report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, worker processes: {workers}")
     stream = loader(batch_size=BATCH, num_workers=workers)
@@ -209,7 +209,7 @@ def draw_samples(
         url,
         split=split,
         batch_size=1,
-        decoder=shardflow.RandomResizedCropDecoder(SIDE, scale=CROP),
+        decoder=shardflow.decoders.RandomResizedCrop(SIDE, scale=CROP),
         transform=AUGMENTATION,
         num_workers=0,
         seed=seed,

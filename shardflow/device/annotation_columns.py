@@ -14,14 +14,8 @@ import numpy as np
 import torch
 
 from shardflow.errors import ConfigError
-from shardflow.loading.annotation_fields import (
-    BOXES,
-    KEYPOINTS,
-    AnnotationFields,
-    CroppedBoxes,
-    is_object_field,
-    move_objects,
-)
+from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes, move_objects
+from shardflow.loading.annotation_fields import AnnotationFields, is_object_field
 from shardflow.loading.fields import CROP_FIELDS
 
 from .transforms import rng
@@ -133,8 +127,8 @@ class AnnotationColumns:
             if not isinstance(transform, SpatialTransform):
                 continue
             params[number] = _draw(transform, rng.fold(keys, number), sizes.tolist())
-            geometry = transform.geometry(params[number], sizes) if len(keys) else None
-            if geometry is None:
+            crops = transform.crops(params[number], sizes) if len(keys) else None
+            if crops is None:
                 continue
             if columns.padding:
                 raise ConfigError(
@@ -142,11 +136,12 @@ class AnnotationColumns:
                     "would be wrong; leave these fields out, or transform in the loader, before images are padded"
                 )
             if _FLIPPED in columns.crops:
-                fields[_FLIPPED] = fields[_FLIPPED] ^ torch.from_numpy(geometry.flip)
+                fields[_FLIPPED] = fields[_FLIPPED] ^ torch.from_numpy(crops.flip)
             if columns.objects:
                 arrays = {field: [each.cpu().numpy() for each in fields[field]] for field in columns.objects}
-                fields |= move_objects(arrays, geometry, self._rule, self._flip_pairs or ())
-            sizes = geometry.windows.astype(np.int64)
+                moved = move_objects(arrays, crops, self._rule, self._flip_pairs or ())
+                fields |= {field: [torch.from_numpy(each) for each in values] for field, values in moved.items()}
+            sizes = crops.extents.astype(np.int64)
         return params
 
 

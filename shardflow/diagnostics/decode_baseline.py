@@ -21,7 +21,7 @@ import torch
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import DeadlineError
 from shardflow.formats.image_types import image_size
-from shardflow.loading.decoders import Decoder
+from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.stages import image_part
 from shardflow.loading.workers import exit_with_parent
 
@@ -101,6 +101,6 @@ def _decode_on_request(
         now, images, turn = begin, 0, seed  # each process starts with another batch
         while now - begin < seconds:
             batch, batch_sizes = batches[turn % len(batches)]
-            decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), buffer)
+            decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), allocate=buffer)
             images, turn, now = images + len(batch), turn + 1, time.perf_counter()
         requests.send((images, now - begin, time.process_time() - cpu))

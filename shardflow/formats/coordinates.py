@@ -73,8 +73,8 @@ def move_coordinates(
     before: Size,
     after: Size,
     *,
-    move_box: Callable[[float, float, float, float], tuple[float, ...]],
-    move_point: Callable[[float, float], tuple[float, float]],
+    move_boxes: Callable[[Array], Array],
+    move_points: Callable[[Array], Array],
 ) -> tuple[dict[str, bytes], Coordinates]:
     """Return the parts with their coordinates moved and all else as it was, by name, and what was read from them.
 
@@ -82,8 +82,8 @@ def move_coordinates(
         annotations, read_part: As for `read_coordinates`.
         before: Size of the image to which the coordinates belong.
         after: Size of the image to which the moved ones belong.
-        move_box: Moves left, top, right, bottom, in pixels.
-        move_point: Moves x, y, in pixels. A point whose visibility is 0 stays as it is.
+        move_boxes: Moves boxes, float64 [N, 4]: left, top, right, bottom in pixels.
+        move_points: Moves points, float64 [N, 2]: x, y in pixels. A point whose visibility is 0 stays as it is.
 
     Raises:
         DecodeError: As for `read_coordinates`.
@@ -91,9 +91,10 @@ def move_coordinates(
     found = _Documents(annotations, read_part)
     boxes, fields, points = found.boxes(before), found.box_fields(), found.keypoints(before)
     if boxes is not None:
-        found.write_boxes(np.array([move_box(*box) for box in boxes.tolist()], np.float64).reshape(-1, 4), after)
+        found.write_boxes(move_boxes(boxes), after)
     if points is not None:
-        found.write_keypoints(points, after, move_point)
+        moved = move_points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:-1], 2)
+        found.write_keypoints(moved, after)
     return found.to_bytes(), _coordinates(boxes, fields, points)
 
 
@@ -205,8 +206,8 @@ class _Documents:
         for slot, box in zip(self._boxes, boxes.tolist(), strict=True):
             slot.container[slot.key] = [round(number, digits) for number in box]
 
-    def write_keypoints(self, points: Array, size: Size, move: Callable[[float, float], tuple[float, float]]) -> None:
-        """Put keypoints, moved, in the place of those that were read."""
+    def write_keypoints(self, points: Array, size: Size) -> None:
+        """Put keypoints in pixels, float64 [..., 2], in the place of those that were read and have a visibility."""
         declared = self._annotations.keypoints
         assert declared is not None
         digits = _DIGITS[declared.normalized]
@@ -215,11 +216,10 @@ class _Documents:
             is_flat = bool(slot.value) and not isinstance(slot.value[0], list)
             stored = _rows(slot.value, len(declared.format)) if is_flat else slot.value
             moved = []
-            for (x, y, *_), own in zip(rows, stored, strict=True):
+            for to, own in zip(rows, stored, strict=True):
                 if declared.visibility and own[2] == 0:
                     moved.append(own)
                     continue
-                to = move(x, y)
                 _checked(declared, np.array(to))
                 moved.append([*(round(at / side, digits) for at, side in zip(to, scale, strict=True)), *own[2:]])
             slot.container[slot.key] = list(itertools.chain.from_iterable(moved)) if is_flat else moved

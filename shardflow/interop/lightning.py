@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shardflow.loading.decoders import CenterCropDecoder, RandomResizedCropDecoder
+from shardflow.loading.decoders.center_crop import CenterCrop
+from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
 from shardflow.loading.loader import Loader
 
 try:
@@ -46,7 +47,7 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
 
     def train_dataloader(self) -> Loader:
         """Return the loader of shuffled random crops."""
-        return Loader(self.url, split=self.splits["train"], decoder=RandomResizedCropDecoder(self.size), **self.options)
+        return Loader(self.url, split=self.splits["train"], decoder=RandomResizedCrop(self.size), **self.options)
 
     def val_dataloader(self) -> Loader:
         """Return the loader of every sample once, in order."""
@@ -60,7 +61,7 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
         return Loader(
             self.url,
             split=self.splits[purpose],
-            decoder=CenterCropDecoder(self.size),
+            decoder=CenterCrop(self.size),
             shuffle=False,
             tail="short",
             **self.options,

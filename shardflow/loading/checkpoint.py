@@ -9,18 +9,13 @@ from typing import Any
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
-from shardflow.order.plan import MOST_LANES
+from shardflow.order.shuffle import MOST_STREAMS
 
-from .sampler import EpochOrder, EpochStart
-
-_LATER_ENTRIES = {"sticky": False, "weights": None, "class_batches": None, "buckets": None, "source": 0}
-"""Entries that states of this version did not have at first, and what held then. A state has them where they differ."""
+from .source import EpochStart, Source
 
 _ARGUMENTS = {
-    "weights": "weights=, or set_weights before load_state_dict",
-    "class_batches": "samples_per_class= and batch_size=",
-    "buckets": "AspectBucketDecoder, batch_size= and world_size=",
-    "sticky": "shuffle=Shuffle(sticky=...)",
+    "sampler": "sampler=, batch_size= and world_size=, or set_sampler before load_state_dict",
+    "shard_affinity": "shuffle=Shuffle(shard_affinity=...)",
     "source": "its place among the sources of a Mix",
 }
 """The arguments behind entries that have other names."""
@@ -28,9 +23,9 @@ _ARGUMENTS = {
 MOST_EPOCHS = 2**31 - 1
 """The largest number of an epoch that a run can be set to: it goes on from there, and workers get it in 64 bits."""
 
-_BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "lanes": (1, MOST_LANES)}
+_BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "streams": (1, MOST_STREAMS)}
 
-STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
+STATE_VERSION = 1
 
 
 @dataclass(slots=True)
@@ -58,39 +53,39 @@ class Cursor:
         self.position, self.begun = position, True
 
 
-def identity(dataset: Dataset, order: EpochOrder, lanes: int) -> dict[str, Any]:
+def identity(dataset: Dataset, source: Source, streams: int) -> dict[str, Any]:
     """Return the settings that must be equal for a position to mean the same sample."""
+    order = source.epochs
     return {
         "version": STATE_VERSION,
         "fingerprint": dataset.fingerprint,
-        "split": order.split.name,
-        "limit": order.limit,
+        "split": source.split.name,
+        "limit": source.limit,
         "samples_per_epoch": order.samples_per_epoch,
-        "shuffle": order.shuffle,
         "seed": order.seed,
         "source": order.source,
-        "lanes": lanes,
-        "window": order.window,
-        "sticky": order.sticky,
-        "weights": None if order.weights is None else order.weights.digest,
-        "class_batches": None if (made := order.class_batches) is None else [made.classes, made.samples_per_class],
-        "buckets": None if (buckets := order.buckets) is None else [buckets.global_batch, buckets.sizes],
+        "shuffle": order.shuffle is not None,
+        "streams": streams,
+        "shuffle_buffer": None if order.shuffle is None else order.shuffle.buffer,
+        "shard_affinity": order.shuffle is not None and order.shuffle.shard_affinity,
+        "sampler": order.sampler.identity,
     }
 
 
-def save(dataset: Dataset, order: EpochOrder, lanes: int, cursor: Cursor) -> dict[str, Any]:
-    """Return the state of a loader: plain values, for `restore`."""
-    settings = identity(dataset, order, lanes)
-    kept = {name: value for name, value in settings.items() if value != _LATER_ENTRIES.get(name, ...)}
-    return {**kept, "epoch": cursor.epoch, "position": cursor.position}
+def save(dataset: Dataset, source: Source, start: EpochStart) -> dict[str, Any]:
+    """Return the state of a source that goes on at a start: plain values, for `restore`."""
+    return {**identity(dataset, source, start.streams), "epoch": start.epoch, "position": start.position}
 
 
-def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes: int) -> EpochStart:
-    """Return where a saved state starts; lanes that the run does not set itself are taken from the state."""
+def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams: int) -> EpochStart:
+    """Return where a saved state starts; streams that the run does not set itself are taken from the state.
+
+    Raises:
+        ResumeMismatchError: The state belongs to another dataset, split or order, or is damaged.
+    """
     if not isinstance(state, Mapping):
         raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
-    state = {**_LATER_ENTRIES, **state}
-    expected = identity(dataset, order, lanes)
+    expected, order = identity(dataset, source, streams), source.epochs
     missing = sorted({*expected, "epoch", "position"} - set(state))
     if missing:
         inner = next(
@@ -103,10 +98,8 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
             f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
             "samples differently: start an epoch anew, or continue with the shardflow that saved the state"
         )
-    if order.lanes is None:
-        del expected["lanes"]
-    if not order.shuffle:
-        del expected["window"]
+    if order.shuffle is None or order.shuffle.streams is None:
+        expected = {name: value for name, value in expected.items() if name != "streams"}
     if differences := compare(state, expected):
         arguments = [how for name, how in _ARGUMENTS.items() if state[name] != expected[name]]
         remedy = "make these equal" + (f" ({'; '.join(arguments)})" if arguments else "")
@@ -117,7 +110,7 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
                     f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
                 )
         raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differences)}; {remedy}")
-    start = EpochStart(*saved_integers(state, "epoch", "position", "lanes"))
+    start = EpochStart(*saved_integers(state, "epoch", "position", "streams"))
     if start.position > order.length:
         raise ResumeMismatchError(
             f"the state is damaged: position {start.position} in an epoch of {order.length} samples"

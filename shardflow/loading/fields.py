@@ -12,9 +12,10 @@ from shardflow.errors import ConfigError, ShardflowError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
+from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
 
-from .annotation_fields import BOXES, KEYPOINTS, CroppedBoxes, field_parts
-from .stacking import ONE_SIZE, Stacking
+from .annotation_fields import field_parts
+from .padding import ONE_SIZE, Padding
 
 COMPUTED = (
     "image", "flipped", "crop", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index",
@@ -65,7 +66,7 @@ def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split,
     return tuple(fields)
 
 
-def check_image_fields(fields: Sequence[str], *, views: bool, moved: Sequence[str], stacking: Stacking) -> None:
+def check_image_fields(fields: Sequence[str], *, views: bool, moved: Sequence[str], padding: Padding) -> None:
     """Check that fields that describe the images of a batch fit what the batch has of them; ConfigError if not."""
     if views and moved:
         raise ConfigError(
@@ -80,7 +81,7 @@ def check_image_fields(fields: Sequence[str], *, views: bool, moved: Sequence[st
     if "image" not in fields or views:
         reason = "a MultiView has no" if views else "the fields lack 'image', their"
         raise ConfigError(f"{' and '.join(found)}: {reason} images of one size each; leave them out")
-    if "pixel_mask" in found and not stacking.stack:
+    if "pixel_mask" in found and not padding.stack:
         raise ConfigError("pixel_mask says where a batch is padded; images in a list are not: leave it out")
 
 

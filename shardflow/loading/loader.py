@@ -1,66 +1,48 @@
-"""The loader: `for images, labels in loader`.
-
-The cursor (epoch, position) is the whole state. It lives here, in the training process, and moves when a batch is
-handed out; workers receive the start of an iteration and compute everything else.
-"""
+"""The loader: `for images, labels in loader`."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, NoReturn
-
-import numpy as np
-import webdataset as wds
-from torch.utils.data import DataLoader
+from typing import Any, NoReturn
 
 from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
 from shardflow._wording import plural
-from shardflow.dataset.open_dataset import open_dataset
+from shardflow.dataset.open_dataset import Split, open_dataset
 from shardflow.errors import ConfigError
-from shardflow.formats.image_limits import MAX_PIXELS
-from shardflow.order.class_batches import ClassBatches
-from shardflow.order.schedule import MOST_BATCH, Schedule
-from shardflow.order.weights import Weights
+from shardflow.geometry.objects import CroppedBoxes
+from shardflow.order.epochs import Epochs
+from shardflow.order.mixture import Shares
+from shardflow.order.rank_partition import MOST_BATCH, RankPartition
+from shardflow.order.sampler import Sampler
+from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
-from .annotation_fields import AnnotationFields, CroppedBoxes
-from .aspect_buckets import AspectBucketDecoder, sample_buckets
-from .batch_run import BatchRun
-from .checkpoint import Cursor
-from .decoders import (
-    CenterCropDecoder,
-    Decoder,
-    ImageDecoder,
-    RandomResizedCropDecoder,
-    jpeg_decoder,
-    stacking_of,
-    warn_without_kernel,
-)
+from .annotation_fields import AnnotationFields
+from .batch_sampler import WholeBatches
+from .decoders.center_crop import CenterCrop
+from .decoders.cover import Cover
+from .decoders.decoder import Decoder, check_decoder
+from .decoders.random_resized_crop import RandomResizedCrop
+from .distributed import check_equal_on_ranks, resolve_group
+from .engine import Engine
+from .explained_sample import ExplainedSample, explain_sample
+from .facts import split_facts
 from .fields import check_image_fields, check_stackable, resolve_fields, split_options
 from .map_dataset import MapDataset
-from .multi_view import MultiView, views_of
-from .pipeline import PipelineSource, build_pipeline, describe_batches
 from .pixel_cache import PixelCache
-from .provenance import describe_dataset, describe_object, describe_versions
-from .sample_weights import WeightsLike, class_labels, make_weights
-from .sampler import Buckets, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
-from .shared_memory import SLOTS_BEYOND_PREFETCH
+from .run_metadata import describe_dataset, describe_object, describe_versions
+from .source import EpochStart, Source
 from .stages import Transforms
-from .stats import Stats, StatsRecorder
-from .topology import check_equal_on_ranks, resolve_rank, usable_cores
 from .tv_sample import check_movable
-from .workers import WorkerPool, check_sendable
+from .workers import Workers, check_sendable
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_CLASSES = 5
 
 _ELSEWHERE = {
     "cache_dir": "use cache",
@@ -69,43 +51,37 @@ _ELSEWHERE = {
     "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
-    "device": "DevicePrefetcher(loader, device) brings batches to a device",
+    "device": "device.Prefetcher(loader, device) brings batches to a device",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
     "generator": "seed decides all that is random",
-    "handler": "max_bad says how many damaged samples others may replace",
-    "image_size": "the size of crops is the decoder's: decoder=shardflow.RandomResizedCropDecoder(224)",
+    "handler": "max_errors says how many damaged samples others may replace",
+    "image_size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "in_order": "batches always come in order",
     "nodesplitter": "every rank gets its own share, without a splitter",
-    "num_replicas": "use world_size",
-    "pin_memory_device": "pin_memory serves every device",
+    "multiprocessing_context": "use num_workers=Workers(..., multiprocessing_context=...)",
+    "num_replicas": "use group=(rank, size)",
+    "persistent_workers": "use num_workers=Workers(..., persistent_workers=...)",
+    "pin_memory": "memory is pinned where there is a GPU; else use num_workers=Workers(..., pin_memory=...)",
+    "pin_memory_device": "pinned memory serves every device",
+    "prefetch_factor": "use num_workers=Workers(..., prefetch_factor=...)",
+    "rank": "use group=(rank, size)",
     "resampled": "an epoch has each sample once; samples_per_epoch gives it another length",
-    "sampler": "every rank gets its own share: shuffle and seed decide the order, rank and world_size the share",
+    "samples_per_class": "sampler=shardflow.samplers.ClassBatches(...) composes batches by class",
     "shardshuffle": "shuffle=True shuffles the shards too",
-    "size": "the size of crops is the decoder's: decoder=shardflow.RandomResizedCropDecoder(224)",
+    "size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers have limits of their own",
     "transforms": "use transform, called with each image, or batch_transform",
+    "weights": "sampler=shardflow.samplers.Weighted(...) draws samples by weight",
     "worker_init_fn": "transforms are seeded for each sample, so workers need none",
     "workers": "use num_workers",
+    "world_size": "use group=(rank, size)",
     "workersplitter": "every worker gets its own share, without a splitter",
 }
 """What arguments of the loaders and datasets of PyTorch and webdataset are here."""
 
-_KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder, MultiView)
 
-
-class BatchSampler(NamedTuple):
-    """The one attribute of a torch DataLoader that trainers look for on a loader.
-
-    Lightning calls `loader.batch_sampler.sampler.set_epoch` and reads `loader.batch_sampler.batch_size`. There is no
-    `loader.sampler`: where that exists, Lightning replaces it to shuffle by itself.
-    """
-
-    sampler: Any  # the loader or mix itself
-    batch_size: int
-
-
-class Loader:
+class Loader(Engine):
     """Streams one split of a dataset as batches; iterating it again gives the next epoch.
 
     >>> loader = shardflow.Loader("photos256", split="train", batch_size=256)      # doctest: +SKIP
@@ -117,10 +93,10 @@ class Loader:
         split: Name of the split to read.
         version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
         batch_size: Samples per batch and rank, 1 or more.
-        decoder: Decodes and crops the images of a batch, as the protocol `loading.decoders.Decoder` describes. By
-            default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. Several crops of each
-            image: `MultiView([...])`. To decode on the device, `EncodedDecoder()` here and `DecodeJpeg` among the
-            transforms of `DevicePrefetcher`.
+        decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
+            one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
+            `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
+            `device.Prefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
             With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
             the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
@@ -135,15 +111,15 @@ class Loader:
             (float32 [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
             "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
             sample) alone, for transforms on a device), "index" (int64 [B], the samples' numbers in the split, as in
-            `set_weights` and `Subset`), "source" (int64 [B], the number of the samples' loader in a `Mix`; 0 without),
-            and the name of any part: "txt" (list of str), "json" (list of parsed values), others (list of bytes).
-            Annotations that the dataset declares are cropped,
-            resized and flipped as the image is: "mask", or another part that is a mask, without its ".png" (uint8, of
-            16-bit PNGs int32, [B, 1 or 3, H, W]), "boxes" or `CroppedBoxes(min_visibility=...)` (a list of float32
-            [N, 4]: left, top, right, bottom in pixels of the crop), "box_NAME" for a field of the boxes (a list of
-            int64 or float32 [N]) and "keypoints" (a list of float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image
-            and label, or image and key for a dataset without labels; with tail="pad", "valid" comes third.
-        shuffle: True, False for the split's own order, or `Shuffle(window=..., lanes=...)`.
+            `samplers.Subset`), "source" (int64 [B], the number of the samples' loader in a `Mix`; 0 without), and the
+            name of any part: "txt" (list of str), "json" (list of parsed values), others (list of bytes).
+            Annotations that the dataset declares are cropped, resized and flipped as the image is: "mask", or another
+            part that is a mask, without its ".png" (uint8, of 16-bit PNGs int32, [B, 1 or 3, H, W]), "boxes" or
+            `CroppedBoxes(min_visibility=...)` (a list of float32 [N, 4]: left, top, right, bottom in pixels of the
+            crop), "box_NAME" for a field of the boxes (a list of int64 or float32 [N]) and "keypoints" (a list of
+            float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image and label, or image and key for a dataset without
+            labels; with tail="pad", "valid" comes third.
+        shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`.
         seed: Seed of the order and of all augmentation.
         tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
             samples from the start of the epoch, "short" distributes them (a rank may get an empty batch). All ranks
@@ -153,25 +129,15 @@ class Loader:
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps: each iteration hands out that
             many samples and the next one continues after them, from pass to pass over the split without a gap. By
             default an epoch is one pass.
-        weights: How often each sample comes in an epoch, on average; by default once. A number per sample, 0 or more
-            ([N], or the path of a `.npy`), or a `Subset`, in its own order with shuffle=False; or a mapping from class
-            to number, 1 for the others; or "balanced", each class equally often, or "sqrt", a class in proportion to
-            the square root of its images, which both keep the length of the epoch. Its length is the sum of the
-            weights, rounded. In each epoch a sample comes its weight rounded up or down times, and each time with a
-            random key of its own.
-        samples_per_class: Compose each batch of `batch_size / samples_per_class` different classes, with this many
-            samples of each, one class after the other: for losses over pairs and triplets. A sample comes once at most
-            in an epoch; those that fill no batch are others in each. Classes with fewer samples never come, of which
-            a warning tells. Batches have samples from all over the split.
-        max_bad: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
-            keep their steps and shapes; `substituted` names them. With 0, the first damaged sample raises its error.
-        num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
-        prefetch_factor: Batches prefetched by each worker, 1 or more.
-        persistent_workers: Keep the workers from epoch to epoch.
-        pin_memory: Put batches into pinned memory; by default where there is a GPU.
-        multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
-        rank, world_size: By default those of torch.distributed if it is initialised, else RANK and WORLD_SIZE from the
-            environment, else 0 and 1.
+        sampler: Which samples make an epoch, and how they form batches; by default each sample comes once. One of
+            `shardflow.samplers`, such as `Weighted("balanced")`, `Subset(numbers)`, `ClassBatches(4)` and
+            `AspectBuckets([(224, 224), ...])`, or one that you write. `shuffle` and `limit` count for it too.
+        max_errors: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
+            keep their steps and shapes; `replaced` names them. With 0, the first damaged sample raises its error.
+        num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process. Or
+            `Workers(8, prefetch_factor=..., pin_memory=..., multiprocessing_context=..., persistent_workers=...)`.
+        group: The rank of this process and their number, as (rank, size); by default those of torch.distributed if it
+            is initialised, else RANK and WORLD_SIZE from the environment, else (0, 1).
         cache: Where shards that are not on a local disk are kept: a directory, or `Cache(directory, limit=...,
             pixels=...)`. Ranks, workers and runs on a host share it. By default `shardflow` in the user's cache
             directory, up to 100 GB. Of a dataset larger than the limit, the same shards stay. With `pixels`,
@@ -183,15 +149,7 @@ class Loader:
     Attributes:
         dataset: The samples as PyTorch's map-style datasets are: `len(loader.dataset)` of them, `loader.dataset[i]` is
             (image, label), uint8 [3, H, W] and int. Its `dataset` is the open dataset with all of its splits.
-        split: The split that is read.
-        fields: What a batch consists of.
-        annotations: Which of the fields follow the crops, and which boxes stay.
-        batch_size, num_workers, max_bad: As given, or chosen.
-        order: The order of the epochs.
-        persistent: Whether workers are kept from epoch to epoch.
-        is_mixed: Whether it is part of a `Mix`, which counts on the length of its epochs.
-        decoder: The decoder in use.
-        pixel_cache: The cache of decoded images; None without one.
+        source: The split, as it is sampled, read, decoded and transformed.
 
     Raises:
         ConfigError: An argument is wrong, or the dataset lacks a field.
@@ -216,215 +174,103 @@ class Loader:
         tail: str | None = None,
         limit: int | None = None,
         samples_per_epoch: int | None = None,
-        weights: WeightsLike = None,
-        samples_per_class: int | None = None,
-        max_bad: int = 0,
-        num_workers: int | None = None,
-        prefetch_factor: int = 4,
-        persistent_workers: bool = True,
-        pin_memory: bool | None = None,
-        multiprocessing_context: Any = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        sampler: Sampler | None = None,
+        max_errors: int = 0,
+        num_workers: int | Workers | None = None,
+        group: tuple[int, int] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        workers = num_workers if isinstance(num_workers, Workers) else Workers(num_workers)
         batch_size = check_integer("batch_size", batch_size, 1, MOST_BATCH)
-        num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
-        prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
-        transforms = list(transform) if isinstance(transform, Sequence) else [transform]
-        callables = (("decoder", decoder), *(("transform", each) for each in transforms))
-        for name, value in (*callables, ("batch_transform", batch_transform)):
-            check_callable(name, value)
-            if name != "decoder" and type(value).__module__.startswith("shardflow.device."):
-                raise ConfigError(
-                    f"{type(value).__name__} is no {name} of a loader: put it into the transforms of a "
-                    "DevicePrefetcher, which takes device='cpu' too"
-                )
-        self.max_bad = check_integer("max_bad", max_bad, 0)
-        self._transform, self._batch_transform, self.persistent = transform, batch_transform, persistent_workers
-
-        self._opened = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
-        self.split = self._opened[split]
-        rank, world_size = resolve_rank(rank, world_size)
-        self.order = EpochOrder(
-            self.split, seed=seed, shuffle=shuffle, limit=limit, samples_per_epoch=samples_per_epoch
+        max_errors = check_integer("max_errors", max_errors, 0)
+        _check_callables(transform, batch_transform)
+        opened = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
+        chosen, (rank, world_size) = opened[split], resolve_group(group)
+        self._facts = split_facts(
+            chosen, opened.classes, shuffle=shuffle, limit=limit, batch_size=batch_size, world_size=world_size
         )
-        if weights is not None:
-            self.order.set_weights(self._make_weights(weights))
-        if samples_per_class is not None:
-            self.order.set_class_batches(self._make_class_batches(batch_size, samples_per_class))
-        if tail is None:
-            tail = "drop" if self.order.shuffle else "short"
-        self._schedule = Schedule(
-            length=self.order.length,
+        self._is_sampled = sampler is not None
+        epochs = self._new_epochs(sampler, seed, samples_per_epoch)
+        partition = RankPartition(
+            length=epochs.length,
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
-            tail=tail,
-            contiguous=samples_per_class is not None,
+            tail=("short" if epochs.shuffle is None else "drop") if tail is None else tail,
+            contiguous=epochs.sampler.together == "batch",
         )
-        self._check_epoch()
-        self._lanes = self.order.default_lanes(world_size)
-        self.is_mixed = False
-        self._cursor = Cursor()
-        self._control = WorkerControl(num_workers)
-        self._sampler = PlanSampler(self.order, self._schedule, self._control)
-
-        self.dataset = MapDataset(self._opened, self.split, self.order.samples)
+        _check_epoch(chosen.name, epochs, partition)
         names, boxes = split_options(fields)
-        self.fields = resolve_fields(names, self._opened, self.split, pad=tail == "pad")
-        self.batch_size, self.num_workers = batch_size, num_workers
-        if decoder is None:
-            decoder = RandomResizedCropDecoder() if self.order.shuffle else CenterCropDecoder()
-        self.decoder = decoder
-        self._check_transforms(transforms)
-        self.annotations = AnnotationFields(
-            self.fields, self._opened.manifest.annotations, boxes, getattr(decoder, "max_pixels", MAX_PIXELS)
+        fields = resolve_fields(names, opened, chosen, pad=partition.tail == "pad")
+        decoder = _decoder(decoder, epochs, fields, transform)
+        annotations = AnnotationFields(fields, opened.manifest.annotations, boxes, decoder.max_pixels)
+        if transform is not None and annotations.names:
+            check_movable(annotations.names)
+        check_image_fields(fields, views=bool(decoder.views), moved=annotations.names, padding=decoder.padding)
+        if decoder.keeps_sizes and decoder.padding.needs_one_size and transform is None and "image" in fields:
+            check_stackable(chosen, min(batch_size, epochs.samples))
+        check_sendable(workers, decoder=decoder, transform=transform, batch_transform=batch_transform)
+        self.source = Source(
+            split=chosen,
+            limit=None if limit is None else int(limit),
+            epochs=epochs,
+            partition=partition,
+            decoder=decoder,
+            pixel_cache=_pixel_cache(cache, fields, chosen, decoder),
+            annotations=annotations,
+            transform=transform,
+            batch_transform=batch_transform,
         )
-        if transform is not None and self.annotations.names:
-            check_movable(self.annotations.names)
-        if isinstance(decoder, AspectBucketDecoder):
-            self.order.set_buckets(self._make_buckets(decoder, samples_per_class))
-        if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
-            warn_without_kernel()
-        elif "image" in self.fields and isinstance(decoder, ImageDecoder):
-            jpeg_decoder()
-        stacking = stacking_of(decoder)
-        views, moved = isinstance(decoder, MultiView), self.annotations.names
-        check_image_fields(self.fields, views=views, moved=moved, stacking=stacking)
-        if type(decoder) is ImageDecoder and stacking.needs_one_size and transform is None and "image" in self.fields:
-            check_stackable(self.split, min(batch_size, self.order.samples))
-        self.pixel_cache: PixelCache | None = None
-        if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
-            if "image" not in self.fields:
-                raise ConfigError(f"Cache(pixels=...) needs 'image' among the fields, found {self.fields}")
-            self.pixel_cache = PixelCache(self.split, cache, decoder)
-        if num_workers:
-            check_sendable(
-                multiprocessing_context, decoder=decoder, transform=transform, batch_transform=batch_transform
-            )
-        self._pool_options: dict[str, Any] = {
-            "num_workers": num_workers,
-            "prefetch_factor": prefetch_factor,
-            "pin_memory": pin_memory,
-            "multiprocessing_context": multiprocessing_context,
-        }
-        self._workers = self.new_workers(
-            partial(
-                build_pipeline,
-                self._sampler,
-                [self.pipeline_source()],
-                fields=self.fields,
-                classes=len(self._opened.classes or ()),
-                batch_transform=batch_transform,
-                substitute=self.max_bad > 0,
-            )
+        self.dataset = MapDataset(opened, chosen, epochs.samples)
+        self._streams = epochs.default_streams(world_size)
+        super().__init__(
+            WholeBatches([self.source], Shares([1])),
+            fields=fields,
+            classes=self.dataset.classes,
+            labels=len(self.dataset.classes),
+            workers=workers,
+            max_errors=max_errors,
         )
-        self._run = BatchRun(self._workers, self._control, max_bad=self.max_bad, what="loader")
 
-    def new_workers(self, pipeline: Callable[..., wds.DataPipeline]) -> WorkerPool:
-        """Return workers with the settings of this loader for a pipeline, which is called with the number of slots."""
-        slots = self._pool_options["prefetch_factor"] + SLOTS_BEYOND_PREFETCH
-        return WorkerPool(pipeline(slots=slots), **self._pool_options)
-
-    def mix_settings(self) -> dict[str, Any]:
-        """Return what must be equal for samples of several loaders to come in one batch."""
-        return {
-            "batch_size": self.batch_size,
-            "rank": self._schedule.rank,
-            "world_size": self._schedule.world_size,
-            "batch_transform": self._batch_transform,
-            "annotation fields": self.annotations.kinds,
-        }
-
-    def pipeline_source(self) -> PipelineSource:
-        """Return how the samples of this loader are read, decoded and transformed, in its workers or in a mix's."""
-        return PipelineSource(
-            split=self.split,
-            decoder=self.decoder,
-            pixel_cache=self.pixel_cache,
-            annotations=self.annotations,
-            transform=self._transform,
-        )
+    def _new_epochs(self, sampler: Sampler | None, seed: int, samples_per_epoch: int | None) -> Epochs:
+        epochs = Epochs(self._facts, sampler, seed=seed, samples_per_epoch=samples_per_epoch)
+        for warning in epochs.sampler.warnings:
+            logger.warning("%s", warning)
+        return epochs
 
     @property
-    def substituted(self) -> set[str]:
-        """The problem of each sample that was replaced by another."""
-        return self._run.substituted
+    def split(self) -> Split:
+        """The split that is read."""
+        return self.source.split
 
-    def _check_transforms(self, transforms: Sequence[Any]) -> None:
-        if isinstance(self._transform, Sequence) and len(transforms) != (views := len(views_of(self.decoder))):
-            raise ConfigError(
-                f"a list of transforms has one for each view of a MultiView; found {len(transforms)} for "
-                f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
-            )
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder in use."""
+        return self.source.decoder
 
-    def _check_epoch(self) -> None:
-        """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
-        order, schedule = self.order, self._schedule
-        if order.samples_per_epoch is not None and not order.pass_length:
-            raise ConfigError(f"split {self.split.name!r} has no samples to form epochs of; choose another split")
-        if not len(self):
-            whose = f" for each of {schedule.world_size} ranks" if schedule.world_size > 1 else ""
-            raise ConfigError(
-                f"an epoch of split {self.split.name!r} has {plural(order.length, 'sample')}, less than one batch of "
-                f"{schedule.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad' (shuffle=False, for "
-                "evaluation, implies 'short')"
-            )
-        if order.samples_per_epoch is not None and schedule.tail == "drop" and order.length % schedule.global_batch:
-            raise ConfigError(
-                f"samples_per_epoch={order.length} is no multiple of the {schedule.global_batch} samples that all "
-                "ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
-            )
+    @property
+    def annotations(self) -> AnnotationFields:
+        """Which of the fields follow the crops, and which boxes stay."""
+        return self.source.annotations
 
-    def _make_weights(self, weights: WeightsLike) -> Weights:
-        order = self.order
-        return make_weights(weights, self.split, self._opened.classes, order.samples, shuffle=order.shuffle)
+    @property
+    def pixel_cache(self) -> PixelCache | None:
+        """The cache of decoded images; None without one."""
+        return self.source.pixel_cache
 
-    def _make_class_batches(self, batch_size: int, samples_per_class: int) -> ClassBatches:
-        samples_per_class = check_integer("samples_per_class", samples_per_class, 1)
-        order = self.order
-        for wrong, reason in (
-            (batch_size % samples_per_class, f"batch_size={batch_size} is no multiple of it"),
-            (order.weights is not None, "weights would have no effect"),
-            (not order.shuffle, "without shuffling there is no order of such batches"),
-            (order.sticky, "sticky would have no effect, as each batch has samples from all over the split"),
-            ((order.samples_per_epoch or 0) % batch_size, "samples_per_epoch is no multiple of batch_size"),
-        ):
-            if wrong:
-                raise ConfigError(f"samples_per_class={samples_per_class}: {reason}; change one of them")
-        classes = self._opened.classes or ()
-        labels = class_labels(self.split, self._opened.classes)[: order.samples]
-        made = ClassBatches(labels, batch_size // samples_per_class, samples_per_class)
-        if too_small := np.flatnonzero((made.sizes > 0) & (made.groups == 0)).tolist():
-            names = [f"{classes[number]!r} ({made.sizes[number]})" for number in too_small[:_SHOWN_CLASSES]]
-            logger.warning(
-                "samples_per_class=%d: %d of %d classes have fewer samples and never come: %s%s; lower it",
-                samples_per_class,
-                len(too_small),
-                int((made.sizes > 0).sum()),
-                ", ".join(names),
-                ", …" if len(too_small) > _SHOWN_CLASSES else "",
-            )
-        return made
+    def _steps(self, position: int) -> int:
+        return self.source.partition.steps(position)
 
-    def _make_buckets(self, decoder: AspectBucketDecoder, samples_per_class: int | None) -> Buckets:
-        order, schedule = self.order, self._schedule
-        if samples_per_class is not None or order.samples_per_epoch is not None or "image" not in self.fields:
-            raise ConfigError(
-                "AspectBucketDecoder groups samples into batches of one shape; it needs 'image' among the fields, and "
-                "neither samples_per_class nor samples_per_epoch"
-            )
-        return Buckets(
-            sample_buckets(decoder, self.split, order.samples),
-            [list(size) for size in decoder.sizes],
-            schedule.global_batch,
-        )
+    def _after(self, position: int, steps: int) -> int:
+        return self.source.partition.after(position, steps)
 
-    def __len__(self) -> int:
-        """Return the number of batches that each rank gets in a whole epoch, also after a resume: see `remaining`."""
-        return self._schedule.steps()
+    def _begin(self, epoch: int, position: int) -> tuple[int, list[EpochStart]]:
+        return 0, [EpochStart(epoch, position, self._streams)]
+
+    def _check(self) -> None:
+        if self._is_sampled:
+            check_sampler_on_ranks(self.source)
 
     def __getitem__(self, number: object) -> NoReturn:
         raise TypeError(
@@ -433,79 +279,37 @@ class Loader:
         )
 
     def __repr__(self) -> str:
-        order, schedule = self.order, self._schedule
+        epochs, partition, split = self.source.epochs, self.source.partition, self.split
         how = "in the split's order"
-        if order.shuffle:
-            how = f"shuffled with seed {order.seed} ({self._lanes} lanes, window {order.window})"
-        epoch = "" if order.samples_per_epoch is None else f", {order.samples_per_epoch} per epoch"
+        if epochs.shuffle is not None:
+            how = f"shuffled with seed {epochs.seed} ({self._streams} streams, buffer {epochs.shuffle.buffer})"
+        epoch = "" if epochs.samples_per_epoch is None else f", {epochs.samples_per_epoch} per epoch"
         return (
-            f"<shardflow.Loader of {self._opened.url}, split {self.split.name!r}: {order.samples} samples{epoch} "
-            f"in {plural(len(self.split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
-            f"({', '.join(self.fields)}), tail {schedule.tail!r}; rank {schedule.rank} of {schedule.world_size}, "
+            f"<shardflow.Loader of {self.dataset.dataset.url}, split {split.name!r}: {epochs.samples} samples{epoch} "
+            f"in {plural(len(split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
+            f"({', '.join(self.fields)}), tail {partition.tail!r}; rank {partition.rank} of {partition.world_size}, "
             f"{plural(self.num_workers, 'worker')}; epoch {self.epoch}, {self.remaining} of its batches left>"
         )
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the batch that was handed out last; before the first, the one that iterating begins with."""
-        return self._cursor.epoch
+    def explain(self, number: int, *, epoch: int = 0) -> ExplainedSample | None:
+        """Return sample `number` of the split as training gets it in an epoch; None if it does not come there.
 
-    @property
-    def remaining(self) -> int:
-        """The batches of this epoch that are not handed out yet: all of them before it begins, fewer after a resume."""
-        return self._schedule.steps(self._cursor.position)
+        The stages of the workers make it, in this process; `batch_transform` and what happens on a device are left out.
+        With `samples_per_epoch`, `epoch` counts the passes over the split. Of a sample that comes several times, the
+        first.
 
-    @property
-    def classes(self) -> list[str]:
-        """The class names, label 0 first; empty without labels."""
-        return self.dataset.classes
+        >>> loader.explain(17, epoch=3).images[0]      # doctest: +SKIP
 
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """The label of each class name."""
-        return self.dataset.class_to_idx
-
-    def __iter__(self) -> Iterator[Any]:
-        """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
-
-        The start is fixed when the first batch is requested: Lightning calls `iter` before it sets the epoch.
-        One iteration at a time: starting another, or moving the loader, ends the one before it.
+        Raises:
+            ConfigError: The loader returns no images, or there is no such sample.
         """
-        if self._cursor.begun:
-            self._cursor.set(self._cursor.epoch + 1)
-        self.check_ranks()
-        start = EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)
-        iteration = self._control.begin(start)
-        batches = self._run.batches(
-            iteration, self._schedule.steps(start.position), partial(self._batches_in_progress, start)
-        )
-        with contextlib.closing(batches):
-            for handed_out, columns in batches:
-                self._cursor.advance(self._schedule.after(start.position, handed_out))
-                yield columns
-        if self._control.iteration() != iteration:
-            return
-        self._cursor.set(start.epoch + 1)
-        if not self.persistent:
-            self._workers.end()
-
-    def check_ranks(self) -> None:
-        """Check that all ranks have the same weights, which all of them call; ConfigError if not."""
-        if (weights := self.order.weights) is not None:
-            check_equal_on_ranks("weights", weights.digest, self._schedule.world_size)
-
-    def _batches_in_progress(self, start: EpochStart) -> str:
-        """Describe the batches that the workers began last: a dead worker died on one of them."""
-        steps = self._control.steps_begun()
-        return describe_batches({n: self._sampler.batch(start, step) for n, step in steps.items()}, [self.split])
-
-    def stats(self, *, whole_run: bool = False) -> Stats:
-        """Return where the time went since the iteration began, or in all; its `str` says what to do about it."""
-        return self._run.stats.stats(whole_run=whole_run)
-
-    def count_in(self, recorder: StatsRecorder) -> None:
-        """Count the batches in the statistics of a mix as well."""
-        self._run.counted_by.append(recorder)
+        if "image" not in self.fields:
+            raise ConfigError(f"the loader returns no images; add 'image' to its fields, found {self.fields}")
+        number = check_integer("the number of a sample", number, 0, len(self.dataset) - 1)
+        visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._streams)
+        if visit is None:
+            return None
+        return explain_sample(self.source, self.split.reader.read(*self.split.locate(number)), visit)
 
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data and to load it again: plain JSON, without credentials.
@@ -514,99 +318,73 @@ class Loader:
 
         >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
         """
-        plan = checkpoint.identity(self._opened, self.order, self._lanes)
+        source, opened = self.source, self.dataset.dataset
+        plan = checkpoint.identity(opened, source, self._streams)
         del plan["version"]
+        transform = source.transform
         return {
-            **describe_dataset(self._opened),
+            **describe_dataset(opened),
             "fields": list(self.fields),
             **({"boxes": repr(self.annotations.boxes)} if self.annotations.objects else {}),
-            "decoder": describe_object(self.decoder),
-            "transform": [describe_object(each) for each in self._transform]
-            if isinstance(self._transform, Sequence)
-            else describe_object(self._transform),
-            "batch_transform": describe_object(self._batch_transform),
-            "batch_size": self._schedule.batch_size,
-            "world_size": self._schedule.world_size,
-            "tail": self._schedule.tail,
-            "max_bad": self.max_bad,
+            "decoder": describe_object(source.decoder),
+            "transform": [describe_object(each) for each in transform]
+            if isinstance(transform, Sequence)
+            else describe_object(transform),
+            "batch_transform": describe_object(source.batch_transform),
+            "batch_size": self.batch_size,
+            "world_size": source.partition.world_size,
+            "tail": source.partition.tail,
+            "max_errors": self.max_errors,
             "num_workers": self.num_workers,
             **plan,
-            "samples": self.order.pass_length,
+            "samples": source.epochs.pass_length,
             "versions": {"python": platform.python_version(), **describe_versions()},
         }
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration run through `epoch`, from its start.
+    def set_sampler(self, sampler: Sampler) -> None:
+        """Set another sampler for the epochs to come; a running epoch ends with that.
 
-        Setting the epoch of a state that was just loaded keeps its position, so that the usual
-        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes at the right place.
-        """
-        if self._cursor.set_epoch(epoch):
-            self._control.end()
-
-    def set_weights(self, weights: WeightsLike) -> None:
-        """Set other weights for the epochs to come, as for the argument `weights`; a running epoch ends with that.
-
-        The loader must have been made with `weights`, so that all ranks expect them: each epoch begins with a check
-        that they have the same. New worker processes are started. A state names its weights: set them again before
+        The loader must have been made with a sampler, so that all ranks expect it: each epoch begins with a check that
+        they have the same. New worker processes are started. A state names its sampler: set it again before
         `load_state_dict`.
 
-        >>> loader = shardflow.Loader("photos256", batch_size=256, weights=1, fields=("image", "label", "index"))
+        >>> loader = shardflow.Loader(url, batch_size=256, sampler=Weighted(1), fields=("image", "label", "index"))
         ...     # doctest: +SKIP
-        >>> loader.set_weights(losses.clip(0.2, 3))      # doctest: +SKIP
+        >>> loader.set_sampler(Weighted(losses.clip(0.2, 3)))      # doctest: +SKIP
 
         Raises:
-            ConfigError: The weights do not fit, or the loader was made without any, is part of a `Mix`, or was resumed
-                in the middle of an epoch and has not gone on yet.
+            ConfigError: The sampler does not fit, or the loader was made without any, or was resumed in the middle of
+                an epoch and has not gone on yet.
         """
-        if self.is_mixed:
-            raise ConfigError("a loader of a mix keeps its weights; make loaders with the others, and a Mix of these")
-        if self.order.weights is None or weights is None:
-            raise ConfigError("set_weights changes the weights of a loader that has some; make it with weights=1")
-        made = self._make_weights(weights)
-        if made.digest == self.order.weights.digest:
+        if not self._is_sampled:
+            raise ConfigError(
+                "set_sampler changes the sampler of a loader that has one; make it with sampler=samplers.Weighted(1)"
+            )
+        old, new = self.source, self._new_epochs(sampler, self.source.epochs.seed, self.source.epochs.samples_per_epoch)
+        if new.sampler.identity == old.epochs.sampler.identity:
             return
+        if (new.sampler.together, new.sampler.shapes) != (old.epochs.sampler.together, old.epochs.sampler.shapes):
+            raise ConfigError(f"{sampler!r} forms batches in another way than the one before; make another loader")
+        if self._cursor.position and not self._cursor.begun:
+            raise ConfigError(
+                f"the loader stands at position {self._cursor.position} of an epoch of another sampler; "
+                "call set_sampler before load_state_dict"
+            )
+        partition = replace(old.partition, length=new.length)
+        _check_epoch(old.split.name, new, partition)
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
-        elif self._cursor.position:
-            raise ConfigError(
-                f"the loader stands at position {self._cursor.position} of an epoch with other weights; "
-                "call set_weights before load_state_dict"
-            )
-        old = self.order.weights
-        self._set_weights(made)
-        try:
-            self._check_epoch()
-        except ConfigError:
-            self._set_weights(old)
-            raise
-
-    def _set_weights(self, weights: Weights) -> None:
-        self.order.set_weights(weights)
-        self._schedule = self._sampler.schedule = replace(self._schedule, length=self.order.length)
+        self.source = self._plan.sources[0] = replace(old, epochs=new, partition=partition)
         self._control.end()
-        self._workers.end()  # they have the old ones
-
-    @property
-    def batch_sampler(self) -> BatchSampler:
-        """Where Lightning looks for `set_epoch` and the batch size."""
-        return BatchSampler(sampler=self, batch_size=self._schedule.batch_size)
-
-    @property
-    def data_loader(self) -> DataLoader[Any]:
-        """The DataLoader inside, for reading its settings; its `dataset.pipeline` has the stages of a worker."""
-        return self._workers.data_loader
-
-    def close(self) -> None:
-        """End the worker processes now; another iteration starts new ones."""
-        self._workers.end()
+        self._pool.end()  # the workers have the old one
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts: a few plain values, to be saved with the model.
 
         Batches count when they are handed out, not when they are prefetched.
         """
-        return checkpoint.save(self._opened, self.order, self._lanes, self._cursor)
+        start = EpochStart(self._cursor.epoch, self._cursor.position, self._streams)
+        return checkpoint.save(self.dataset.dataset, self.source, start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration start where the state was saved; rank, world size, batch size and workers may differ.
@@ -614,41 +392,70 @@ class Loader:
         Raises:
             ResumeMismatchError: The state belongs to another dataset, split or order.
         """
-        self.move_to(self.start_of(state))
-
-    def start_of(self, state: Mapping[str, Any]) -> EpochStart:
-        """Return where a saved state starts, without moving the loader; raises as `load_state_dict` does."""
-        return checkpoint.restore(state, self._opened, self.order, self._lanes)
-
-    def move_to(self, start: EpochStart) -> None:
-        """Make the next iteration begin at this start."""
-        self._lanes = start.lanes
+        start = checkpoint.restore(state, self.dataset.dataset, self.source, self._streams)
+        self._streams = start.streams
         self._cursor.set(start.epoch, start.position)
         self._control.end()
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """Epoch and position of the next batch."""
-        return self._cursor.epoch, self._cursor.position
 
-    @property
-    def has_moved(self) -> bool:
-        """Whether it is not at the start of epoch 0, where a new one is: it was iterated, moved or resumed."""
-        return self._cursor != Cursor()
+def check_sampler_on_ranks(source: Source) -> None:
+    """Check that all ranks have the same sampler, which all of them call; ConfigError if not."""
+    identity = json.dumps(source.epochs.sampler.identity, sort_keys=True)
+    check_equal_on_ranks("sampler", identity, source.partition.world_size)
 
-    def join_mix(self, number: int) -> None:
-        """Make this source `number` of a mix, with its own random keys and order."""
-        self.is_mixed = True
-        self.order.set_source(number)
-        self._workers.end()  # they have another order
 
-    def first_start(self) -> EpochStart:
-        """Return the start of epoch 0."""
-        return EpochStart(0, 0, self._lanes)
+def _check_callables(transform: Transforms, batch_transform: object) -> None:
+    transforms = list(transform) if isinstance(transform, Sequence) else [transform]
+    for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
+        check_callable(name, value)
+        if type(value).__module__.startswith("shardflow.device."):
+            raise ConfigError(
+                f"{type(value).__name__} runs on the device: pass it to device.Prefetcher(transforms=...), not as "
+                f"{name}; the device may be 'cpu'"
+            )
 
-    def after(self, start: EpochStart, steps: int) -> EpochStart:
-        """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""
-        if steps < (left := self._schedule.steps(start.position)):
-            return EpochStart(start.epoch, self._schedule.after(start.position, steps), start.lanes)
-        epochs, step = divmod(steps - left, len(self))
-        return EpochStart(start.epoch + 1 + epochs, self._schedule.after(0, step), start.lanes)
+
+def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
+    """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
+    if not partition.steps():
+        whose = f" for each of {partition.world_size} ranks" if partition.world_size > 1 else ""
+        raise ConfigError(
+            f"an epoch of split {split!r} has {plural(epochs.length, 'sample')}, less than one batch of "
+            f"{partition.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad' (shuffle=False, for "
+            "evaluation, implies 'short')"
+        )
+    if epochs.samples_per_epoch is not None and partition.tail == "drop" and epochs.length % partition.global_batch:
+        raise ConfigError(
+            f"samples_per_epoch={epochs.length} is not a multiple of the {partition.global_batch} samples that all "
+            "ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
+        )
+
+
+def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], transform: Transforms) -> Decoder:
+    """Return the decoder, by default one that suits the sampler; ConfigError if it does not fit the others."""
+    shapes = epochs.sampler.shapes
+    decoder = given
+    if decoder is None:
+        decoder = Cover() if shapes else CenterCrop() if epochs.shuffle is None else RandomResizedCrop()
+    check_decoder(decoder)
+    if isinstance(transform, Sequence) and len(transform) != (views := max(1, len(decoder.views))):
+        raise ConfigError(
+            f"a list of transforms has one for each view of a MultiView; found {len(transform)} for "
+            f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
+        )
+    if bool(shapes) != decoder.needs_shape or (shapes and "image" not in fields):
+        raise ConfigError(
+            f"{decoder!r} and the sampler: decoders.Cover and samplers.AspectBuckets go together, with 'image' among "
+            "the fields"
+        )
+    if "image" in fields:
+        decoder.load_libraries()
+    return decoder
+
+
+def _pixel_cache(cache: object, fields: Sequence[str], split: Split, decoder: Decoder) -> PixelCache | None:
+    if not isinstance(cache, Cache) or cache.pixel_limit_bytes is None:
+        return None
+    if "image" not in fields:
+        raise ConfigError(f"Cache(pixels=...) needs 'image' among the fields, found {tuple(fields)}")
+    return PixelCache(split, cache, decoder)

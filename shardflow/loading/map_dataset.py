@@ -14,7 +14,7 @@ from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 
-from .decoders import ImageDecoder
+from .decoders.whole_image import Image
 from .stages import image_part, parsed_labels
 
 
@@ -60,9 +60,9 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
             raise IndexError(f"sample {number} of {self._samples}")
         sample = self.split.reader.read(*self.split.locate(number % self._samples))
         size = np.array([sample.image_size], dtype=np.int64)
-        decoded = ImageDecoder()([sample.parts[image_part(sample)]], size, np.zeros(1, dtype=np.uint64))
+        decoded = Image()([sample.parts[image_part(sample)]], size, np.zeros(1, dtype=np.uint64))
         if decoded.failures:
-            raise sample.located(decoded.failures[0])
+            raise sample.with_sample(decoded.failures[0])
         part = next((part for part in LABEL_PARTS if part in sample.parts), None)
         labels = None if part is None else parsed_labels(sample, part)
         return decoded.images[0], labels[0] if part == CLASS_PART and labels else labels

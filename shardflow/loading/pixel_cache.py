@@ -38,8 +38,8 @@ from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache
 from shardflow.storage.cache_eviction import spare_bytes
 
-from .decoders import BuiltinDecoder, Decoder, Pixels, decode_whole, decoder_versions
-from .multi_view import views_of
+from .decoders.decoder import Decoder
+from .decoders.pixels import Pixels
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +58,14 @@ class PixelCache:
     """
 
     def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:
-        first, *others = views_of(decoder)
-        versions = decoder_versions(first)
-        if versions is None or any(decoder_versions(other) is None for other in others):
+        versions = decoder.pixels_version
+        if versions is None:
             raise ConfigError(
-                f"Cache(pixels=...): {type(decoder).__name__} accepts encoded images only; use "
-                "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder themselves, or leave pixels out"
+                f"Cache(pixels=...): {type(decoder).__name__} accepts encoded images only; use RandomResizedCrop, "
+                "CenterCrop or Image of shardflow.decoders themselves, or leave pixels out"
             )
-        assert isinstance(first, BuiltinDecoder)
         self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
-        self._decoder, self._versions = first, versions
+        self._decoder, self._versions = decoder, versions
         self._files: OrderedDict[int, _ShardPixels | None] = OrderedDict()  # by the number of the shard
         self._memory: dict[int, Words] = {}
         self._full = False
@@ -90,7 +88,7 @@ class PixelCache:
         file = None if self._full else self._file(shard)
         if file is None or not file.kept[record]:
             return None
-        pixels = decode_whole(self._decoder, payload, *file.sizes[record].tolist())
+        pixels = self._decoder.decode_whole(payload, *file.sizes[record].tolist())
         if pixels is not None:
             try:
                 if spare_bytes(self._directory) < pixels.nbytes:

@@ -12,12 +12,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import open_dataset
+from shardflow.order.epochs import Epochs
+from shardflow.order.shuffle import Shuffle
 from shardflow.order.window_shuffle import I64
 from shardflow.storage.cache import Cache
 
-from .sampler import EpochOrder, Shuffle
+from .distributed import resolve_group
+from .facts import split_facts
 from .shard_prefetcher import prefetching
-from .topology import resolve_rank
 
 _CHUNK = 256
 
@@ -33,7 +35,7 @@ class Samples(IterableDataset[dict[str, Any]]):
     next (no workers, or persistent ones); `set_epoch` works everywhere.
 
     Args:
-        url, split, version, shuffle, seed, limit, rank, world_size, cache, storage_options: As for `Loader`.
+        url, split, version, shuffle, seed, limit, group, cache, storage_options: As for `Loader`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -49,15 +51,15 @@ class Samples(IterableDataset[dict[str, Any]]):
         shuffle: bool | Shuffle = True,
         seed: int = 0,
         limit: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        group: tuple[int, int] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
-        self._order = EpochOrder(dataset[split], seed=seed, shuffle=shuffle, limit=limit)
-        self._rank, self._world_size = resolve_rank(rank, world_size)
-        self._lanes = self._order.default_lanes(self._world_size)
+        self._split = dataset[split]
+        self._order = Epochs(split_facts(self._split, dataset.classes, shuffle=shuffle, limit=limit), seed=seed)
+        self._rank, self._world_size = resolve_group(group)
+        self._streams = self._order.default_streams(self._world_size)
         # The epoch, and how often it was set.
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
@@ -77,14 +79,14 @@ class Samples(IterableDataset[dict[str, Any]]):
         return self._run(epoch + since, positions, workers)
 
     def _run(self, epoch: int, positions: I64, workers: int) -> Iterator[dict[str, Any]]:
-        needs = self._order.needs(epoch, 0, self._lanes, self._rank, self._world_size)
+        needs = self._order.needs(epoch, 0, self._streams, self._rank, self._world_size)
         period = self._order.pass_length
-        with prefetching(self._order.split, needs, workers=workers, period=period) as advance:
+        with prefetching(self._split, needs, workers=workers, period=period) as advance:
             for begin in range(0, len(positions), _CHUNK):
                 chunk = positions[begin : begin + _CHUNK]
                 advance(int(chunk[0]), int(chunk[-1]) + 1)
-                shards, records, _ = self._order.locate(epoch, chunk, self._lanes)
+                shards, records, _ = self._order.locate(epoch, chunk, self._streams)
                 for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
-                    sample = self._order.split.reader.read(shard, record, sequential=True)
+                    sample = self._split.reader.read(shard, record, sequential=True)
                     payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
                     yield {"__key__": sample.key, "__url__": sample.url, **payloads}

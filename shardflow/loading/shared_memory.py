@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from .decoders import new
+from .decoders.decoder import allocate
 from .stages import WorkerOutput
 
 Bytes = npt.NDArray[np.uint8]
@@ -84,12 +84,12 @@ class SlotPool:
         """
         size = math.prod(shape)
         if get_worker_info() is None or size < _LEAST_BYTES:
-            return new(shape)
+            return allocate(shape)
         self.end_loan()
         slab = self._slab_for(_rounded(size) + self._room)
         slot = slab.acquire()
         if slot is None:
-            return new(shape)
+            return allocate(shape)
         tensor = slab.memory(slot)[:size].view(shape)
         self._loan = slab, slot, tensor
         return tensor

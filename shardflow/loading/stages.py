@@ -6,15 +6,12 @@ Each is a WebDataset pipeline stage: called with the iterator of the stage befor
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from shardflow.dataset.open_dataset import Split
@@ -22,19 +19,20 @@ from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
+from shardflow.geometry.crops import Crops
 
 from .annotation_fields import AnnotationFields
-from .decoders import Decoded, Decoder, Empty, Payloads, Pixels, new
+from .batch import Batch
+from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
+from .decoders.multi_view import view_keys
+from .decoders.pixels import Pixels
 from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
-from .geometry import Geometry
-from .multi_view import MultiView, view_keys, views_of
+from .padding import Padding, image_sizes, pixel_mask
 from .pixel_cache import PixelCache
-from .sampler import Batch
-from .stacking import Stacking, image_sizes, pixel_mask
 from .stats import BatchCounts
 from .tv_sample import transform_sample
-from .worker_errors import noting
+from .worker_errors import add_context
 
 Batches = Iterator[Batch]
 Transform = Callable[[torch.Tensor], Any]
@@ -66,7 +64,7 @@ class Read:
         """Return the batches, read."""
         for batch in batches:
             failures: dict[int, ShardflowError] = {}
-            places = zip(_sources(batch), batch.shards.tolist(), batch.records.tolist(), strict=False)
+            places = zip(batch.sources, batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (source, shard, record) in enumerate(places):
                 sample, pixel_cache = _DAMAGED, self._pixel_caches[source]
                 pixels = None if pixel_cache is None else pixel_cache.read(shard, record, index)
@@ -88,7 +86,7 @@ class Read:
 
 
 class Decode:
-    """Fills in `images` and `geometry`. Images that the pixel cache lacks are decoded whole and added to it.
+    """Fills in `crops` and `images`. Images that the pixel cache lacks are decoded whole and added to it.
 
     Sources with equal decoders are decoded together.
     """
@@ -96,64 +94,56 @@ class Decode:
     def __init__(
         self,
         decoders: Sequence[Decoder],
-        empty: Empty,
+        allocator: Allocator,
         *,
         substitute: bool,
         pixel_caches: Sequence[PixelCache | None] = (None,),
     ) -> None:
-        self._decoders, self._empty, self._substitute = decoders, empty, substitute
+        self._decoders, self._allocator, self._substitute = decoders, allocator, substitute
         self._pixel_caches = pixel_caches
-        self._groups = [  # of equal ones, all have the number of the first
-            next(first for first in range(number + 1) if _are_equal(decoders[first], decoder))
-            for number, decoder in enumerate(decoders)
-        ]
-        if len(set(self._groups)) > 1 and any(hasattr(decoder, "copy_image") for decoder in decoders):
-            raise ConfigError(
-                "images that are not decoded here mix with their like alone: give all loaders one decoder"
-            )
-        if len({(isinstance(decoder, MultiView), len(views_of(decoder))) for decoder in decoders}) > 1:
-            raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
+        self._groups = [decoders.index(decoder) for decoder in decoders]  # of equal ones, the number of the first
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            reads = zip(_sources(batch), batch.samples, batch.pixels, strict=False)
-            payloads = Payloads(
-                [self._payload(*read) for read in reads], have_tables=[sample.has_table for sample in batch.samples]
-            )
-            sizes = np.array([sample.image_size for sample in batch.samples], dtype=np.int64)
-            with noting(partial(_batch_place, "the decoder", batch)):
-                decoded = self._decode(batch, payloads, sizes)
-            batch.images, batch.geometry, errors = decoded
-            failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
-            substitute(batch, failures, self._substitute, getattr(self._decoders[0], "copy_image", copy_row))
+            reads = zip(batch.sources, batch.samples, batch.pixels, strict=True)
+            files = [self._payload(*read) for read in reads]
+            with add_context(partial(_batch_place, "the decoder", batch)):
+                batch.images, batch.crops, errors = self._decode(batch, files)
+            failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
+            substitute(batch, failures, self._substitute, self._decoders[batch.sources[0]].copy_image)
             yield batch
 
-    def _decode(self, batch: Batch, payloads: Payloads, sizes: npt.NDArray[np.int64]) -> Decoded:
-        groups = [self._groups[source] for source in batch.sources or (0,)]
+    def _decode(self, batch: Batch, files: list[Any]) -> Decoded:
+        groups = [self._groups[source] for source in batch.sources]
         if len(kinds := set(groups)) == 1:
-            return self._decoder(groups[0], batch)(payloads, sizes, batch.keys, self._empty)
-        views: list[list[Any]] = [[None] * len(payloads) for _ in views_of(self._decoders[0])]
+            return self._decode_some(batch, files, [*range(len(files))], groups[0], self._allocator)
+        own_views = self._decoders[batch.sources[0]].views
+        views: list[list[Any]] = [[None] * len(files) for _ in own_views or (None,)]
         failures: dict[int, SampleError] = {}
         for kind in sorted(kinds):
             places = [place for place, group in enumerate(groups) if group == kind]
-            chosen = payloads.take(places)
-            decoded = self._decoder(kind, batch)(chosen, sizes[places], batch.keys[places], new)
-            for images, own in zip(views, _as_views(decoded.images), strict=True):
+            decoded = self._decode_some(batch, files, places, kind, allocate)
+            for images, own in zip(views, as_views(decoded.images), strict=True):
                 for place, image in zip(places, own, strict=True):
                     images[place] = image
             failures |= {places[index]: error for index, error in decoded.failures.items()}
-        together: Any = tuple(views) if isinstance(decoded.images, tuple) else views[0]
-        return Decoded(together, None, failures)
+        return Decoded(tuple(views) if own_views else views[0], None, failures)
 
-    def _decoder(self, number: int, batch: Batch) -> Decoder:
-        """Return a decoder as it is in the epoch and the bucket of a batch."""
-        decoder = self._decoders[number]
-        if at_epoch := getattr(decoder, "at_epoch", None):
-            decoder = at_epoch(batch.epoch)
-        if in_bucket := getattr(decoder, "in_bucket", None):
-            decoder = in_bucket(batch.bucket)
-        return decoder
+    def _decode_some(
+        self, batch: Batch, files: list[Any], places: list[int], number: int, allocator: Allocator
+    ) -> Decoded:
+        """Return the images at some places of a batch, decoded by one decoder."""
+        samples = [batch.samples[place] for place in places]
+        return self._decoders[number](
+            [files[place] for place in places],
+            np.array([sample.image_size for sample in samples], dtype=np.int64),
+            batch.keys[places],
+            epoch=batch.epoch,
+            shape=batch.shape,
+            have_tables=[sample.has_table for sample in samples],
+            allocate=allocator,
+        )
 
     def _payload(self, source: int, sample: Sample, pixels: Pixels | None) -> Any:
         if pixels is not None:
@@ -164,41 +154,26 @@ class Decode:
         return payload if pixels is None else pixels
 
 
-def _are_equal(one: Decoder, other: Decoder) -> bool:
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, MultiView):
-        return len(one.decoders) == len(views_of(other)) and all(map(_are_equal, one.decoders, views_of(other)))
-    is_own = type(one).__module__.startswith("shardflow.")  # with settings in plain attributes
-    return is_own and vars(one) == vars(other)
-
-
-def _sources(batch: Batch) -> Iterable[int]:
-    """Return the source of each sample."""
-    return itertools.repeat(0) if batch.sources is None else batch.sources
-
-
-def _as_views(images: Any) -> tuple[Any, ...]:
-    """Return the images of each view; there is one where there are no views."""
-    return images if isinstance(images, tuple) else (images,)
-
-
-def copy_row(images: Any, index: int, source: int) -> None:
-    """Replace an image by another one of the batch, in every view."""
-    for view in _as_views(images):
-        view[index] = view[source]
+def check_mixable(decoders: Sequence[Decoder]) -> None:
+    """Check that images of these decoders can be in one batch; ConfigError if not."""
+    if any(each != decoders[0] for each in decoders) and not all(each.rows_are_images for each in decoders):
+        raise ConfigError("images that are not decoded here mix with their like alone: give all loaders one decoder")
+    if len({len(decoder.views) for decoder in decoders}) > 1:
+        raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
+    if any(decoder.padding != decoders[0].padding for decoder in decoders):
+        raise ConfigError("the loaders' decoders stack or pad batches differently; give all of them the same")
 
 
 def substitute(
     batch: Batch,
     failures: Mapping[int, ShardflowError],
     allowed: bool,
-    copy_image: Callable[[Any, int, int], None] = copy_row,
+    copy_image: Callable[[Any, int, int], None] | None = None,
 ) -> dict[int, int]:
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
     A failed sample is replaced by the next good one of the batch, so the result is the same in every process.
-    `copy_image` is for images that are not a row each. Return which sample replaces each that failed.
+    `copy_image` is that of the decoder, if there are images. Return which sample replaces each that failed.
     """
     replaced: dict[int, int] = {}
     if not failures:
@@ -210,13 +185,12 @@ def substitute(
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
         replaced[index] = good
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
-        if batch.sources is not None:
-            batch.sources[index] = batch.sources[good]
-        if batch.images is not None:
+        batch.sources[index] = batch.sources[good]
+        if copy_image is not None:
             copy_image(batch.images, index, good)
-        for geometry in () if batch.geometry is None else _as_views(batch.geometry):
-            geometry.copy_row(index, geometry, good)
-    batch.substituted += [str(failures[index]) for index in sorted(failures)]
+        for crops in () if batch.crops is None else as_views(batch.crops):
+            crops.replace(index, crops[good : good + 1])
+    batch.replaced += [str(failures[index]) for index in sorted(failures)]
     return replaced
 
 
@@ -233,30 +207,31 @@ class Annotate:
         for batch in batches:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
-            geometry = self._geometry(batch)
-            for index, (source, sample) in enumerate(zip(_sources(batch), batch.samples, strict=False)):
+            crops = self._crops(batch)
+            for index, (source, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
                 try:
-                    annotations.append(self._annotations[source].read(sample, geometry, index))
+                    annotations.append(self._annotations[source].read(sample, crops, index))
                 except SampleError as error:
                     annotations.append(None)
-                    failures[index] = sample.located(error)
-            for index, good in substitute(batch, failures, self._substitute).items():
+                    failures[index] = sample.with_sample(error)
+            copy_image = self._decoders[batch.sources[0]].copy_image
+            for index, good in substitute(batch, failures, self._substitute, copy_image).items():
                 annotations[index] = annotations[good]
-            first = self._annotations[0]
+            first = self._annotations[batch.sources[0]]
             batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}
-            batch.objects = first.move(annotations, geometry)
+            batch.objects = first.move(annotations, crops)
             yield batch
 
-    def _geometry(self, batch: Batch) -> Geometry:
-        if isinstance(batch.geometry, Geometry):
-            return batch.geometry
+    def _crops(self, batch: Batch) -> Crops:
+        if isinstance(batch.crops, Crops):
+            return batch.crops
         names = ", ".join(self._annotations[0].names)
         found = ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in self._decoders))
         if len(self._decoders) > 1:
             raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
         raise ConfigError(
             f"fields {names} follow the crops of the images, and {found} does not say how it crops; use "
-            "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder, or return a Geometry"
+            "RandomResizedCrop, CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
         )
 
 
@@ -279,15 +254,15 @@ class Augment:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, transformed."""
         for batch in batches:
-            views = tuple(self._view(batch, number, view) for number, view in enumerate(_as_views(batch.images)))
+            views = tuple(self._view(batch, number, view) for number, view in enumerate(as_views(batch.images)))
             batch.images = views if isinstance(batch.images, tuple) else views[0]
             yield batch
 
     def _view(self, batch: Batch, number: int, view: Any) -> list[Any]:
         images: list[Any] = []
         keys = view_keys(batch.keys, number).tolist()
-        with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy, _image_remedy):
-            for source, image, key in zip(_sources(batch), view, keys, strict=False):
+        with fork_rng(), add_context(partial(_next_place, batch, images)):
+            for source, image, key in zip(batch.sources, view, keys, strict=True):
                 transforms = self._transforms[source]
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
                 if transform is not None:
@@ -307,46 +282,6 @@ def _not_a_tensor(image: Any) -> str:
     elif not isinstance(image, (int, float, str, tuple, list, dict)):
         remedy = " (end it with v2.ToImage() or torch.from_numpy)"
     return f"transform must return a tensor; got {'None' if image is None else name}{remedy}"
-
-
-def _tensor_remedy(error: Exception) -> str | None:
-    if "PIL" in str(error) or "ndarray" in str(error) or "'Tensor' object has no attribute" in str(error):
-        return "a transform gets a uint8 tensor [3, H, W], not a PIL image: leave ToTensor, PILToTensor and ToImage out"
-    return None
-
-
-def _image_remedy(error: Exception) -> str | None:
-    if "should be a float tensor" in str(error):
-        return (
-            "images are uint8: normalise batches on the device, by shardflow.Normalize() in a DevicePrefetcher, or "
-            "put v2.ToDtype(torch.float32, scale=True) before it"
-        )
-    if "labels should be index based" in str(error):
-        return "a transform gets one image: what mixes the images of a batch is a batch_transform"
-    if _is_about_arguments(error):
-        return "a transform gets one image; batch_transform gets the fields of a batch, as images, labels"
-    return None
-
-
-def _arguments_remedy(error: Exception) -> str | None:
-    if _is_about_arguments(error):
-        return "batch_transform gets each field of a batch as an argument, as images, labels, collated"
-    return None
-
-
-def _is_about_arguments(error: Exception) -> bool:
-    """Return whether the call from here was wrong, not one within the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, TypeError) and "positional argument" in str(error) and frames[-1].filename == __file__
-
-
-def _float_remedy(error: Exception) -> str | None:
-    if "can't be cast to" in str(error):
-        return (
-            "batches are uint8, and this transform computes in floats: v2.Compose([v2.ToDtype(torch.float32, "
-            "scale=True), ...]) converts the images before it"
-        )
-    return None
 
 
 def _place(sample: Sample) -> str:
@@ -372,44 +307,43 @@ class Collate:
         self,
         splits: Sequence[Split],
         fields: Sequence[str],
-        batch_transform: Callable[..., Any] | None,
+        batch_transforms: Sequence[Callable[..., Any] | None],
         classes: int,
-        stacking: Stacking,
+        paddings: Sequence[Padding],
     ) -> None:
-        self._splits, self._fields, self._batch_transform, self._classes = splits, fields, batch_transform, classes
-        self._stacking = stacking
+        self._splits, self._fields, self._batch_transforms, self._classes = splits, fields, batch_transforms, classes
+        self._paddings = paddings
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
             columns = tuple(self._column(field, batch) for field in self._fields)
+            batch_transform = self._batch_transforms[batch.sources[0]]
             if batch.empty:
                 columns = tuple(_emptied(column) for column in columns)
-            if self._batch_transform is not None:
-                with (
-                    fork_rng(),
-                    noting(partial(_batch_place, "batch_transform", batch), _float_remedy, _arguments_remedy),
-                ):
+            if batch_transform is not None:
+                with fork_rng(), add_context(partial(_batch_place, "batch_transform", batch)):
                     reseed(batch.key)
-                    columns = self._batch_transform(*columns)
+                    columns = batch_transform(*columns)
                 if columns is None:
                     raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
-            yield WorkerOutput(columns, batch.substituted, counts)
+            yield WorkerOutput(columns, batch.replaced, counts)
 
     def _column(self, field: str, batch: Batch) -> Any:
+        padding = self._paddings[batch.sources[0]]
         if field == "image":
-            views = tuple(_stack(images, batch.samples, self._stacking) for images in _as_views(batch.images))
+            views = tuple(_join(images, batch.samples, padding) for images in as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
         if field in batch.masks:
-            return self._stacking.stack_masks(batch.masks[field])
+            return padding.join_masks(batch.masks[field])
         if field in batch.objects:
             return batch.objects[field]
         if field in CROP_FIELDS:
             return _crop_column(field, batch)
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
-            return sizes if field == "image_size" else pixel_mask(sizes, *self._stacking.size(batch.images))
+            return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
         return _column(field, batch, self._splits, self._classes)
 
 
@@ -417,7 +351,7 @@ class WorkerOutput(NamedTuple):
     """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
 
     columns: Any
-    substituted: list[str]
+    replaced: list[str]
     counts: BatchCounts
 
 
@@ -427,7 +361,7 @@ def image_part(sample: Sample) -> str:
         if part in IMAGE_PARTS:
             return part
     found = ", ".join(sample.parts)
-    raise sample.located(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
+    raise sample.with_sample(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
 
 
 def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
@@ -437,10 +371,10 @@ def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> 
     if field == "random_key":
         return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
     if field == "source":
-        return torch.tensor(batch.sources or [batch.source] * len(batch.samples), dtype=torch.int64)
+        return torch.tensor(batch.sources, dtype=torch.int64)
     if field == "index":
         shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
-        sources, numbers = np.array(batch.sources or [0] * len(shards)), np.empty_like(shards)
+        sources, numbers = np.array(batch.sources), np.empty_like(shards)
         for source in set(sources.tolist()):
             here = sources == source
             numbers[here] = splits[source].first_sample(shards[here]) + records[here]
@@ -460,17 +394,16 @@ def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> 
 
 def _crop_column(field: str, batch: Batch) -> Any:
     """Return whether each image is mirrored, or which part of the stored image it shows; with views, of each view."""
-    if batch.geometry is None:
+    if batch.crops is None:
         raise ConfigError(
             f"the field {field!r} is not known, because the decoder does not say how it crops, or because the decoders "
-            "of a mix by sample differ; use RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder, one for all "
-            "loaders, or return a Geometry"
+            "of a mix by sample differ; use RandomResizedCrop, CenterCrop or Image of shardflow.decoders, one for all "
+            "loaders, or let its `plan` return Crops"
         )
     views = tuple(
-        torch.from_numpy(geometry.flip.copy() if field == "flipped" else geometry.shown)
-        for geometry in _as_views(batch.geometry)
+        torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown) for crops in as_views(batch.crops)
     )
-    return views if isinstance(batch.geometry, tuple) else views[0]
+    return views if isinstance(batch.crops, tuple) else views[0]
 
 
 def _emptied(column: Any) -> Any:
@@ -482,7 +415,7 @@ def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tupl
     try:
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:
-        raise sample.located(DecodeError(f"{error}; run `shardflow verify`")) from error
+        raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
@@ -493,22 +426,22 @@ def _parsed(sample: Sample, part: str) -> Any:
     try:
         return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
     except ValueError as error:
-        raise sample.located(DecodeError(f"part {part!r} cannot be read: {error}")) from error
+        raise sample.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
 
 def _payload(sample: Sample, part: str) -> memoryview:
     if part not in sample.parts:
         found = ", ".join(sample.parts)
-        raise sample.located(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
+        raise sample.with_sample(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
     return sample.parts[part]
 
 
-def _stack(images: Any, samples: Sequence[Sample], stacking: Stacking) -> Any:
-    return images if isinstance(images, torch.Tensor) else stacking(_tensors(images, samples))
+def _join(images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
+    return images if isinstance(images, torch.Tensor) else padding.join(_tensors(images, samples))
 
 
 def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:
     for sample, image in zip(samples, images, strict=True):
         if not isinstance(image, torch.Tensor):
-            raise sample.located(ConfigError(_not_a_tensor(image)))
+            raise sample.with_sample(ConfigError(_not_a_tensor(image)))
     return images

@@ -29,8 +29,8 @@ _STAGES = str(Path(__file__).with_name("stages.py"))
 
 
 @contextlib.contextmanager
-def noting(describe: Callable[[], str], *remedies: Callable[[Exception], str | None]) -> Iterator[None]:
-    """Add to an error of the user's code what it was called for, and remedies for well-known mistakes."""
+def add_context(describe: Callable[[], str]) -> Iterator[None]:
+    """Add to an error of the user's code what it was called for."""
     try:
         yield
     except ShardflowError:
@@ -39,9 +39,6 @@ def noting(describe: Callable[[], str], *remedies: Callable[[Exception], str | N
         info = get_worker_info()
         place = "" if info is None else f", in worker {info.id}"
         add_note(error, f"shardflow: raised by {describe()}{place}")
-        for remedy in remedies:
-            if (note := remedy(error)) is not None:
-                add_note(error, f"shardflow: {note}")
         raise
 
 

@@ -6,7 +6,7 @@
               batches in turn, so that two groups of one class never meet
 
 Every sample comes at most once in an epoch. Which ones are left out, because they fill no group or no batch, changes
-with the epoch. The order is one array, made anew for each epoch: positions are found by lookup.
+with the epoch. A batch is P K positions in a row.
 """
 
 from __future__ import annotations
@@ -16,32 +16,87 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
-from .plan import shard_spans
-from .window_shuffle import I64
+from .list_plan import ListPlan
+from .sampler import EpochPlan, EpochSampler, Facts, Together
+
+_SHOWN_CLASSES = 5
 
 
 class ClassBatches:
-    """The batches of P classes with K samples that can be made of a split.
+    """Batches of `batch_size / samples_per_class` different classes, with that many samples of each.
+
+    One class comes after the other. A sample comes once at most in an epoch; those that fill no batch are others in
+    each. Classes with fewer samples never come, of which a warning tells. Batches have samples from all over the split.
+
+    >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.ClassBatches(4))
+    ...     # doctest: +SKIP
+
+    Args:
+        samples_per_class: Samples of each class in a batch, 1 or more; `batch_size` is a multiple of it.
+    """
+
+    def __init__(self, samples_per_class: int) -> None:
+        self.samples_per_class = check_integer("samples_per_class", samples_per_class, 1)
+
+    def __repr__(self) -> str:
+        return f"ClassBatches({self.samples_per_class})"
+
+    def bind(self, facts: Facts) -> EpochSampler:
+        """Return epochs of such batches."""
+        for wrong, reason in (
+            (facts.batch_size % self.samples_per_class, f"batch_size={facts.batch_size} is not a multiple of it"),
+            (facts.shuffle is None, "without shuffling there is no order of such batches"),
+            (
+                facts.shuffle is not None and facts.shuffle.shard_affinity,
+                "shard_affinity would have no effect, as each batch has samples from all over the split",
+            ),
+        ):
+            if wrong:
+                raise ConfigError(f"{self!r}: {reason}; change one of them")
+        labels = facts.labels()[: facts.samples]
+        epochs = ClassBatchEpochs(
+            labels, facts.batch_size // self.samples_per_class, self.samples_per_class, facts.shard_samples
+        )
+        if too_small := np.flatnonzero((epochs.sizes > 0) & (epochs.groups == 0)).tolist():
+            classes = facts.classes or ()
+            names = [f"{classes[number]!r} ({epochs.sizes[number]})" for number in too_small[:_SHOWN_CLASSES]]
+            more = ", …" if len(too_small) > _SHOWN_CLASSES else ""
+            epochs.warnings = [
+                f"{self!r}: {len(too_small)} of {int((epochs.sizes > 0).sum())} classes have fewer samples and never "
+                f"come: {', '.join(names)}{more}; lower it"
+            ]
+        return epochs
+
+
+class ClassBatchEpochs(EpochSampler):
+    """The epochs of P classes with K samples in a batch that can be made of a split.
 
     Args:
         labels: The class of each sample, an integer from 0, shape [N].
         classes: P, classes in a batch, 1 or more.
         samples_per_class: K, samples of each of them, 1 or more.
+        shard_samples: Number of samples of each shard.
 
     Attributes:
         batches: Batches in an epoch.
-        length: Samples in an epoch.
+        sizes, groups: Samples and groups of each class.
 
     Raises:
         ConfigError: Fewer than P classes have K samples.
     """
 
-    def __init__(self, labels: npt.NDArray[Any], classes: int, samples_per_class: int) -> None:
-        self.labels = np.ascontiguousarray(labels)
+    together: Together = "batch"
+
+    def __init__(
+        self, labels: npt.NDArray[Any], classes: int, samples_per_class: int, shard_samples: npt.ArrayLike
+    ) -> None:
+        self.labels, self._shard_samples = np.ascontiguousarray(labels), shard_samples
         self.classes, self.samples_per_class = classes, samples_per_class
+        self.identity = {"class_batches": [classes, samples_per_class]}
         self.sizes = np.bincount(self.labels)
         self.groups = self.sizes // samples_per_class
         if (enough := int((self.groups > 0).sum())) < classes:
@@ -60,36 +115,17 @@ class ClassBatches:
         self.batches = most
         self.length = most * classes * samples_per_class
 
-
-class ClassBatchPlan:
-    """The order of one epoch: the pure function from (seed, epoch, position) to (shard, record); see `Plan`.
-
-    A batch is P K positions in a row.
-    """
-
-    def __init__(self, class_batches: ClassBatches, shard_samples: npt.ArrayLike, *, seed: int, epoch: int) -> None:
-        made, per_class = class_batches, class_batches.samples_per_class
-        self.length = made.length
-        sizes = np.asarray(shard_samples, dtype=np.int64)
-        self._ends = np.cumsum(sizes)
-        self._starts = self._ends - sizes
-        shuffled = keyed_rng.permutation(keyed_rng.key(seed, "class samples", epoch), len(made.labels))
-        by_class = shuffled[np.argsort(made.labels[shuffled], kind="stable")]
-        class_starts = np.cumsum(made.sizes) - made.sizes
-        classes = keyed_rng.permutation(keyed_rng.key(seed, "classes", epoch), len(made.sizes))
-        kept = np.minimum(made.groups, made.batches)[classes]
+    def plan(self, *, seed: int, epoch: int, streams: int = 1) -> EpochPlan:  # noqa: ARG002 - samples of all streams meet
+        """Return the batches of an epoch."""
+        per_class = self.samples_per_class
+        shuffled = keyed_rng.permutation(keyed_rng.key(seed, "class samples", epoch), len(self.labels))
+        by_class = shuffled[np.argsort(self.labels[shuffled], kind="stable")]
+        class_starts = np.cumsum(self.sizes) - self.sizes
+        classes = keyed_rng.permutation(keyed_rng.key(seed, "classes", epoch), len(self.sizes))
+        kept = np.minimum(self.groups, self.batches)[classes]
         # The first sample of each group, class after class.
         numbers = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
         firsts = np.repeat(class_starts[classes], kept) + numbers * per_class
-        firsts = firsts[: made.batches * made.classes].reshape(made.classes, made.batches).T
-        self._samples = by_class[(firsts[:, :, None] + np.arange(per_class)).ravel()]
-
-    def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
-        """Return (shard, record, repeat) of positions 0 … length-1, in int64; each record comes once at most."""
-        samples = self._samples[positions]
-        shards = np.searchsorted(self._ends, samples, side="right")
-        return shards, samples - self._starts[shards], np.zeros_like(samples)
-
-    def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:  # noqa: ARG002 - see below
-        """Return when the shards are needed, as `Plan.needs` does: batches have samples from all over the split."""
-        return shard_spans(np.searchsorted(self._ends, self._samples, side="right"))
+        firsts = firsts[: self.batches * self.classes].reshape(self.classes, self.batches).T
+        samples = by_class[(firsts[:, :, None] + np.arange(per_class)).ravel()]
+        return ListPlan.of_samples(samples, self._shard_samples)

@@ -1,4 +1,4 @@
-"""The list plan: epochs that are a list of samples, in the order in which they are named."""
+"""The list plan: a pass whose order is one array, made anew for each epoch; positions are found by lookup."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .plan import shard_spans
+from .sampler import EpochPlan, shard_spans
 from .window_shuffle import I64
 
 
-class ListPlan:
-    """The order of every epoch: the pure function from position to (shard, record); see `Plan`.
+class ListPlan(EpochPlan):
+    """The order of one epoch, as a list.
 
     Args:
-        samples: Numbers of samples of the split, int64 [N]; one that is named several times comes so often.
-        shard_samples: Number of samples of each shard.
-
-    Attributes:
-        length: Samples in the epoch.
+        visits: Shard, record and repeat of each position, int64 [3, N].
     """
 
-    def __init__(self, samples: I64, shard_samples: npt.ArrayLike) -> None:
-        self.length = len(samples)
-        sizes = np.asarray(shard_samples, dtype=np.int64)
-        ends = np.cumsum(sizes)
-        self._shards: I64 = np.searchsorted(ends, samples, side="right")
-        self._records = samples - (ends - sizes)[self._shards]
+    def __init__(self, visits: I64) -> None:
+        self.length, self._visits = visits.shape[1], visits
+
+    @classmethod
+    def of_samples(cls, samples: I64, shard_samples: npt.ArrayLike) -> ListPlan:
+        """Return the plan of samples by their numbers in the split; one that is named several times comes so often."""
+        ends = np.cumsum(np.asarray(shard_samples, dtype=np.int64))
+        shards: I64 = np.searchsorted(ends, samples, side="right")
+        firsts = np.concatenate([[0], ends])[shards]
         order = np.argsort(samples, kind="stable")
-        ascending = samples[order]
-        self._repeats = np.empty_like(samples)
-        self._repeats[order] = np.arange(len(samples)) - np.searchsorted(ascending, ascending)
+        ascending, repeats = samples[order], np.empty_like(samples)
+        repeats[order] = np.arange(len(samples)) - np.searchsorted(ascending, ascending)
+        return cls(np.stack([shards, samples - firsts, repeats]))
 
     def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
-        """Return (shard, record, repeat) of positions 0 … length-1; see `Plan.visits`."""
-        return self._shards[positions], self._records[positions], self._repeats[positions]
+        """Return (shard, record, repeat) of positions."""
+        shards, records, repeats = self._visits[:, positions]
+        return shards, records, repeats
 
     def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
-        """Return which shards a rank needs and when; see `Plan.needs`."""
-        shards, begins, ends = shard_spans(self._shards[rank::world_size])
+        """Return which shards the positions of a rank need and when."""
+        shards, begins, ends = shard_spans(self._visits[0, rank::world_size])
         return shards, begins * world_size + rank, (ends - 1) * world_size + rank + 1

@@ -46,10 +46,8 @@ class Weights:
         values: Expected number of times that each sample comes in an epoch, 0 or more: any number type, shape [N]. With
             `classes`, that of each class instead, shape [K].
         classes: The class of each sample, an integer 0 … K-1, shape [N].
-        listed: The numbers of the samples in the order in which they come, where whole weights stand for such a list.
 
     Attributes:
-        listed: As given; None where the order is the split's.
         length: Samples in an epoch: the sum of the weights, rounded.
         digest: SHA-256 of the weights; equal weights have equal digests, however they were given.
 
@@ -57,10 +55,7 @@ class Weights:
         ConfigError: A weight is negative, not finite or no number, or the sum is not 1 … 2,147,483,647.
     """
 
-    def __init__(
-        self, values: npt.ArrayLike, classes: npt.NDArray[Any] | None = None, listed: I64 | None = None
-    ) -> None:
-        self.listed = listed
+    def __init__(self, values: npt.ArrayLike, classes: npt.NDArray[Any] | None = None) -> None:
         self._values = np.asanyarray(values)
         self._classes = classes
         what = "sample" if classes is None else "class"
@@ -76,8 +71,6 @@ class Weights:
             sha.update(chunk.astype("<i8", copy=False).data)
             if total >> FRACTION_BITS > MOST_SAMPLES:
                 break
-        if listed is not None:
-            sha.update(listed.astype("<i8", copy=False).data)
         self.sum = total
         self.length = (total + (1 << FRACTION_BITS - 1)) >> FRACTION_BITS
         self.digest = sha.hexdigest()

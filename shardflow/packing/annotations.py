@@ -36,6 +36,8 @@ from shardflow.formats.coordinates import move_coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
+from shardflow.geometry.crops import Crops
+from shardflow.geometry.objects import clip_boxes
 
 from .image.geometry import Geometry
 from .sources.source import Source
@@ -50,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 def check_annotations(annotations: Annotations | None) -> Annotations:
     """Return the argument of a user, which declares nothing where it is None."""
     if not isinstance(annotations, Annotations | None):
-        raise ConfigError(f"annotations must be shardflow.Annotations, found {type(annotations).__name__}")
+        raise ConfigError(f"annotations must be shardflow.annotations.Annotations, found {type(annotations).__name__}")
     return annotations or NOTHING
 
 
@@ -110,13 +112,14 @@ def transform_parts(
     if missing := annotations.missing(parts):
         raise DecodeError(missing)
     masks = {mask: _transform_mask(mask, parts[mask], geometry, max_pixels) for mask in annotations.masks}
+    crops = geometry.crops
     moved, found = move_coordinates(
         annotations,
         parts.get,
         geometry.upright,
         geometry.size,
-        move_box=lambda *box: geometry.rectangle(*box) or (0.0, 0.0, 0.0, 0.0),
-        move_point=geometry.point,
+        move_boxes=lambda boxes: pack_boxes(boxes, crops),
+        move_points=lambda points: crops.move(points, np.zeros(len(points), dtype=np.int64)),
     )
     counts = {"masks": len(masks), "boxes": len(found.boxes) if found.boxes is not None else 0}
     if (points := found.keypoints) is not None:
@@ -125,6 +128,21 @@ def transform_parts(
     return SampleParts(
         {**parts, **masks, **moved, **format_label(label)}, {name: count for name, count in counts.items() if count}
     )
+
+
+def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.float64]:
+    """Return boxes of an image, [N, 4], clipped to its crop; all zeros where they are outside.
+
+    One without area, a line or a point, is in the crop up to its borders.
+    """
+    corners = crops.move(boxes.reshape(-1, 2), np.zeros(2 * len(boxes), dtype=np.int64))
+    moved = corners.reshape(-1, 4)
+    clipped = clip_boxes(moved, np.tile(crops.extents, (len(moved), 1)))
+    # Per axis: the part of an interval that is inside has a length, and a place that is inside stays where it is.
+    is_place = moved[:, :2] == moved[:, 2:]
+    is_left = np.where(is_place, moved[:, :2] == clipped[:, :2], clipped[:, :2] < clipped[:, 2:])
+    clipped[~is_left.all(axis=1)] = 0
+    return clipped
 
 
 def check_size(declared: tuple[int, int] | None, geometry: Geometry) -> None:
@@ -145,22 +163,12 @@ def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS
     grey, palette and RGB values stay.
     """
     with map_codec_errors(DecodeError), open_mask(data, geometry.upright, max_pixels=max_pixels) as image:
-        left, top, right, bottom = geometry.box
-        width, height = geometry.size
-        columns, rows = _centres(left, right, width), _centres(top, bottom, height)
-        resized = Image.fromarray(load_mask(image)[rows].take(columns, axis=1))
+        resized = Image.fromarray(geometry.crops.crop_mask(0, load_mask(image)))
         if image.mode == "P":
             resized.putpalette(cast("list[int]", image.getpalette()))
         buffer = io.BytesIO()
         resized.save(buffer, "PNG")
         return buffer.getvalue()
-
-
-def _centres(start: float, end: float, count: int) -> npt.NDArray[np.int64]:
-    """Return the pixel at the centre of each of `count` that show a stretch of an image."""
-    # Multiply first: where the stretch is whole pixels, a centre between two of them is exact, and shows the right one.
-    centres: npt.NDArray[np.int64] = (start + (2 * np.arange(count) + 1) * (end - start) / (2 * count)).astype(np.int64)
-    return centres
 
 
 def _transform_mask(part: str, data: bytes, geometry: Geometry, max_pixels: int) -> bytes:

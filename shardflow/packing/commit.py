@@ -28,7 +28,7 @@ _NAMED = 3
 
 
 def commit(plan: PackPlan, results: PackResults) -> Manifest:
-    """Write the quarantine and, when no more than `max_bad` of the plan's inputs are in it, the manifest.
+    """Write the quarantine and, when no more than `max_errors` of the plan's inputs are in it, the manifest.
 
     Where others can write too, it is checked what the jobs have published.
 
@@ -48,7 +48,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         # Of a kind that is read now, an image that was skipped is an input.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
-    if len(new_bad) > plan.max_bad or not totals.shards:
+    if len(new_bad) > plan.max_errors or not totals.shards:
         listed = quarantine.FILE_NAME if base is None else quarantine.UNFINISHED_NAME
         lock.put(listed, quarantine.to_bytes(new_bad))
         raise PackIncompleteError(_refusal(plan, ledger.storage.url(listed), new_bad))
@@ -108,8 +108,8 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         elif all(any(part in each.reason for part in parts) for each in bad):
             remedy = "do --mask, --boxes and --keypoints name what is there?"
         return f"{none} be packed: {listed}; {remedy}"
-    allowed = f"{plan.max_bad} {'is' if plan.max_bad == 1 else 'are'} allowed"
+    allowed = f"{plan.max_errors} {'is' if plan.max_errors == 1 else 'are'} allowed"
     return (
         f"{len(bad)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove them, or allow them "
-        f"with --max-bad {len(bad)}, then run the same command again: the packed ones stay"
+        f"with --max-errors {len(bad)}, then run the same command again: the packed ones stay"
     )

@@ -45,7 +45,7 @@ def pack(
     shuffle: bool = True,
     seed: int = 0,
     shard_samples: int = SHARD_SAMPLES,
-    max_bad: int = 0,
+    max_errors: int = 0,
     workers: int | None = None,
     executor: str = "processes",
     ray_address: str | None = None,
@@ -54,7 +54,7 @@ def pack(
 ) -> PackReport:
     """Resize the images of a source and write them to `dst` as a dataset.
 
-    The dataset's bytes depend on the inputs and on all arguments before `max_bad`, and on nothing else: not on the
+    The dataset's bytes depend on the inputs and on all arguments before `max_errors`, and on nothing else: not on the
     number of workers, the executor, or interruptions. After an error, or after the process was killed, the same call
     goes on where the last one stopped.
 
@@ -89,8 +89,8 @@ def pack(
             the source.
         seed: Shuffle seed.
         shard_samples: Inputs per shard, 1 or more; the last shard of a split may have fewer.
-        max_bad: How many inputs may be left out: quarantined, or skipped because their kind of image is not read. With
-            more there is no dataset.
+        max_errors: How many inputs may be left out: quarantined, or skipped because their kind of image is not read.
+            With more there is no dataset.
         workers: Number of processes, 1 or more; None for one per core.
         executor: "processes"; "ray" for the nodes of a Ray cluster, which must reach `src` and `dst` by the same names;
             or "serial" for this process alone.
@@ -102,7 +102,7 @@ def pack(
     Raises:
         ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` holds other files.
         DatasetExistsError: `dst` holds a dataset.
-        PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
+        PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, or another process is writing to it.
 
     Example:
@@ -124,12 +124,12 @@ def pack(
         max_pixels=max_pixels,
     )
     runner = make_executor(executor, workers, ray_address)
-    sharding, max_bad = _sharding(shard_samples, seed, shuffle), check_integer("max_bad", max_bad, 0)
+    sharding, max_errors = _sharding(shard_samples, seed, shuffle), check_integer("max_errors", max_errors, 0)
     started = time.monotonic()
     ledger = Ledger(dst, storage_options)
     ledger.refuse_dataset()
     with (
-        plan_pack(src, ledger, recipe, sharding, annotations, max_bad) as plan,
+        plan_pack(src, ledger, recipe, sharding, annotations, max_errors) as plan,
         ledger.storage.exclusive_writer() as writer,
     ):
         warn_of_undeclared(plan.source, plan.recipe.annotations)
@@ -168,11 +168,11 @@ def plan_pack(
     recipe: Recipe,
     sharding: Sharding,
     annotations: Annotations | None,
-    max_bad: int = 0,
+    max_errors: int = 0,
 ) -> Iterator[PackPlan]:
     """Plan a pack; the source is open in the context."""
     declared = check_annotations(annotations)
     options = shared_options(src, ledger.url, ledger.storage_options)
     with list_source(src, options, parts=declared.parts) as source:
         samples = SampleRecipe(image=recipe, annotations=source.annotations.joined(declared))
-        yield PackPlan.of(source, ledger, samples, sharding, max_bad=max_bad)
+        yield PackPlan.of(source, ledger, samples, sharding, max_errors=max_errors)

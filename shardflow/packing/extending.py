@@ -46,7 +46,7 @@ def extend(
     dst: str | os.PathLike[str],
     *,
     on_conflict: str = "error",
-    max_bad: int = 0,
+    max_errors: int = 0,
     workers: int | None = None,
     executor: str = "processes",
     ray_address: str | None = None,
@@ -66,7 +66,7 @@ def extend(
         dst: A dataset with its receipts, a directory or a URL.
         on_conflict: What to do with inputs that have the path of another one in the dataset: "error", "add" to pack
             them as further samples, or "skip" to leave them out.
-        max_bad: How many new inputs may be left out, as for `pack`.
+        max_errors: How many new inputs may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
     Raises:
@@ -76,23 +76,23 @@ def extend(
             labels, `src` declares other annotations, is another shardflow dataset than the one it was packed from, or
             has inputs that conflict with those of the dataset, or another extension has begun.
         DatasetExistsError: Another process extended it meanwhile.
-        PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
+        PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
     """
     runner = make_executor(executor, workers, ray_address)
     _check_on_conflict(on_conflict)
-    max_bad = check_integer("max_bad", max_bad, 0)
+    max_errors = check_integer("max_errors", max_errors, 0)
     started = time.monotonic()
     ledger = Ledger(dst, storage_options)
     # Opened before a directory is made for a missing one.
     with _list_new(src, ledger) as source, ledger.storage.exclusive_writer() as writer:
         base = BaseVersion.read(_dataset(ledger))
-        plan = plan_extension(source, ledger, base, on_conflict, max_bad)
+        plan = plan_extension(source, ledger, base, on_conflict, max_errors)
         if on_conflict == "error" and plan.conflicting:
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
         if plan.source.inputs:
             return carry_out(plan, writer, runner, progress, started)
-        plan.source.refuse_skipped(max_bad)
+        plan.source.refuse_skipped(max_errors)
         clean_up(ledger.storage)
         ledger.storage.remove(UNFINISHED_NAME)
         return report(plan, base.manifest, Totals(), started=started)
@@ -130,7 +130,9 @@ def _dataset(ledger: Ledger) -> Dataset:
     return open_dataset(ledger.url, storage_options=ledger.storage_options)
 
 
-def plan_extension(source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_bad: int = 0) -> PackPlan:
+def plan_extension(
+    source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_errors: int = 0
+) -> PackPlan:
     """Plan to pack the inputs of a source that a dataset does not have; see `extend` for the errors."""
     recipe = SampleRecipe.of(base.manifest)
     refuse_other_annotations(source, recipe.annotations)
@@ -152,7 +154,7 @@ def plan_extension(source: Source, ledger: Ledger, base: BaseVersion, on_conflic
         ledger,
         recipe,
         base.sharding,
-        max_bad=max_bad,
+        max_errors=max_errors,
         base=base,
         known=sum(map(len, inputs(State.KNOWN).values())),
         conflicting=[item.path for items in inputs(State.CHANGED).values() for item in items],

@@ -73,7 +73,7 @@ class PackPlan:
         recipe: How inputs become samples.
         sharding: How all inputs are cut into shards, those of the base version included.
         jobs: The shards to make.
-        max_bad: How many inputs may be left out.
+        max_errors: How many inputs may be left out.
         base: The version that is extended; None for a new dataset.
         known: Number of inputs of the source that the base version has.
         conflicting: Paths of the inputs that conflict with one of the base version.
@@ -84,7 +84,7 @@ class PackPlan:
     recipe: SampleRecipe
     sharding: Sharding
     jobs: Sequence[Job]
-    max_bad: int = 0
+    max_errors: int = 0
     base: BaseVersion | None = None
     known: int = 0
     conflicting: Sequence[str] = ()

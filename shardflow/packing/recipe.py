@@ -4,7 +4,7 @@ A recipe holds the settings, and answers what follows from them for an image: it
 done by the `image` package: `image.pipeline` chooses the route, and each route describes what it did.
 
 To add a setting, add a field to `Recipe` and an argument to `pack`; the command line has it then as well. A preset is a
-recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
+recipe for a common case. docs/performance.md has measurements of what the settings cost and gain.
 """
 
 from __future__ import annotations

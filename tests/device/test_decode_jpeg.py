@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 import shardflow
 from shardflow.device import prefetcher
 from shardflow.device.transforms import decode_jpeg
-from shardflow.device.transforms.decode_jpeg import STEP_BYTES, JpegBuffer
 from shardflow.errors import ConfigError, DecodeError
+from shardflow.loading.decoders.decoder import Payloads
+from shardflow.loading.decoders.raw import STEP_BYTES, EncodedImages
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
@@ -25,8 +27,8 @@ from tests.helpers.device import FIELDS, png
 from tests.helpers.making import flip, jpeg, make_dataset
 
 CROPS: dict[str, Any] = {
-    "random": shardflow.RandomResizedCropDecoder(12),
-    "centre": shardflow.CenterCropDecoder(12),
+    "random": shardflow.decoders.RandomResizedCrop(12),
+    "centre": shardflow.decoders.CenterCrop(12),
 }
 
 
@@ -36,8 +38,8 @@ def test_decoding_later_gives_the_same_pixels(dataset: Path, crop: Any, workers:
     """Decoded after the workers, the pixels are those of the crop itself, bit for bit."""
     options: dict[str, Any] = {"batch_size": 6, "tail": "short", "num_workers": workers}
     at_once = [*shardflow.Loader(dataset, decoder=crop, **options)]
-    loader = shardflow.Loader(dataset, decoder=shardflow.EncodedDecoder(), **options)
-    later = [*shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(crop)])]
+    loader = shardflow.Loader(dataset, decoder=shardflow.decoders.Raw(), **options)
+    later = [*shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.DecodeJpeg(crop)])]
     torch.testing.assert_close(later, at_once, rtol=0, atol=0)
 
 
@@ -46,9 +48,10 @@ def test_crops_of_whole_images_are_the_decoders(crop: Any) -> None:
     """Boxes, resizing and flips of whole images, as on a GPU, are those of the decoder, within rounding."""
     payloads = [memoryview(bytearray(jpeg(number, 48 + number, 40))) for number in range(12)]
     keys = keyed_rng.fold_array(1, np.arange(12))
-    whole, _, failures = shardflow.ImageDecoder()(payloads, unknown(payloads), keys)
+    whole, _, failures = shardflow.decoders.Image()(payloads, unknown(payloads), keys)
     assert not failures
-    ours = shardflow.DecodeJpeg(crop)._crop(list(whole), keys)
+    rows = EncodedImages(shardflow.decoders.Raw()(payloads, unknown(payloads), keys).images)
+    ours = shardflow.device.DecodeJpeg(crop)._crop(list(whole), rows)
     theirs = crop(payloads, unknown(payloads), keys).images
     difference = (ours.int() - theirs.int()).abs()
     assert difference.max() <= 2  # the kernel's decoding and torchvision's differ by a step, resizing by another
@@ -92,23 +95,25 @@ def test_decoding_later_gives_the_same_errors(kinds: list[str], seed: int, name:
     crop, keys = CROPS[name], keyed_rng.fold_array(seed, np.arange(len(kinds)))
     payloads = [memoryview(bytearray(FILES[kind](number))) for number, kind in enumerate(kinds)]
     expected, _, failures = crop(payloads, unknown(payloads), keys)
-    rows = shardflow.EncodedDecoder()(payloads, unknown(payloads), keys).images
+    rows = shardflow.decoders.Raw()(payloads, unknown(payloads), keys).images
     if there := sorted(failures):
         with pytest.raises(DecodeError) as caught:
-            shardflow.DecodeJpeg(crop)(rows, torch.device("cpu"))
+            shardflow.device.DecodeJpeg(crop)(rows, torch.device("cpu"))
         assert message(caught.value) == f"image {there[0]} of the batch: {message(failures[there[0]])}"
     else:
-        assert torch.equal(shardflow.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
+        assert torch.equal(shardflow.device.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
 
 
 def picky(kind: type, refused: Sequence[bytes], *arguments: Any) -> Any:
     """Return a decoder of a kind that refuses some images, and has nothing to hand on in their place."""
 
     class Picky(kind):  # type: ignore[misc]
-        def __call__(self, payloads: Sequence[memoryview], *others: Any) -> Any:
-            failures = {index: DecodeError("no") for index, file in enumerate(payloads) if bytes(file) in refused}
-            kept = [memoryview(b"") if index in failures else file for index, file in enumerate(payloads)]
-            return super().__call__(kept, *others)._replace(failures=failures)
+        def decode(self, payloads: Payloads, crops: Any, out: Any) -> Any:
+            files = payloads.files
+            failures = {index: DecodeError("no") for index, file in enumerate(files) if bytes(file) in refused}
+            kept = [memoryview(b"") if index in failures else file for index, file in enumerate(files)]
+            super().decode(dataclasses.replace(payloads, files=kept), crops, out)
+            return failures
 
     return Picky(*arguments)
 
@@ -123,10 +128,10 @@ def test_a_sample_can_stand_in_for_another(tmp_path: Path, refuses: str) -> None
         tar = url / "train" / "000000.tar"
         flip(tar, *(tar.read_bytes().index(file) + 300 for file in refused))
         refused = []
-    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_bad": 3}
-    at_once = [*shardflow.Loader(url, decoder=picky(shardflow.RandomResizedCropDecoder, refused, 12), **options)]
-    loader = shardflow.Loader(url, decoder=picky(shardflow.EncodedDecoder, refused), **options)
-    later = [*shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(CROPS["random"])])]
+    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_errors": 3}
+    at_once = [*shardflow.Loader(url, decoder=picky(shardflow.decoders.RandomResizedCrop, refused, 12), **options)]
+    loader = shardflow.Loader(url, decoder=picky(shardflow.decoders.Raw, refused), **options)
+    later = [*shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.DecodeJpeg(CROPS["random"])])]
     assert {int(label) for _, labels in later for label in labels} == {*range(12)} - {3, 4, 11}
     torch.testing.assert_close(later, at_once, rtol=0, atol=0)
 
@@ -134,32 +139,32 @@ def test_a_sample_can_stand_in_for_another(tmp_path: Path, refuses: str) -> None
 def test_a_large_image_takes_its_own_size() -> None:
     """One large file adds its own size to a batch, and not that size for each of its files."""
     files = [memoryview(bytes(size)) for size in (10_000, 2_000_000, *[10_000] * 14)]
-    rows = shardflow.EncodedDecoder()(files, unknown(files), np.zeros(16, np.uint64)).images
+    rows = shardflow.decoders.Raw()(files, unknown(files), np.zeros(16, np.uint64)).images
     assert sum(map(len, files)) < rows.nbytes < sum(map(len, files)) + 16 * STEP_BYTES + 1000
 
 
 def test_part_of_a_batch_is_an_error() -> None:
     """Some of the rows, or bytes that are no encoded images, are an error, never other images."""
     files = [memoryview(jpeg(number)) for number in range(8)]
-    rows = shardflow.EncodedDecoder()(files, unknown(files), np.zeros(8, np.uint64)).images
+    rows = shardflow.decoders.Raw()(files, unknown(files), np.zeros(8, np.uint64)).images
     places = rows.clone()
-    places.view(-1)[8:24].view(torch.int64)[:] = torch.tensor([200, 1 << 40])
+    places.view(-1)[32:48].view(torch.int64)[:] = torch.tensor([200, 1 << 40])
     for other in (rows[:4], rows[4:], torch.zeros_like(rows), places):
-        with pytest.raises(ConfigError, match="all of the batches of an EncodedDecoder"):
-            shardflow.DecodeJpeg()(other, torch.device("cpu"))
+        with pytest.raises(ConfigError, match=r"all of the batches of decoders\.Raw"):
+            shardflow.device.DecodeJpeg()(other, torch.device("cpu"))
 
 
 def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
     """Time that training waits for `DecodeJpeg` counts as copying, not as waiting for data."""
 
-    class Slow(shardflow.CenterCropDecoder):
-        def __call__(self, *given: Any) -> Any:
+    class Slow(shardflow.decoders.CenterCrop):
+        def plan(self, *given: Any) -> Any:
             time.sleep(0.02)
-            return super().__call__(*given)
+            return super().plan(*given)
 
     monkeypatch.setattr(prefetcher, "copy_stream_for", lambda _: DelayedCopyStream())
-    loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.EncodedDecoder())
-    batches = shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(Slow(12))])
+    loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.decoders.Raw())
+    batches = shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.DecodeJpeg(Slow(12))])
     for _ in batches:
         pass
     stats = batches.stats()
@@ -167,7 +172,7 @@ def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatc
     assert stats.copying_s > stats.waiting_s
 
 
-def on_gpu(decode: shardflow.DecodeJpeg, files: Sequence[bytes]) -> list[torch.Tensor]:
+def on_gpu(decode: shardflow.device.DecodeJpeg, files: Sequence[bytes]) -> list[torch.Tensor]:
     """Decode as on a GPU; torchvision's decoder on the CPU, in the place of nvJPEG, refuses files as that does."""
     return decode._decode_on_gpu(
         [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in files], torch.device("cpu")
@@ -194,10 +199,10 @@ def test_a_refused_image_does_not_slow_its_batch(
     """The others of its batch are still decoded together; refusals are counted, and the first is logged."""
     files = [jpeg(number) for number in range(64)]
     payloads = [memoryview(bytearray(file)) for file in files]
-    whole = shardflow.ImageDecoder()(payloads, unknown(files), np.zeros(64, np.uint64)).images
+    whole = shardflow.decoders.Image()(payloads, unknown(files), np.zeros(64, np.uint64)).images
     refusing = Refusing(files[3], files[40])
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refusing)
-    decode = shardflow.DecodeJpeg()
+    decode = shardflow.device.DecodeJpeg()
     for _ in range(2):
         refusing.calls = 0
         torch.testing.assert_close(on_gpu(decode, files), list(whole), rtol=0, atol=0)
@@ -212,7 +217,7 @@ def test_cmyk_images_never_reach_nvjpeg(monkeypatch: pytest.MonkeyPatch) -> None
     files = [jpegs.make(number, mode=mode) for number, mode in enumerate(["RGB", "CMYK", "L", "RGB"])]
     refusing = Refusing(files[1])
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refusing)
-    decode = shardflow.DecodeJpeg()
+    decode = shardflow.device.DecodeJpeg()
     assert [tuple(image.shape) for image in on_gpu(decode, files)] == [(3, 48, 64)] * 4
     assert (refusing.calls, decode.refused) == (1, 0)
 
@@ -221,11 +226,11 @@ def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu() -> None:
     """In batches without a JPEG, with other formats, or with a damaged one, each image is decoded or is the error."""
 
     def decoded(*kinds: str) -> list[torch.Tensor]:
-        return on_gpu(shardflow.DecodeJpeg(), [FILES[kind](n) for n, kind in enumerate(kinds)])
+        return on_gpu(shardflow.device.DecodeJpeg(), [FILES[kind](n) for n, kind in enumerate(kinds)])
 
     for kinds in (["png"], ["jpeg", "png", "jpeg"]):
         payloads = [memoryview(bytearray(FILES[kind](n))) for n, kind in enumerate(kinds)]
-        whole = shardflow.ImageDecoder()(payloads, unknown(payloads), np.zeros(len(kinds), np.uint64)).images
+        whole = shardflow.decoders.Image()(payloads, unknown(payloads), np.zeros(len(kinds), np.uint64)).images
         torch.testing.assert_close(decoded(*kinds), list(whole), rtol=0, atol=0)
     with pytest.raises(DecodeError, match="image 1 of the batch: the image cannot be decoded"):
         decoded("jpeg", "damaged", "png")
@@ -247,7 +252,7 @@ def test_without_nvjpeg_decoding_is_an_error(monkeypatch: pytest.MonkeyPatch, te
 
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refuse)
     with pytest.raises(ConfigError, match=f"nvJPEG cannot be used: {text}.*give the crop to the loader"):
-        on_gpu(shardflow.DecodeJpeg(), [jpeg(1)])
+        on_gpu(shardflow.device.DecodeJpeg(), [jpeg(1)])
 
 
 _FULL = "Error while decoding JPEG images: CUDA out of memory. Tried to allocate 2 MiB"
@@ -264,7 +269,7 @@ def test_a_full_device_is_an_error(monkeypatch: pytest.MonkeyPatch, refusals: in
 
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: decode)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        on_gpu(shardflow.DecodeJpeg(), [jpeg(1), jpeg(2)])
+        on_gpu(shardflow.device.DecodeJpeg(), [jpeg(1), jpeg(2)])
     assert answers == []
 
 
@@ -272,24 +277,24 @@ def test_files_travel_unchanged() -> None:
     """Files of any length are the same after their way through a buffer."""
     files = [b"a", b"", b"b" * 20_000, bytes(range(256))]
     payloads = [memoryview(file) for file in files]
-    rows, geometry, failures = shardflow.EncodedDecoder()(payloads, unknown(files), np.zeros(4, np.uint64))
+    rows, crops, failures = shardflow.decoders.Raw()(payloads, unknown(files), np.zeros(4, np.uint64))
     assert not failures
-    assert geometry is None
-    assert [bytes(JpegBuffer(rows).file(index).numpy()) for index in range(4)] == files
+    assert crops is None
+    assert [bytes(EncodedImages(rows).file(index).numpy()) for index in range(4)] == files
 
 
 def test_an_empty_batch_passes() -> None:
     """No files are no images, of the right shape."""
-    images = shardflow.DecodeJpeg()(torch.zeros(0, STEP_BYTES, dtype=torch.uint8), torch.device("cpu"))
+    images = shardflow.device.DecodeJpeg()(torch.zeros(0, STEP_BYTES, dtype=torch.uint8), torch.device("cpu"))
     assert images.shape == (0, 3, 224, 224)
 
 
 def test_wrong_use_is_an_error(dataset: Path) -> None:
     """Pixels instead of encoded images, a place after other transforms, and other crops are errors."""
     pixels = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS)
-    with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=EncodedDecoder\(\)"):
-        next(iter(shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.DecodeJpeg()])))
+    with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=decoders.Raw\(\)"):
+        next(iter(shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.DecodeJpeg()])))
     with pytest.raises(ConfigError, match="must be the first"):
-        shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.Normalize(), shardflow.DecodeJpeg()])
+        shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.Normalize(), shardflow.device.DecodeJpeg()])
     with pytest.raises(ConfigError, match="crop must be"):
-        shardflow.DecodeJpeg(shardflow.ImageDecoder())  # type: ignore[arg-type]
+        shardflow.device.DecodeJpeg(shardflow.decoders.Image())  # type: ignore[arg-type]

@@ -19,10 +19,10 @@ from shardflow.diagnostics.bench import STEPS, BenchReport, bench
 from shardflow.diagnostics.chart import COLOURS
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.diagnostics.loader_probe import LoaderProbe, Measurement
-from shardflow.diagnostics.stage_times import STAGES, stage_cpu_ms
 from shardflow.errors import ConfigError, DeadlineError
-from shardflow.loading.decoders import Decoded
-from shardflow.loading.geometry import Geometry
+from shardflow.geometry.crops import Crops
+from shardflow.loading.source import EpochStart
+from shardflow.loading.stage_times import STAGES, stage_cpu_ms
 from tests.helpers.folders import encoded
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
@@ -51,7 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops."""
-    decoder = shardflow.RandomResizedCropDecoder(32)
+    decoder = shardflow.decoders.RandomResizedCrop(32)
     return shardflow.Loader(url, **{"batch_size": 4, "num_workers": 1, "decoder": decoder, **options})
 
 
@@ -61,7 +61,7 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
     def measured(**options: Any) -> dict[str, float]:
         begun = loader(url, num_workers=0, **options)
         next(iter(begun))
-        return stage_cpu_ms(begun, 0.3)
+        return begun.profile(0.3)
 
     burning = measured(transform=burn)
     assert tuple(burning) == STAGES
@@ -71,35 +71,42 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
     assert measured()["augment"] == 0
 
 
-class CountingGeometry(Geometry):
+class CountingCrops(Crops):
     """A crop whose clock ticks with each mask that follows it."""
 
     ticks = 0
 
     def crop_mask(self, index: int, mask: Any) -> Any:
         """Return the crop of a mask."""
-        CountingGeometry.ticks += 1
+        CountingCrops.ticks += 1
         return super().crop_mask(index, mask)
 
 
-def count_masks(payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:
-    """Decode crops whose geometry counts."""
-    images, geometry, failures = shardflow.RandomResizedCropDecoder(16)(payloads, sizes, keys, empty)
-    values = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(Geometry)}
-    return Decoded(images, CountingGeometry(**values), failures)
+class CountMasks(shardflow.decoders.RandomResizedCrop):
+    """Crops that count the masks that follow them."""
+
+    def plan(self, *arguments: Any) -> CountingCrops:
+        """Return such crops."""
+        crops = super().plan(*arguments)
+        return CountingCrops(**{field.name: getattr(crops, field.name) for field in dataclasses.fields(Crops)})
 
 
 def test_every_stage_is_timed(tmp_path: Path) -> None:
     """A loader with every option has no stage but those that are timed, and each is charged with its own work alone."""
     mask = encoded(Image.new("L", (40, 30)), "PNG")
     samples = [(f"{number}", {"jpg": jpeg(number, 40, 30), "mask.png": mask}) for number in range(12)]
-    url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=shardflow.Annotations(masks=("mask.png",)))
-    fullest = loader(url, num_workers=0, transform=lambda sample: sample, decoder=count_masks, fields=("image", "mask"))
-    _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    url = write_dataset(
+        tmp_path / "set", {"train": [samples]}, annotations=shardflow.annotations.Annotations(masks=("mask.png",))
+    )
+    fullest = loader(
+        url, num_workers=0, transform=lambda sample: sample, decoder=CountMasks(16), fields=("image", "mask")
+    )
+    _, *rest_of, _, _ = fullest._pipeline.pipeline
     assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
     assert {*STAGES} <= {*COLOURS}
-    next(iter(fullest))
-    ticks = stage_cpu_ms(fullest, 0.1, clock=lambda: float(CountingGeometry.ticks))
+    assert set(fullest.profile(0.1)) == set(STAGES)
+    fullest._control.begin(0, len(fullest), [EpochStart(0, 0, 1)])
+    ticks = stage_cpu_ms(fullest._pipeline, 0.1, batch_size=4, clock=lambda: float(CountingCrops.ticks))
     assert ticks == dict.fromkeys(STAGES, 0.0) | {"annotate": 1000.0}  # a mask per image
 
 
@@ -121,7 +128,7 @@ def test_baseline_is_what_processes_decode(url: Path) -> None:
     """Two processes decode the split's images for the time asked for; a dead one is an error, not a hang."""
     encoded = payloads(shardflow.open(url)["train"])
     assert len(encoded) == len(set(encoded)) == 60
-    with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as baseline:
+    with DecodeBaseline(encoded, shardflow.decoders.RandomResizedCrop(32), 2) as baseline:
         measured = baseline.measure(0.3)
         assert 0.3 <= measured.wall_s < 5
         assert 0 < measured.cpu_s <= 2.2 * measured.wall_s
@@ -136,7 +143,7 @@ def test_baseline_ends_with_the_process_that_measures(url: Path) -> None:
     encoded, (ours, theirs) = payloads(shardflow.open(url)["train"]), multiprocessing.Pipe()
 
     def measuring() -> None:
-        with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as baseline:
+        with DecodeBaseline(encoded, shardflow.decoders.RandomResizedCrop(32), 2) as baseline:
             theirs.send([process.pid for process in baseline._processes])
             time.sleep(60)
 

@@ -29,7 +29,7 @@ def test_several_ranks_agree_with_one_process(dataset: Path, monkeypatch: pytest
     from net import Net
 
     torch.manual_seed(0)
-    net, decoder, right = Net(len(CLASSES)).eval(), shardflow.CenterCropDecoder(16), 0
+    net, decoder, right = Net(len(CLASSES)).eval(), shardflow.decoders.CenterCrop(16), 0
     for sample in shardflow.open(dataset)["val"]:
         images = decoder([memoryview(sample["jpg"])], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)).images
         right += int(net(images).argmax()) == int(sample["cls"])

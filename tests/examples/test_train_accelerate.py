@@ -28,7 +28,7 @@ def accelerator() -> Iterator[Any]:
 
 def make_loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops."""
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(8), tail="short", **options)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(8), tail="short", **options)
 
 
 def test_prepare_leaves_a_loader_alone(accelerator: Any, dataset: Path) -> None:

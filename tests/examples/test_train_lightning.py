@@ -110,7 +110,7 @@ def test_a_mix_is_a_dataloader_too(fit: Callable[..., Any], dataset: Path, tmp_p
     """A mix of datasets trains under Lightning, each epoch its steps, and goes on from any checkpoint."""
 
     def mix() -> shardflow.Mix:
-        options = {"batch_size": 4, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(16)}
+        options = {"batch_size": 4, "num_workers": 0, "decoder": shardflow.decoders.CenterCrop(16)}
         return shardflow.Mix([(dataset, 2), (shardflow.Loader(dataset, split="val", **options), 1)], **options)
 
     whole = fit(tmp_path, data=mix())

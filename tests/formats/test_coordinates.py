@@ -151,10 +151,6 @@ def test_a_missing_part() -> None:
         read_coordinates(Annotations(boxes=LABELLED), {}.get, SIZE)
 
 
-def _halved(*numbers: float) -> tuple[float, ...]:
-    return tuple(number / 2 for number in numbers)
-
-
 def _moved(content: Any, declared: Annotations) -> Any:
     read_part = {"json": json.dumps(content).encode(), "txt": b"x"}.get
     parts, was = move_coordinates(
@@ -162,8 +158,8 @@ def _moved(content: Any, declared: Annotations) -> Any:
         read_part,
         SIZE,
         (100, 50),
-        move_box=_halved,
-        move_point=lambda x, y: (x / 2, y / 2),
+        move_boxes=lambda boxes: boxes / 2,
+        move_points=lambda points: points / 2,
     )
     assert set(parts) == {"json"}
     np.testing.assert_equal(was._asdict(), read_coordinates(declared, read_part, SIZE)._asdict())

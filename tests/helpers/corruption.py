@@ -57,17 +57,17 @@ class Whole:
         return found
 
     def _loaded(self) -> list[Sample]:
-        """Return what the loader delivers: key, label and pixels; damaged samples are substituted."""
+        """Return what the loader delivers: key, label and pixels; damaged samples are replaced."""
         try:
             loader = sf.Loader(
                 self.root,
                 split="train",
                 batch_size=SAMPLES,
-                decoder=sf.CenterCropDecoder(16),
+                decoder=sf.decoders.CenterCrop(16),
                 fields=("key", "label", "image"),
                 shuffle=False,
                 num_workers=0,
-                max_bad=100,
+                max_errors=100,
             )
             return [
                 (key, int(label), image.numpy().tobytes())

@@ -23,9 +23,8 @@ import shardflow
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
+from shardflow.geometry.crops import Crops
 from shardflow.loading.annotation_fields import AnnotationFields
-from shardflow.loading.decoders import Decoded
-from shardflow.loading.geometry import Geometry
 from tests.helpers import making
 from tests.helpers.making import jpeg, write_dataset
 from tests.helpers.masks import centres, resize_mask
@@ -45,7 +44,7 @@ DECLARED = Annotations(
     boxes=Boxes("json", "boxes", "xyxy", fields={"labels": "labels", "area": "area:float"}),
     keypoints=Keypoints("json", "keypoints[]", "xyv"),
 )
-CROP = shardflow.RandomResizedCropDecoder(24)
+CROP = shardflow.decoders.RandomResizedCrop(24)
 
 
 def png(values: np.ndarray[Any, Any], mode: str | None = None) -> bytes:
@@ -112,34 +111,34 @@ rectangle = st.tuples(corner, corner, corner, corner)
 
 
 @st.composite
-def geometries(draw: st.DrawFn) -> Geometry:
-    """Draw any box of any image, resized to any size, with any window of it, mirrored or not."""
+def any_crops(draw: st.DrawFn) -> Crops:
+    """Draw any box of any image, resized to any size, with any part of it, mirrored or not."""
     source, resized = draw(sizes), draw(sizes)
     left, top = (draw(st.integers(0, side - 1)) for side in source)
     box = [left, top, draw(st.integers(1, source[0] - left)), draw(st.integers(1, source[1] - top))]
     window = [draw(st.integers(0, side - 1)) for side in resized]
     size = [draw(st.integers(1, side - start)) for side, start in zip(resized, window, strict=True)]
-    rows = [np.array([row], dtype=np.int32) for row in (source, box, resized, window)]
-    flip = np.array([draw(st.booleans())])
-    return Geometry(source=rows[0], box=rows[1], resized=rows[2], window=rows[3], flip=flip, size=(size[0], size[1]))
+    return Crops.of(
+        [source], box=[box], resized=resized, offset=window, flip=[draw(st.booleans())], size=(size[0], size[1])
+    )
 
 
-def reference(geometry: Geometry, index: int, value: Any) -> Any:
+def reference(crops: Crops, index: int, value: Any) -> Any:
     """Return a tv_tensor as torchvision's functionals crop, resize, crop and flip it."""
-    x, y, width, height = geometry.box[index].tolist()
-    to_width, to_height = geometry.resized[index].tolist()
-    left, top = geometry.window[index].tolist()
+    x, y, width, height = crops.box[index].tolist()
+    to_width, to_height = crops.resized[index].tolist()
+    left, top = crops.offset[index].tolist()
     if isinstance(value, tv_tensors.Mask):
         cropped = _plain(value)[..., y : y + height, x : x + width]
         resized = tv_tensors.Mask(resize_mask(cropped, to_height, to_width))
     else:
         resized = F.resized_crop(value, y, x, height, width, size=[to_height, to_width])
-    window_width, window_height = geometry.windows[index].tolist()
+    window_width, window_height = crops.extents[index].tolist()
     window = F.crop(resized, top, left, window_height, window_width)
-    if geometry.flip[index] and isinstance(value, tv_tensors.KeyPoints):
+    if crops.flip[index] and isinstance(value, tv_tensors.KeyPoints):
         # torchvision flips boxes at the middle of the image, and keypoints half a pixel beside it, at W - 1 - x.
         return torch.tensor([window_width, 0]) + _plain(window) * torch.tensor([-1, 1])
-    return F.horizontal_flip(window) if geometry.flip[index] else window
+    return F.horizontal_flip(window) if crops.flip[index] else window
 
 
 @settings(max_examples=300)
@@ -147,12 +146,8 @@ def reference(geometry: Geometry, index: int, value: Any) -> Any:
 def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
     """A resized mask is that of NEAREST_EXACT, which rounds a centre between two pixels either way."""
     mask = np.arange(source, dtype=np.float32)[None]
-    whole = np.array([[0, 0, source, 1]], dtype=np.int32)
-    sides, start = np.array([[size, 1]], dtype=np.int32), np.zeros((1, 2), dtype=np.int32)
-    geometry = Geometry(
-        source=whole[:, 2:], box=whole, resized=sides, window=start, flip=np.array([False]), size=(size, 1)
-    )
-    found = geometry.crop_mask(0, mask)[0]
+    crops = Crops.of([(source, 1)], resized=(size, 1), size=(size, 1))
+    found = crops.crop_mask(0, mask)[0]
     theirs = F.resize(torch.from_numpy(mask)[None], [1, size], interpolation=v2.InterpolationMode.NEAREST_EXACT)[0, 0]
     for one, other, centre in zip(found.tolist(), theirs.tolist(), centres(source, size), strict=True):
         assert one == math.floor(centre)
@@ -161,32 +156,30 @@ def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
 
 @with_keypoints
 @settings(max_examples=150)
-@given(geometries(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
+@given(any_crops(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
 def test_annotations_equal_torchvisions_functionals(
-    geometry: Geometry, rectangles: list[tuple[float, ...]], mode: str
+    crops: Crops, rectangles: list[tuple[float, ...]], mode: str
 ) -> None:
     """Masks are exactly those of torchvision, boxes and keypoints to 1e-4, for any crop, size, flip and mask."""
-    width, height = geometry.source[0].tolist()
+    width, height = crops.source[0].tolist()
     boxes = [[min(a, c), min(b, d), max(a, c), max(b, d)] for a, b, c, d in rectangles]
     values = mask(width, height).astype(np.uint16) * 257 if mode == "I;16" else mask(width, height)
     parts = {MASK: png(values, None if mode == "I;16" else mode), "json": annotations(boxes)}
-    fields = AnnotationFields(FIELDS, DECLARED, shardflow.CroppedBoxes(min_visibility=None), 10**6)
+    fields = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes(min_visibility=None), 10**6)
     some = Sample({part: memoryview(data) for part, data in parts.items()}, (width, height), 0, 0, "", "")
-    found = fields.read(some, geometry, 0)
-    objects = fields.move([found], geometry)
+    found = fields.read(some, crops, 0)
+    objects = fields.move([found], crops)
 
     whole = torch.from_numpy(np.array(Image.open(io.BytesIO(parts[MASK]))).astype(np.int32))
     whole = whole.permute(2, 0, 1) if whole.dim() == 3 else whole[None]
-    assert torch.equal(
-        found.masks["mask"], reference(geometry, 0, tv_tensors.Mask(whole)).to(found.masks["mask"].dtype)
-    )
+    assert torch.equal(found.masks["mask"], reference(crops, 0, tv_tensors.Mask(whole)).to(found.masks["mask"].dtype))
     assert found.masks["mask"].dtype == (torch.int32 if mode == "I;16" else torch.uint8)
     canvas = {"canvas_size": (height, width)}
     corners = tv_tensors.BoundingBoxes(torch.tensor(boxes).view(-1, 4), format="XYXY", **canvas)  # type: ignore[call-overload]
-    torch.testing.assert_close(objects["boxes"][0], _plain(reference(geometry, 0, corners)), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(objects["boxes"][0], _plain(reference(crops, 0, corners)), atol=1e-4, rtol=1e-5)
     points = tv_tensors.KeyPoints(torch.tensor(boxes).view(-1, 2, 2), **canvas)  # type: ignore[call-overload]
     moved = objects["keypoints"][0][..., :2] if boxes else torch.zeros(0, 2, 2)
-    torch.testing.assert_close(moved, _plain(reference(geometry, 0, points)), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(moved, _plain(reference(crops, 0, points)), atol=1e-4, rtol=1e-5)
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:
@@ -195,9 +188,9 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 DECODERS = [
     CROP,
-    shardflow.CenterCropDecoder(20, resize=25),
-    shardflow.AspectBucketDecoder([(20, 24), (24, 20)]),
-    shardflow.ImageDecoder(),
+    shardflow.decoders.CenterCrop(20, resize=25),
+    shardflow.decoders.Cover(),
+    shardflow.decoders.Image(),
 ]
 
 
@@ -207,22 +200,22 @@ DECODERS = [
 def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -> None:
     """Masks, boxes and keypoints of a batch are those of torchvision, given the crops of the images' decoder."""
     size = v2.Resize((16, 16), interpolation=v2.InterpolationMode.NEAREST)
-    transform = size if isinstance(decoder, shardflow.ImageDecoder) else None
-    some = loader(dataset, "random_key", "index", *FIELDS, decoder=decoder, transform=transform)
+    transform = size if isinstance(decoder, shardflow.decoders.Image) else None
+    buckets = shardflow.samplers.AspectBuckets([(20, 24), (24, 20)])
+    is_bucketed = isinstance(decoder, shardflow.decoders.Cover)
+    options = {"decoder": decoder, "transform": transform, "sampler": buckets if is_bucketed else None}
+    some = loader(dataset, "random_key", "index", *FIELDS, **options)
     for _, keys, numbers, masks, boxes, *_ in some:
         for key, number, found, found_boxes in zip(keys, numbers.tolist(), masks, boxes, strict=True):
             parts = sample(number)[1]
             image = Image.open(io.BytesIO(parts["jpg"]))
             sizes = np.array([image.size])
-            geometry = Geometry.identity(sizes)
-            if not isinstance(decoder, shardflow.ImageDecoder):
-                is_bucketed = isinstance(decoder, shardflow.AspectBucketDecoder)
-                own = decoder.in_bucket(int(decoder.buckets(sizes)[0])) if is_bucketed else decoder
-                geometry = own.geometry(sizes, key.view(1).numpy().view(np.uint64))
-            expected = reference(geometry, 0, tv_tensors.Mask(torch.from_numpy(mask(*image.size))[None]))
+            shape = buckets.shapes[buckets.buckets(sizes)[0]] if is_bucketed else None
+            crops = decoder.plan(0, shape, sizes, key.view(1).numpy().view(np.uint64))
+            expected = reference(crops, 0, tv_tensors.Mask(torch.from_numpy(mask(*image.size))[None]))
             corners = torch.tensor(json.loads(parts["json"])["boxes"], dtype=torch.float32).view(-1, 4)
             right = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=image.size[::-1])  # type: ignore[call-overload]
-            right = reference(geometry, 0, right)
+            right = reference(crops, 0, right)
             if transform is not None:
                 expected, right = transform(expected), transform(right)
             assert torch.equal(found, _plain(expected))
@@ -234,20 +227,21 @@ def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -
 def test_masks_are_padded_and_listed_as_the_images_are(dataset: Path, padding: int | None, dtype: torch.dtype) -> None:
     """Masks of whole images have the shape of the batch, with the value to ignore beyond the image; or are a list."""
     options = {} if padding is None else {"mask_padding": padding}
-    padded = shardflow.ImageDecoder(pad_to_multiple_of=16, **options)
+    padded = shardflow.decoders.Image(pad_to_multiple_of=16, **options)
     images, masks, pixels, sizes = next(iter(loader(dataset, "mask", "pixel_mask", "image_size", decoder=padded)))
     assert (masks.shape[-2:], masks.shape[1], masks.dtype) == (images.shape[-2:], 1, dtype)
     for found, inside, (height, width) in zip(masks[:, 0], pixels, sizes.tolist(), strict=True):
         assert torch.equal(found[inside].view(height, width), torch.from_numpy(mask(width, height)).to(dtype))
         assert (found[~inside] == (255 if padding is None else padding)).all()
-    images, masks = next(iter(loader(dataset, "mask", decoder=shardflow.ImageDecoder(stack=False))))
+    images, masks = next(iter(loader(dataset, "mask", decoder=shardflow.decoders.Image(stack=False))))
     assert [image.shape[1:] for image in images] == [found.shape[1:] for found in masks]
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_send_the_same_batches(dataset: Path, context: str) -> None:
     """Batches with lists of any length arrive from other processes as they are made in this one."""
-    options = {"multiprocessing_context": context, "tail": "pad", "num_workers": 2 if context == "fork" else 1}
+    workers = shardflow.Workers(2 if context == "fork" else 1, multiprocessing_context=context)
+    options = {"tail": "pad", "num_workers": workers}
     through = loader(dataset, *FIELDS, "valid", batch_size=7, **options)
     direct = loader(dataset, *FIELDS, "valid", batch_size=7, tail="pad")
     for batch, expected in zip(through, direct, strict=True):
@@ -267,9 +261,9 @@ def test_boxes_stay_with_enough_of_their_area(tmp_path: Path, least: float | Non
     """A box stays if this share of its area is within the crop; its fields and its keypoints go with it."""
     parts = {"jpg": jpeg(1, 40, 20), "json": annotations(BOXES)}
     url = write_dataset(tmp_path / "set", {"train": [[("one", parts)]]}, annotations=DECLARED)
-    left = shardflow.CenterCropDecoder(20, resize=20)
-    left.geometry = _left_half  # type: ignore[method-assign]
-    rule = shardflow.CroppedBoxes(min_visibility=least)
+    left = shardflow.decoders.CenterCrop(20, resize=20)
+    left.plan = _left_half  # type: ignore[method-assign]
+    rule = shardflow.annotations.CroppedBoxes(min_visibility=least)
     options = {"decoder": left, "batch_size": 1}
     (_, boxes, labels, keypoints), *_ = loader(url, rule, "box_labels", "keypoints", **options)
     assert labels[0].tolist() == kept
@@ -302,7 +296,7 @@ THREE = [[1, 1, 5, 5], [0, 0, 40, 20], [6, 6, 9, 9]]
 def test_crowds_are_left_out(tmp_path: Path, fields: tuple[str, ...]) -> None:
     """The box of a crowd is no object: it is left out with all that goes with it, whichever fields are asked for."""
     url = crowded(tmp_path / "set", THREE)
-    _, *columns = next(iter(loader(url, *fields, decoder=shardflow.ImageDecoder())))
+    _, *columns = next(iter(loader(url, *fields, decoder=shardflow.decoders.Image())))
     expected = {"boxes": THREE[::2], "box_labels": [7, 9], "keypoints": [[box[:2]] for box in THREE[::2]]}
     for field, column in zip(fields, columns, strict=True):
         assert [each.tolist() for each in column] == [expected[field]] * 6
@@ -311,8 +305,8 @@ def test_crowds_are_left_out(tmp_path: Path, fields: tuple[str, ...]) -> None:
 def test_crowds_on_request(tmp_path: Path) -> None:
     """With crowds=True their boxes come, and a field says which they are; without, that field is refused."""
     url = crowded(tmp_path / "set", THREE, points="points")
-    options = {"decoder": shardflow.ImageDecoder()}
-    rule = shardflow.CroppedBoxes(crowds=True)
+    options = {"decoder": shardflow.decoders.Image()}
+    rule = shardflow.annotations.CroppedBoxes(crowds=True)
     _, boxes, crowds, points = next(iter(loader(url, rule, "box_iscrowd", "keypoints", **options)))
     assert (boxes[0].tolist(), crowds[0].tolist(), points[0].tolist()) == (THREE, [0, 1, 0], [[1, 2]])
     _, boxes, points = next(iter(loader(url, "boxes", "keypoints", **options)))
@@ -320,7 +314,7 @@ def test_crowds_on_request(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"box_iscrowd.*crowds=True"):
         loader(url, "boxes", "box_iscrowd", **options)
     with pytest.raises(ConfigError, match="crowds"):
-        shardflow.CroppedBoxes(crowds=1)  # type: ignore[arg-type]
+        shardflow.annotations.CroppedBoxes(crowds=1)  # type: ignore[arg-type]
     other = crowded(tmp_path / "other", THREE, declares=False)
     mix = shardflow.Mix([(loader(each, "boxes", **options), 1) for each in (url, other)])
     assert {len(each) for each in next(iter(mix))[1]} == {2, 3}
@@ -332,17 +326,15 @@ def test_points_of_the_sample_stay_whatever_boxes_do(tmp_path: Path) -> None:
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy"), keypoints=Keypoints("json", "points", "xy"))
     samples = [("0", {"jpg": jpeg(0, 40, 20), "json": content})]
     root = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    left = shardflow.CenterCropDecoder(20, resize=20)
-    left.geometry = _left_half  # type: ignore[method-assign]
+    left = shardflow.decoders.CenterCrop(20, resize=20)
+    left.plan = _left_half  # type: ignore[method-assign]
     ((_, (boxes,), (points,)),) = loader(root, "boxes", "keypoints", batch_size=1, decoder=left)
     assert len(boxes) == 1
     assert points.tolist() == [[2, 2], [35, 5], [36, 6]]
 
 
-def _left_half(sizes: Any, keys: Any) -> Geometry:  # noqa: ARG001 - as a decoder calls it
-    geometry = Geometry.identity(sizes)
-    geometry.box[:, 2] = geometry.resized[:, 0] = 20
-    return Geometry(**{name: getattr(geometry, name) for name in Geometry.__slots__} | {"size": (20, 20)})
+def _left_half(epoch: int, shape: Any, sizes: Any, keys: Any) -> Crops:  # noqa: ARG001 - as a decoder's plan is called
+    return Crops.of(sizes, box=[(0, 0, 20, height) for _, height in sizes], resized=(20, 20), size=(20, 20))
 
 
 @pytest.mark.parametrize("per_box", [True, False])
@@ -357,8 +349,8 @@ def test_left_and_right_points_change_places(tmp_path: Path, per_box: bool, shap
     keypoints = Keypoints("json", "k[]" if per_box else "k", shape, flip_pairs=((2, 1), (0, 3)))
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy") if per_box else None, keypoints=keypoints)
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    decoder = shardflow.AspectBucketDecoder([(20, 40)], random=False)
-    some = loader(url, "flipped", "keypoints", "key", decoder=decoder, batch_size=17, seed=2)
+    decoder, sampler = shardflow.decoders.Cover(random=False), shardflow.samplers.AspectBuckets([(20, 40)])
+    some = loader(url, "flipped", "keypoints", "key", decoder=decoder, sampler=sampler, batch_size=17, seed=2)
     ((_, flipped, found, keys),) = some
     assert 0 < flipped.sum() < 16
     absent = [0, 0, 0] if shape == "xyv" else [40, 0]  # without a visibility it is a point like any other
@@ -410,12 +402,12 @@ def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, messa
     with pytest.raises(DecodeError, match=message) as raised:
         list(loader(url, *FIELDS, shuffle=False))
     assert raised.value.key == "0002"
-    replaced = loader(url, *FIELDS, "key", shuffle=False, max_bad=1, decoder=shardflow.CenterCropDecoder(24))
+    replaced = loader(url, *FIELDS, "key", shuffle=False, max_errors=1, decoder=shardflow.decoders.CenterCrop(24))
     ((images, *columns, keys),) = replaced
     assert keys[2] == "0003"
     for column in (images, *columns):
         assert torch.equal(column[2], column[3])
-    assert len(replaced.substituted) == 1
+    assert len(replaced.replaced) == 1
 
 
 def test_masks_have_the_limit_of_the_decoder(tmp_path: Path) -> None:
@@ -438,7 +430,7 @@ def test_a_transform_gets_and_returns_tv_tensors(dataset: Path) -> None:
             v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
         ]
     )
-    decoder = shardflow.ImageDecoder()
+    decoder = shardflow.decoders.Image()
     options = {"decoder": decoder, "shuffle": False, "batch_size": 6}
     found = list(loader(dataset, *FIELDS, transform=transform, num_workers=2, **options))
     again = next(iter(loader(dataset, *FIELDS, transform=transform, **(options | {"batch_size": 30}))))
@@ -489,21 +481,27 @@ def test_fields_that_cannot_be(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="add 'image'"):
         shardflow.Loader(dataset, batch_size=6, fields=("mask", "boxes"))
     with pytest.raises(ConfigError, match="min_visibility must be 0 … 1, found 25"):
-        shardflow.CroppedBoxes(min_visibility=25)
-    silent = loader(dataset, "mask", decoder=_decode_silently)
+        shardflow.annotations.CroppedBoxes(min_visibility=25)
+    silent = loader(dataset, "mask", decoder=_Silent())
     with pytest.raises(ConfigError, match="does not say how it crops"):
         next(iter(silent))
 
 
-def _decode_silently(payloads: Any, *_: Any) -> Decoded:
-    return Decoded(torch.zeros(len(payloads), 3, 8, 8), None, {})
+class _Silent(shardflow.decoders.Decoder):
+    """A decoder that does not say how it crops."""
+
+    def decode(self, payloads: Any, crops: Any, out: Any) -> Any:
+        """Make black images."""
+        assert crops is None
+        out[:] = torch.zeros(len(payloads), 3, 8, 8)
+        return {}
 
 
 def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None:
     """Samples of several datasets come with their annotations; loaders with other rules for boxes do not mix."""
 
     def rules(*least: float) -> list[tuple[shardflow.Loader, float]]:
-        chosen = [shardflow.CroppedBoxes(min_visibility=each) for each in least]
+        chosen = [shardflow.annotations.CroppedBoxes(min_visibility=each) for each in least]
         return [(loader(dataset, "mask", rule, seed=number), 1) for number, rule in enumerate(chosen)]
 
     images, masks, boxes = next(iter(shardflow.Mix(rules(0, 0), steps_per_epoch=2)))
@@ -515,6 +513,6 @@ def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None
     alone = write_dataset(tmp_path / "alone", {"train": [[sample(1)] * 6]}, annotations=declared)
     with pytest.raises(ConfigError, match=r"annotation fields differ: .*xyv of boxes.*xyv'"):
         shardflow.Mix([(loader(url, "keypoints"), 1) for url in (dataset, alone)])
-    other = loader(dataset, "mask", shardflow.CroppedBoxes(), decoder=shardflow.CenterCropDecoder(24))
+    other = loader(dataset, "mask", shardflow.annotations.CroppedBoxes(), decoder=shardflow.decoders.CenterCrop(24))
     with pytest.raises(ConfigError, match="equal decoders"):
         list(shardflow.Mix([*rules(0), (other, 1)]))

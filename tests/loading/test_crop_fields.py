@@ -13,13 +13,12 @@ from PIL import Image
 
 import shardflow
 from shardflow.errors import ConfigError
-from shardflow.loading.decoders import Decoded
 from tests.helpers.making import write_dataset
 
 FIELDS = ("image", "flipped", "crop", "index")
 COUNT, SLACK = 24, 3.0
-CROP = shardflow.RandomResizedCropDecoder(24, scale=(0.2, 1))
-BUCKETS = shardflow.AspectBucketDecoder([(24, 24), (16, 32)])
+CROP = shardflow.decoders.RandomResizedCrop(24, scale=(0.2, 1))
+BUCKETS = shardflow.samplers.AspectBuckets([(24, 24), (16, 32)])
 
 
 def slope(number: int) -> Image.Image:
@@ -82,11 +81,11 @@ def half_turn(image: torch.Tensor) -> torch.Tensor:
     [
         (CROP, {}),
         (CROP, {"num_workers": 2, "tail": "pad"}),
-        (shardflow.RandomResizedCropDecoder({0: 20, 1: 40}), {}),
-        (shardflow.CenterCropDecoder(24), {"shuffle": False}),
-        (shardflow.CenterCropDecoder(30, resize=50), {"shuffle": False}),
-        (BUCKETS, {}),
-        (shardflow.ImageDecoder(stack=False), {}),
+        (shardflow.decoders.RandomResizedCrop({0: 20, 1: 40}), {}),
+        (shardflow.decoders.CenterCrop(24), {"shuffle": False}),
+        (shardflow.decoders.CenterCrop(30, resize=50), {"shuffle": False}),
+        (None, {"sampler": BUCKETS}),
+        (shardflow.decoders.Image(stack=False), {}),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else type(value).__name__,
 )
@@ -96,12 +95,12 @@ def test_crops_of_stored_images_are_what_a_batch_has(url: Path, decoder: Any, op
     for batch in batches:
         check(*batch)
     flips = torch.cat([flipped for _, flipped, *_ in batches])
-    assert (0 < flips.sum() < len(flips)) == (getattr(decoder, "hflip", 0) > 0)
+    assert (0 < flips.sum() < len(flips)) == (getattr(decoder, "hflip", 0) > 0 or "sampler" in options)
 
 
 def test_whole_images_are_their_own_crops(url: Path) -> None:
     """Padding changes neither field, and a transform of the user's is not counted."""
-    decoder = shardflow.ImageDecoder(pad_to_multiple_of=32)
+    decoder = shardflow.decoders.Image(pad_to_multiple_of=32)
     for _, flipped, crops, numbers in load(url, decoder, transform=half_turn):
         assert not flipped.any()
         assert crops.tolist() == [[0, 0, *map(float, slope(number).size)] for number in numbers.tolist()]
@@ -109,7 +108,7 @@ def test_whole_images_are_their_own_crops(url: Path) -> None:
 
 def test_each_view_has_its_own(url: Path) -> None:
     """With several views both fields are tuples, as the images are."""
-    views = shardflow.MultiView([CROP, shardflow.CenterCropDecoder(16), CROP])
+    views = shardflow.decoders.MultiView([CROP, shardflow.decoders.CenterCrop(16), CROP])
     for images, flipped, crops, numbers in load(url, views, num_workers=1):
         assert len(images) == len(flipped) == len(crops) == 3
         assert not flipped[1].any()
@@ -144,13 +143,13 @@ def test_a_replaced_sample_has_those_of_the_other(url: Path, tmp_path: Path) -> 
     parts[2] = parts[2][:60]
     samples = [(f"{number:04}", {"png": data}) for number, data in enumerate(parts[:6])]
     damaged = write_dataset(tmp_path / "set", {"train": [samples]})
-    for decoder in (CROP, shardflow.MultiView([CROP, CROP])):
-        ((images, flipped, crops, numbers),) = load(damaged, decoder, shuffle=False, max_bad=1)
+    for decoder in (CROP, shardflow.decoders.MultiView([CROP, CROP])):
+        ((images, flipped, crops, numbers),) = load(damaged, decoder, shuffle=False, max_errors=1)
         assert numbers[2] == numbers[3]
         views = (each if isinstance(each, tuple) else (each,) for each in (images, flipped, crops))
         for view in zip(*views, strict=True):
             check(*view, numbers)
-    rest = load(url, CROP, limit=13, tail="short", rank=1, world_size=2)[-1]
+    rest = load(url, CROP, limit=13, tail="short", group=(1, 2))[-1]
     assert [len(column) for column in rest] == [0] * 4
 
 
@@ -158,10 +157,16 @@ def test_where_they_are_not_known(url: Path) -> None:
     """Without the image, or from a decoder that does not say how it crops, they are refused with a remedy."""
     with pytest.raises(ConfigError, match="add 'image'"):
         load(url, CROP, fields=("flipped", "label"))
-    for decoder in (shardflow.EncodedDecoder(), _decode_silently):
-        with pytest.raises(ConfigError, match=r"'crop'.*Geometry"):
+    for decoder in (shardflow.decoders.Raw(), _Silent()):
+        with pytest.raises(ConfigError, match=r"'crop'.*Crops"):
             load(url, decoder, fields=("image", "crop"))
 
 
-def _decode_silently(payloads: Any, *_: Any) -> Decoded:
-    return Decoded(torch.zeros(len(payloads), 3, 8, 8, dtype=torch.uint8), None, {})
+class _Silent(shardflow.decoders.Decoder):
+    """A decoder that does not say how it crops."""
+
+    def decode(self, payloads: Any, crops: Any, out: Any) -> Any:
+        """Make black images."""
+        assert crops is None
+        out[:] = torch.zeros(len(payloads), 3, 8, 8, dtype=torch.uint8)
+        return {}

@@ -17,8 +17,8 @@ import shardflow
 from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.formats.image_types import image_size
-from shardflow.loading import decoders
-from shardflow.loading.crop_sampling import random_resized_crops
+from shardflow.geometry.random_boxes import random_resized_crops
+from shardflow.loading.decoders import pixels as decoding
 from shardflow.order import keyed_rng
 from tests.helpers.device import kolmogorov_smirnov
 from tests.helpers.kernel import without_kernel
@@ -57,13 +57,13 @@ def decoded(payload: memoryview) -> torch.Tensor:
 def test_random_resized_crop_equals_torchvisions(size: int) -> None:
     """A crop equals torchvision's decode, antialiased resized_crop and flip, within one step of 255."""
     some = payloads(12)
-    images, geometry, failures = shardflow.RandomResizedCropDecoder(size)(some, unknown(12), keys(12))
+    images, crops, failures = shardflow.decoders.RandomResizedCrop(size)(some, unknown(12), keys(12))
     assert not failures
     sizes = np.full((12, 2), (90, 70))
     boxes, flip = random_resized_crops(sizes, keys(12), (0.08, 1.0), (3 / 4, 4 / 3))
     assert 0 < (flip < 0.5).sum() < 12
-    assert (geometry.box == boxes).all()
-    assert (geometry.flip == (flip < 0.5)).all()
+    assert (crops.box == boxes).all()
+    assert (crops.flip == (flip < 0.5)).all()
     for image, payload, (x, y, w, h), flipped in zip(images, some, boxes.tolist(), flip < 0.5, strict=True):
         expected = functional.resized_crop(decoded(payload), y, x, h, w, [size, size], antialias=True)
         expected = functional.horizontal_flip(expected) if flipped else expected
@@ -75,7 +75,7 @@ def test_random_resized_crop_equals_torchvisions(size: int) -> None:
 def test_center_crop_equals_torchvisions(width: int, height: int, size: int, resize: int) -> None:
     """An evaluation crop equals torchvision's Resize and CenterCrop, within one step of 255."""
     some = payloads(3, width, height)
-    images, _, failures = shardflow.CenterCropDecoder(size, resize=resize)(some, unknown(3), keys(3))
+    images, _, failures = shardflow.decoders.CenterCrop(size, resize=resize)(some, unknown(3), keys(3))
     assert not failures
     reference = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(size)])
     for image, payload in zip(images, some, strict=True):
@@ -83,14 +83,14 @@ def test_center_crop_equals_torchvisions(width: int, height: int, size: int, res
 
 
 def test_whole_images_are_torchvisions() -> None:
-    """ImageDecoder returns each image as torchvision decodes it, in its own size."""
+    """decoders.Image returns each image as torchvision decodes it, in its own size."""
     some = [*payloads(2), *payloads(1, 33, 21)]
-    images, geometry, failures = shardflow.ImageDecoder()(some, unknown(3), keys(3))
+    images, crops, failures = shardflow.decoders.Image()(some, unknown(3), keys(3))
     assert not failures
-    assert geometry is not None
-    assert (geometry.source == [image.shape[:0:-1] for image in images]).all()
-    assert (geometry.box == np.concatenate([0 * geometry.source, geometry.source], axis=1)).all()
-    assert (geometry.windows == geometry.source).all()
+    assert crops is not None
+    assert (crops.source == [image.shape[:0:-1] for image in images]).all()
+    assert (crops.box == np.concatenate([0 * crops.source, crops.source], axis=1)).all()
+    assert (crops.extents == crops.source).all()
     assert all(torch.equal(image, decoded(payload)) for image, payload in zip(images, some, strict=True))
 
 
@@ -99,14 +99,14 @@ def test_other_formats_are_decoded_too(kind: str) -> None:
     """PNG, WebP and whatever else Pillow reads become RGB tensors."""
     image = Image.fromarray(np.arange(7 * 5 * 3, dtype=np.uint8).reshape(7, 5, 3))
     payload = encoded(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
-    images, _, failures = shardflow.ImageDecoder()([payload], unknown(1), keys(1))
+    images, _, failures = shardflow.decoders.Image()([payload], unknown(1), keys(1))
     assert not failures
     expected = np.array(Image.open(io.BytesIO(payload)).convert("RGB"))
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), expected)
 
 
-@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(40), shardflow.CenterCropDecoder(40)])
-def test_formats_do_not_disturb_each_other(decoder: shardflow.RandomResizedCropDecoder) -> None:
+@pytest.mark.parametrize("decoder", [shardflow.decoders.RandomResizedCrop(40), shardflow.decoders.CenterCrop(40)])
+def test_formats_do_not_disturb_each_other(decoder: shardflow.decoders.RandomResizedCrop) -> None:
     """The pixels of an image are the same whatever else is in its batch: other formats, or sizes that are not known."""
     picture = Image.open(io.BytesIO(jpeg(3, 90, 70)))
     unsized = bytearray(jpeg(5, 90, 70))
@@ -120,8 +120,8 @@ def test_formats_do_not_disturb_each_other(decoder: shardflow.RandomResizedCropD
         assert (together[index] == alone[0]).all()
 
 
-@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(40), shardflow.CenterCropDecoder(40)])
-def test_other_formats_are_cropped_as_without_the_kernel(decoder: shardflow.RandomResizedCropDecoder) -> None:
+@pytest.mark.parametrize("decoder", [shardflow.decoders.RandomResizedCrop(40), shardflow.decoders.CenterCrop(40)])
+def test_other_formats_are_cropped_as_without_the_kernel(decoder: shardflow.decoders.RandomResizedCrop) -> None:
     """The crop of a PNG, of colour or grey, is the same bit by bit whether the kernel or torch resizes it."""
     pictures = [Image.open(io.BytesIO(jpeg(number, 50 + 17 * number, 47 + 30 * number))) for number in range(4)]
     some = [encoded(picture.convert(mode), "PNG") for picture in pictures for mode in ("RGB", "L")]
@@ -134,13 +134,13 @@ def test_other_formats_are_cropped_as_without_the_kernel(decoder: shardflow.Rand
 def test_grey_and_cmyk_become_rgb(mode: str) -> None:
     """JPEGs of one and four channels come out with three."""
     payload = encoded(Image.open(io.BytesIO(jpeg(3))).convert(mode))
-    images, _, failures = shardflow.RandomResizedCropDecoder(16)([payload], unknown(1), keys(1))
+    images, _, failures = shardflow.decoders.RandomResizedCrop(16)([payload], unknown(1), keys(1))
     assert not failures
     assert tuple(images.shape) == (1, 3, 16, 16)
 
 
-@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
-def test_a_bad_image_is_its_own_failure(decoder: shardflow.RandomResizedCropDecoder) -> None:
+@pytest.mark.parametrize("decoder", [shardflow.decoders.RandomResizedCrop(16), shardflow.decoders.CenterCrop(16)])
+def test_a_bad_image_is_its_own_failure(decoder: shardflow.decoders.RandomResizedCrop) -> None:
     """Of a batch with damaged images the others are what they are without them, and each failure has its index."""
     good = payloads(6)
     expected = decoder(good, unknown(6), keys(6)).images
@@ -154,13 +154,13 @@ def test_a_bad_image_is_its_own_failure(decoder: shardflow.RandomResizedCropDeco
         assert torch.equal(images[index], expected[index])
 
 
-@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
+@pytest.mark.parametrize("decoder", [shardflow.decoders.RandomResizedCrop(16), shardflow.decoders.CenterCrop(16)])
 @pytest.mark.parametrize("wrong", [(70, 90), (300, 200), (20, 10), (90, 71), (1, 1)])
 @pytest.mark.usefixtures("way")
 def test_a_wrong_size_in_the_index_changes_nothing(
-    decoder: shardflow.RandomResizedCropDecoder, wrong: tuple[int, int]
+    decoder: shardflow.decoders.RandomResizedCrop, wrong: tuple[int, int]
 ) -> None:
-    """Pixels and geometry follow from the image itself, whatever size the index says it has."""
+    """Pixels and crops follow from the image itself, whatever size the index says it has."""
     picture = Image.open(io.BytesIO(jpeg(3, 90, 70)))
     some = [*payloads(4), encoded(picture, "PNG"), encoded(picture, "WEBP", lossless=True)]
     right = np.full((6, 2), (90, 70))
@@ -169,25 +169,25 @@ def test_a_wrong_size_in_the_index_changes_nothing(
         found = decoder(some, sizes, keys(6))
         assert not found.failures
         assert torch.equal(found.images, expected.images)
-        for name in ("box", "resized", "window", "flip"):
-            assert (getattr(found.geometry, name) == getattr(expected.geometry, name)).all()
+        for name in ("box", "resized", "offset", "flip"):
+            assert (getattr(found.crops, name) == getattr(expected.crops, name)).all()
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernel")
 def test_known_sizes_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers are read in Python for images alone whose size the index does not have."""
     parsed: list[memoryview] = []
-    monkeypatch.setattr(decoders, "image_size", lambda payload: parsed.append(payload) or image_size(payload))
+    monkeypatch.setattr(decoding, "image_size", lambda payload: parsed.append(payload) or image_size(payload))
     some, sizes = payloads(4), np.full((4, 2), (90, 70))
     sizes[2] = 0
-    shardflow.RandomResizedCropDecoder(16)(some, sizes, keys(4))
+    shardflow.decoders.RandomResizedCrop(16)(some, sizes, keys(4))
     assert [payload is some[2] for payload in parsed] == [True]
 
 
 @pytest.mark.parametrize(
-    "decoder", [shardflow.RandomResizedCropDecoder(64, scale=(0.3, 1)), shardflow.CenterCropDecoder(64)]
+    "decoder", [shardflow.decoders.RandomResizedCrop(64, scale=(0.3, 1)), shardflow.decoders.CenterCrop(64)]
 )
-def test_points_follow_the_geometry(decoder: shardflow.RandomResizedCropDecoder) -> None:
+def test_points_follow_the_crops(decoder: shardflow.decoders.RandomResizedCrop) -> None:
     """A bright spot of an image lies where the documented steps put it."""
     count, spot, width, height = 16, 12, 180, 140
     keyed, files, places = keys(count), [], []
@@ -197,14 +197,14 @@ def test_points_follow_the_geometry(decoder: shardflow.RandomResizedCropDecoder)
         pixels[y : y + spot, x : x + spot] = 255
         files.append(encoded(Image.fromarray(pixels), quality=95))
         places.append((x + spot / 2, y + spot / 2))
-    images, geometry, _ = decoder(files, np.full((count, 2), (width, height)), keyed)
-    assert geometry.size == (64, 64)
+    images, crops, _ = decoder(files, np.full((count, 2), (width, height)), keyed)
+    assert crops.size == (64, 64)
     seen = 0
     for index, (x, y) in enumerate(places):
-        (left, top, box_width, box_height), resized = geometry.box[index].tolist(), geometry.resized[index].tolist()
-        x = (x - left) * resized[0] / box_width - geometry.window[index, 0]
-        y = (y - top) * resized[1] / box_height - geometry.window[index, 1]
-        x = geometry.size[0] - x if geometry.flip[index] else x
+        (left, top, box_width, box_height), resized = crops.box[index].tolist(), crops.resized[index].tolist()
+        x = (x - left) * resized[0] / box_width - crops.offset[index, 0]
+        y = (y - top) * resized[1] / box_height - crops.offset[index, 1]
+        x = crops.size[0] - x if crops.flip[index] else x
         if not (8 < x < 56 and 8 < y < 56):
             continue
         bright, centres = images[index, 0].float(), torch.arange(64) + 0.5
@@ -251,14 +251,17 @@ def test_impossible_ratios_fall_back_to_the_central_crop() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: shardflow.RandomResizedCropDecoder(0), "size must be 1 or more"),
-        (lambda: shardflow.RandomResizedCropDecoder(8, scale=(0.5, 0.1)), "scale must be a range"),
-        (lambda: shardflow.RandomResizedCropDecoder(8, ratio=(0, 1)), "ratio must be a range"),
-        (lambda: shardflow.RandomResizedCropDecoder(8, hflip=1.5), "hflip must be"),
-        (lambda: shardflow.RandomResizedCropDecoder(8, hflip=True), "hflip must be a probability, 0 … 1, .*found True"),
-        (lambda: shardflow.CenterCropDecoder(300, resize=256), "size must be 1 … resize"),
-        (lambda: shardflow.CenterCropDecoder("224"), "size must be a whole number"),
-        (lambda: shardflow.CenterCropDecoder(224, resize=256.5), "resize must be a whole number"),
+        (lambda: shardflow.decoders.RandomResizedCrop(0), "size must be 1 or more"),
+        (lambda: shardflow.decoders.RandomResizedCrop(8, scale=(0.5, 0.1)), "scale must be a range"),
+        (lambda: shardflow.decoders.RandomResizedCrop(8, ratio=(0, 1)), "ratio must be a range"),
+        (lambda: shardflow.decoders.RandomResizedCrop(8, hflip=1.5), "hflip must be"),
+        (
+            lambda: shardflow.decoders.RandomResizedCrop(8, hflip=True),
+            "hflip must be a probability, 0 … 1, .*found True",
+        ),
+        (lambda: shardflow.decoders.CenterCrop(300, resize=256), "size must be 1 … resize"),
+        (lambda: shardflow.decoders.CenterCrop("224"), "size must be a whole number"),
+        (lambda: shardflow.decoders.CenterCrop(224, resize=256.5), "resize must be a whole number"),
     ],
 )
 def test_wrong_arguments_are_named(make: type, message: str) -> None:
@@ -269,21 +272,28 @@ def test_wrong_arguments_are_named(make: type, message: str) -> None:
 
 def test_the_size_of_an_epoch_is_the_last_that_was_named() -> None:
     """A size counts from the epoch that names it until the next one; the crops are those of a decoder of that size."""
-    decoder = shardflow.RandomResizedCropDecoder({0: 8, 3: 12, 7: 10})
-    assert [decoder.at_epoch(epoch).size for epoch in (0, 2, 3, 6, 7, 100)] == [8, 8, 12, 12, 10, 10]
-    assert repr(decoder).startswith("RandomResizedCropDecoder(size={0: 8, 3: 12, 7: 10}, scale=(0.08, 1.0)")
+    decoder = shardflow.decoders.RandomResizedCrop({0: 8, 3: 12, 7: 10})
+    assert [decoder.plan(epoch, None, unknown(1), keys(1)).size[0] for epoch in (0, 2, 3, 6, 7, 100)] == [
+        8,
+        8,
+        12,
+        12,
+        10,
+        10,
+    ]
+    assert repr(decoder).startswith("RandomResizedCrop(size={0: 8, 3: 12, 7: 10}, scale=(0.08, 1.0)")
     for wrong, message in (({3: 8}, "must begin with epoch 0"), ({0: 0}, "size must be 1"), ({-1: 8}, "epoch must be")):
         with pytest.raises(ConfigError, match=message):
-            shardflow.RandomResizedCropDecoder(wrong)
+            shardflow.decoders.RandomResizedCrop(wrong)
 
 
 @pytest.fixture
 def without_torchvision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torchvision without its JPEG decoder, as it will be."""
     monkeypatch.delattr("torchvision.io.decode_jpeg")
-    decoders.jpeg_decoder.cache_clear()
+    decoding.jpeg_decoder.cache_clear()
     yield
-    decoders.jpeg_decoder.cache_clear()
+    decoding.jpeg_decoder.cache_clear()
 
 
 TURNED = Image.Exif()
@@ -296,7 +306,7 @@ def test_pixels_stay_when_torchvision_decodes_no_longer(monkeypatch: pytest.Monk
     """In the place of torchvision, torchcodec or else Pillow decodes to the same pixels, turned as EXIF says."""
     if not has_torchcodec:
         monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
-    assert (decoders.jpeg_decoder() is not None) == has_torchcodec
+    assert (decoding.jpeg_decoder() is not None) == has_torchcodec
     rng = np.random.default_rng(1)
     for mode in ("RGB", "L"):
         for options in ({}, {"progressive": True}, {"subsampling": 0}, {"exif": TURNED}):
@@ -305,14 +315,14 @@ def test_pixels_stay_when_torchvision_decodes_no_longer(monkeypatch: pytest.Monk
             expected = torch.ops.image.decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), 3, False)
             if "exif" in options:
                 expected = expected.rot90(-1, (1, 2))
-            assert torch.equal(decoders._decode(payload, 10**6), expected)
+            assert torch.equal(decoding.decode_image(payload, 10**6), expected)
 
 
 def test_the_fallback_warns_of_nothing() -> None:
     """Where warnings are errors, the JPEG decoder decodes all the same."""
     code = """
 import warnings; warnings.simplefilter("error")
-import io, torch; from PIL import Image; from shardflow.loading.decoders import jpeg_decoder
+import io, torch; from PIL import Image; from shardflow.loading.decoders.pixels import jpeg_decoder
 Image.new("RGB", (9, 7)).save(file := io.BytesIO(), "JPEG")
 assert jpeg_decoder()(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)).shape == (3, 7, 9)
 """

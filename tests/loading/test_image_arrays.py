@@ -15,7 +15,6 @@ import shardflow
 from shardflow.dataset.open_dataset import open_dataset
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats import image_array
-from shardflow.loading.decoders import RandomResizedCropDecoder
 from shardflow.order import keyed_rng
 from shardflow.packing.verifying import verify
 from shardflow.preview.contact_sheet import decode_picture
@@ -42,17 +41,17 @@ def payloads(kind: tuple[int, Any]) -> list[Any]:
 @EITHER
 def test_crops_are_torchvisions_in_floating_point(kind: tuple[int, Any]) -> None:
     """A crop is that of the float image, antialiased and rounded; where nothing is resized, bit by bit."""
-    decoder = RandomResizedCropDecoder(16)
-    images, geometry, failures = decoder(payloads(kind), SIZES, KEYS)
+    decoder = shardflow.decoders.RandomResizedCrop(16)
+    images, crops, failures = decoder(payloads(kind), SIZES, KEYS)
     assert not failures
     assert images.dtype == torch.from_numpy(values(0, kind)).dtype
     for number, image in enumerate(images):
-        x, y, w, h = geometry.box[number].tolist()
+        x, y, w, h = crops.box[number].tolist()
         whole = torch.from_numpy(values(number, kind)).permute(2, 0, 1).float()
         wanted = F.resized_crop(whole, y, x, h, w, [16, 16], antialias=True)
-        wanted = F.hflip(wanted) if geometry.flip[number] else wanted
+        wanted = F.hflip(wanted) if crops.flip[number] else wanted
         assert (image.float() - wanted).abs().max() <= 0.51 + (kind[1] is np.uint8) * 0.5  # torch rounds uint8 twice
-    same, _, _ = shardflow.CenterCropDecoder(40, resize=40)(payloads(kind), SIZES, KEYS)
+    same, _, _ = shardflow.decoders.CenterCrop(40, resize=40)(payloads(kind), SIZES, KEYS)
     for number, image in enumerate(same):
         np.testing.assert_array_equal(image.numpy(), values(number, kind)[:, 5:45].transpose(2, 0, 1))
 
@@ -62,7 +61,9 @@ def test_a_damaged_array_fails_alone() -> None:
     kind = (5, np.uint16)
     broken = payloads(kind)
     broken[0], broken[3] = broken[0][:90], broken[3][:-1]
-    decoder = shardflow.MultiView([RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(12)])
+    decoder = shardflow.decoders.MultiView(
+        [shardflow.decoders.RandomResizedCrop(16), shardflow.decoders.CenterCrop(12)]
+    )
     expected, _, _ = decoder(payloads(kind), SIZES, KEYS)
     found, _, failures = decoder(broken, SIZES, KEYS)
     assert sorted(failures) == [0, 3]
@@ -79,7 +80,7 @@ def test_kinds_do_not_mix_in_a_batch(other: Any) -> None:
     mixed = payloads((5, np.uint16))
     mixed[2] = memoryview(jpeg(0)) if other is None else payloads(other)[2]
     with pytest.raises(ConfigError, match="16 bits in 5 channels"):
-        RandomResizedCropDecoder(16)(mixed, SIZES, KEYS)
+        shardflow.decoders.RandomResizedCrop(16)(mixed, SIZES, KEYS)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ def test_datasets_load_bit_by_bit(packed: tuple[Path, Path], workers: int) -> No
         torch.from_numpy(values(number, (6, np.uint16), 40 + number % 2)).permute(2, 0, 1) for number in range(12)
     ]
     assert all(any(torch.equal(one, source) for source in sources) for one in wanted.values())
-    for decoder in (shardflow.ImageDecoder(pad_to_multiple_of=32), shardflow.ImageDecoder(stack=False)):
+    for decoder in (shardflow.decoders.Image(pad_to_multiple_of=32), shardflow.decoders.Image(stack=False)):
         loader = shardflow.Loader(
             url, batch_size=4, decoder=decoder, fields=("image", "image_size", "index"), num_workers=workers
         )
@@ -128,7 +129,7 @@ def test_crops_do_not_depend_on_workers(packed: tuple[Path, Path], tmp_path: Pat
     """Random crops in uint16 are the same with workers, and beside a cache of decoded images, which leaves them out."""
 
     def load(**options: Any) -> list[torch.Tensor]:
-        loader = shardflow.Loader(packed[1], batch_size=4, decoder=RandomResizedCropDecoder(128), **options)
+        loader = shardflow.Loader(packed[1], batch_size=4, decoder=shardflow.decoders.RandomResizedCrop(128), **options)
         batches = [images.clone() for images, _ in loader]
         loader.close()
         return batches

@@ -130,7 +130,7 @@ def test_all_kinds_are_among_the_files(packed: dict[str, npt.NDArray[np.uint8]])
 
 def test_whole_images(indexed: Path, packed: dict[str, npt.NDArray[np.uint8]]) -> None:
     """Whole images are equal, pixel by pixel, to what packing gives; what it refuses fails to decode."""
-    data = sf.Loader(indexed, batch_size=1, decoder=sf.ImageDecoder(), fields=("image",), num_workers=0).dataset
+    data = sf.Loader(indexed, batch_size=1, decoder=sf.decoders.Image(), fields=("image",), num_workers=0).dataset
     wrong = []
     for number, name in enumerate(_files()):
         if name not in packed:
@@ -143,8 +143,8 @@ def test_whole_images(indexed: Path, packed: dict[str, npt.NDArray[np.uint8]]) -
 
 def test_crops(indexed: Path, packed: dict[str, npt.NDArray[np.uint8]]) -> None:
     """Crops, views and what a device decodes are cut out of the same upright pixels, with a known size and without."""
-    crop = sf.RandomResizedCropDecoder(12)
-    decoders = [crop, sf.CenterCropDecoder(12, resize=14), sf.MultiView([crop, crop])]
+    crop = sf.decoders.RandomResizedCrop(12)
+    decoders = [crop, sf.decoders.CenterCrop(12, resize=14), sf.decoders.MultiView([crop, crop])]
     keys = np.array([7], dtype=np.uint64)
     wrong = []
     for name, payload, size in itertools.islice(
@@ -159,12 +159,12 @@ def test_crops(indexed: Path, packed: dict[str, npt.NDArray[np.uint8]]) -> None:
             expected = decoder([whole], np.array([[width, height]]), keys)
             if found.failures or not all(map(torch.equal, _views(found.images), _views(expected.images))):
                 wrong.append((name, decoder, known))
-            geometries = found.geometry if isinstance(found.geometry, tuple) else (found.geometry,)
-            if any(one is None or one.source.tolist() != [[width, height]] for one in geometries):
+            views = found.crops if isinstance(found.crops, tuple) else (found.crops,)
+            if any(one is None or one.source.tolist() != [[width, height]] for one in views):
                 wrong.append((name, decoder, known))
-        rows = sf.EncodedDecoder()([payload], size, keys).images
+        rows = sf.decoders.Raw()([payload], size, keys).images
         assert isinstance(rows, torch.Tensor)
-        if not torch.equal(sf.DecodeJpeg(crop)(rows, torch.device("cpu")), crop([whole], size, keys).images):
+        if not torch.equal(sf.device.DecodeJpeg(crop)(rows, torch.device("cpu")), crop([whole], size, keys).images):
             wrong.append((name, "DecodeJpeg", size))
     assert wrong == []
 
@@ -185,10 +185,10 @@ def test_annotations_are_of_the_upright_image(tmp_path: Path) -> None:
         key = f"{kind}{orientation}"
         members += [(f"{key}.{PARTS[kind]}", image), (f"{key}.mask.png", mask), (f"{key}.json", marks)]
     write_tar(tmp_path / "a.tar", members)
-    boxes, points = sf.Boxes("json", "boxes", "xyxy"), sf.Keypoints("json", "points", "xy")
-    sf.index(tmp_path, annotations=sf.Annotations(masks=("mask.png",), boxes=boxes, keypoints=points))
+    boxes, points = sf.annotations.Boxes("json", "boxes", "xyxy"), sf.annotations.Keypoints("json", "points", "xy")
+    sf.index(tmp_path, annotations=sf.annotations.Annotations(masks=("mask.png",), boxes=boxes, keypoints=points))
     fields = ("image", "mask", "boxes", "keypoints")
-    for decoder in (sf.ImageDecoder(stack=False), sf.RandomResizedCropDecoder(64, scale=(0.5, 1.0))):
+    for decoder in (sf.decoders.Image(stack=False), sf.decoders.RandomResizedCrop(64, scale=(0.5, 1.0))):
         loader = sf.Loader(tmp_path, batch_size=4, decoder=decoder, fields=fields, num_workers=0)
         for batch in loader:
             for image, masked, ((left, top, right, bottom),), ((x, y),) in zip(*batch, strict=True):
@@ -215,7 +215,7 @@ def test_pixel_cache(tmp_path: Path) -> None:
     images = [data for name, data in _files().items() if "F" not in name.split(",")[0]]
     write_tar(tmp_path / "tars/a.tar", [(f"{n:05}.png", data) for n, data in enumerate(images)])
     sf.index(tmp_path / "tars")
-    options: dict[str, Any] = {"batch_size": 64, "decoder": sf.CenterCropDecoder(12), "fields": ("image", "index")}
+    options: dict[str, Any] = {"batch_size": 64, "decoder": sf.decoders.CenterCrop(12), "fields": ("image", "index")}
     plain = sf.Loader(tmp_path / "tars", shuffle=False, num_workers=0, **options)
     cached = sf.Loader(
         tmp_path / "tars", shuffle=False, num_workers=0, cache=sf.Cache(tmp_path / "cache", pixels="1 GB"), **options

@@ -14,16 +14,16 @@ from PIL import Image
 
 import shardflow
 from shardflow.errors import ConfigError
+from shardflow.geometry.crops import Crops
+from shardflow.loading.decoders.multi_view import view_keys
 from shardflow.loading.fields import check_image_fields
-from shardflow.loading.geometry import Geometry
-from shardflow.loading.multi_view import view_keys
-from shardflow.loading.sampler import augmentation_keys
-from shardflow.loading.stacking import Stacking
+from shardflow.loading.padding import Padding
 from shardflow.order import keyed_rng
+from shardflow.order.epochs import augmentation_keys
 from tests.helpers.making import jpeg, make_dataset
 
-LARGE, SMALL = shardflow.RandomResizedCropDecoder(24), shardflow.RandomResizedCropDecoder(10, scale=(0.05, 0.25))
-VIEWS = shardflow.MultiView([LARGE, LARGE, shardflow.CenterCropDecoder(20), *[SMALL] * 3])
+LARGE, SMALL = shardflow.decoders.RandomResizedCrop(24), shardflow.decoders.RandomResizedCrop(10, scale=(0.05, 0.25))
+VIEWS = shardflow.decoders.MultiView([LARGE, LARGE, shardflow.decoders.CenterCrop(20), *[SMALL] * 3])
 KEYS = keyed_rng.fold_array(keyed_rng.key(0, "test"), np.arange(7))
 
 
@@ -50,7 +50,7 @@ def swap(images: tuple[torch.Tensor, ...], labels: torch.Tensor) -> Any:
 
 def load(url: Path, **options: Any) -> list[Any]:
     """All batches of epoch 1; batches of 6, in this process, broken images replaced."""
-    settled = {"batch_size": 6, "num_workers": 0, "tail": "short", "decoder": VIEWS, "max_bad": 2, **options}
+    settled = {"batch_size": 6, "num_workers": 0, "tail": "short", "decoder": VIEWS, "max_errors": 2, **options}
     loader = shardflow.Loader(url, **settled)
     loader.set_epoch(1)
     batches = [(tuple(view.clone() for view in images), *others) for images, *others in loader]
@@ -93,23 +93,29 @@ def test_a_view_is_what_its_decoder_returns_alone(known: bool) -> None:
     payloads = [memoryview(jpeg(number, 90, 70)) for number in range(4)]
     payloads += [memoryview(buffer.getvalue()), memoryview(b"no image"), np.array(picture)]
     sizes = np.array([[90, 70], [70, 90], [90, 70], [0, 0], [70, 90], [90, 70], [70, 90]]) * known
-    images, geometries, failures = VIEWS(payloads, sizes, KEYS)
-    assert isinstance(geometries, tuple)
+    images, crops, failures = VIEWS(payloads, sizes, KEYS)
+    assert isinstance(crops, tuple)
     assert sorted(failures) == [5]
-    for view, (decoder, found, geometry) in enumerate(zip(VIEWS.decoders, images, geometries, strict=True)):
+    for view, (decoder, found, own) in enumerate(zip(VIEWS.views, images, crops, strict=True)):
         expected = decoder(payloads, sizes, view_keys(KEYS, view))
         assert torch.equal(found, expected.images)
-        assert isinstance(expected.geometry, Geometry)
-        assert (geometry.shown == expected.geometry.shown).all()
-        assert (geometry.flip == expected.geometry.flip).all()
+        assert isinstance(expected.crops, Crops)
+        assert (own.shown == expected.crops.shown).all()
+        assert (own.flip == expected.crops.flip).all()
     assert not torch.equal(images[0], images[1])
+
+
+SPAWNED = shardflow.Workers(1, multiprocessing_context="spawn")
 
 
 @pytest.mark.parametrize(
     ("options", "transform"),
     [
         ({"num_workers": 2}, brighten),
-        ({"num_workers": 1, "multiprocessing_context": "spawn"}, [halve, None, brighten, None, halve, None]),
+        (
+            {"num_workers": shardflow.Workers(1, multiprocessing_context="spawn")},
+            [halve, None, brighten, None, halve, None],
+        ),
         ({"batch_size": 11, "num_workers": 1}, None),
     ],
 )
@@ -161,10 +167,10 @@ def test_views_from_cached_pixels_are_the_same(dataset: Path, tmp_path: Path) ->
 def test_batch_transforms_and_empty_batches_have_all_views(dataset: Path) -> None:
     """A batch transform gets the tuple, and a rank without samples in the last step a batch of no rows in each view."""
     (first, second, _), *_ = shardflow.Loader(
-        dataset, batch_size=4, decoder=VIEWS, batch_transform=swap, max_bad=2, num_workers=0
+        dataset, batch_size=4, decoder=VIEWS, batch_transform=swap, max_errors=2, num_workers=0
     )
     assert first.shape == second.shape == (4, 3, 24, 24)
-    last = load(dataset, limit=13, rank=1, world_size=2, max_bad=1)[-1]
+    last = load(dataset, limit=13, group=(1, 2), max_errors=1)[-1]
     assert [tuple(view.shape) for view in last[0]][::2] == [(0, 3, 24, 24), (0, 3, 20, 20), (0, 3, 10, 10)]
 
 
@@ -177,19 +183,20 @@ def test_mixed_loaders_share_or_differ_in_their_views(tmp_path: Path) -> None:
                    for path, each in zip(paths, decoders, strict=True)]  # fmt: skip
         return [(views, labels) for views, labels in shardflow.Mix(sources)]
 
-    equal = mix(shardflow.MultiView([LARGE, SMALL]), shardflow.MultiView([LARGE, SMALL]))
+    equal = mix(shardflow.decoders.MultiView([LARGE, SMALL]), shardflow.decoders.MultiView([LARGE, SMALL]))
     apart = mix(
-        shardflow.MultiView([LARGE, SMALL]), shardflow.MultiView([LARGE, shardflow.RandomResizedCropDecoder(10)])
+        shardflow.decoders.MultiView([LARGE, SMALL]),
+        shardflow.decoders.MultiView([LARGE, shardflow.decoders.RandomResizedCrop(10)]),
     )
     assert torch.equal(equal[0][0][0], apart[0][0][0])
     assert not torch.equal(equal[0][0][1], apart[0][0][1])
     with pytest.raises(ConfigError, match="different numbers of views"):
-        mix(shardflow.MultiView([LARGE, SMALL]), LARGE)
+        mix(shardflow.decoders.MultiView([LARGE, SMALL]), LARGE)
 
 
 def test_sizes_may_change_by_epoch(dataset: Path) -> None:
     """A view with sizes by epoch has that of the epoch."""
-    growing = shardflow.MultiView([shardflow.RandomResizedCropDecoder({0: 8, 1: 12}), SMALL])
+    growing = shardflow.decoders.MultiView([shardflow.decoders.RandomResizedCrop({0: 8, 1: 12}), SMALL])
     views, _ = load(dataset, decoder=growing)[0]
     assert [view.shape[-1] for view in views] == [12, 10]
 
@@ -197,12 +204,15 @@ def test_sizes_may_change_by_epoch(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda _: shardflow.MultiView([]), "one or more RandomResizedCropDecoder"),
-        (lambda _: shardflow.MultiView([shardflow.ImageDecoder()]), "found .ImageDecoder."),
-        (lambda _: shardflow.MultiView([LARGE, shardflow.CenterCropDecoder(8, max_pixels=99)]), "one max_pixels"),
+        (lambda _: shardflow.decoders.MultiView([]), "one or more decoders that crop"),
+        (lambda _: shardflow.decoders.MultiView([shardflow.decoders.Image()]), r"found Image\("),
+        (
+            lambda _: shardflow.decoders.MultiView([LARGE, shardflow.decoders.CenterCrop(8, max_pixels=99)]),
+            "one max_pixels",
+        ),
         (lambda url: load(url, transform=[halve]), "found 1 for 6 views"),
         (
-            lambda _: check_image_fields(["boxes"], views=True, moved=["boxes"], stacking=Stacking()),
+            lambda _: check_image_fields(["boxes"], views=True, moved=["boxes"], padding=Padding()),
             "boxes would follow",
         ),
         (lambda url: load(url, transform=[halve, halve], decoder=LARGE), "v2.Compose"),

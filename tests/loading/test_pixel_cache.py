@@ -24,7 +24,6 @@ import shardflow
 from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.loading import pixel_cache
-from shardflow.loading.decoders import decode_whole
 from shardflow.native import binding
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
@@ -33,8 +32,8 @@ from tests.helpers.warm_python import python
 
 SHARDS = [13, 20, 7]
 DECODERS = {
-    "random": shardflow.RandomResizedCropDecoder(24),
-    "centre": shardflow.CenterCropDecoder(24, resize=32),
+    "random": shardflow.decoders.RandomResizedCrop(24),
+    "centre": shardflow.decoders.CenterCrop(24, resize=32),
 }
 every_decoder = pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
 
@@ -45,7 +44,7 @@ if len(sys.argv) > 4:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
 import shardflow
 loader = shardflow.Loader(sys.argv[1], batch_size=4, tail="short", num_workers=int(sys.argv[3]),
-                          decoder=shardflow.RandomResizedCropDecoder(24),
+                          decoder=shardflow.decoders.RandomResizedCrop(24),
                           cache=shardflow.Cache(sys.argv[2], pixels="1GB"))
 for _ in range(2):
     digest = hashlib.sha256()
@@ -143,7 +142,7 @@ def test_later_epochs_decode_nothing(dataset: Path, decoder: Any, scheme: str) -
 def test_another_decoder_has_pixels_of_its_own(dataset: Path) -> None:
     """Whole images are torchvision's with the cache as without it, though the crops' pixels are the kernel's."""
     epoch(loader(dataset, pixels="1GB"), 0)
-    options: dict[str, Any] = {"decoder": shardflow.ImageDecoder(), "batch_size": 1, "shuffle": False}
+    options: dict[str, Any] = {"decoder": shardflow.decoders.Image(), "batch_size": 1, "shuffle": False}
     expected = epoch(loader(dataset, **options), 0)
     cached = loader(dataset, **options, pixels="1GB")
     assert same(epoch(cached, 0), expected)
@@ -169,7 +168,7 @@ def test_transforms_may_keep_what_they_get(dataset: Path) -> None:
         kept.append(image)
         return image[:, :8, :8]
 
-    options: dict[str, Any] = {"decoder": shardflow.ImageDecoder(), "shuffle": False, "transform": keeping}
+    options: dict[str, Any] = {"decoder": shardflow.decoders.Image(), "shuffle": False, "transform": keeping}
     for cached in (None, "1GB", "1GB"):
         epoch(loader(dataset, **options, pixels=cached), 0)
     count = sum(SHARDS)
@@ -208,11 +207,11 @@ def test_pixels_stand_for_the_encoded_image(
     payload = memoryview(bytearray(buffer.getvalue()))
     keys = keyed_rng.fold_array(keyed_rng.key("test", number), np.arange(3))
     for decoder in (
-        shardflow.RandomResizedCropDecoder(size),
-        shardflow.CenterCropDecoder(size, resize=size + number % 9),
-        shardflow.ImageDecoder(),
+        shardflow.decoders.RandomResizedCrop(size),
+        shardflow.decoders.CenterCrop(size, resize=size + number % 9),
+        shardflow.decoders.Image(),
     ):
-        pixels = decode_whole(decoder, payload, width, height)
+        pixels = decoder.decode_whole(payload, width, height)
         assert pixels is not None
         sizes = np.array([(width, height), (0, 0), (width, height)])
         expected = decoder([payload] * 3, sizes, keys).images
@@ -224,10 +223,10 @@ def test_pixels_stand_for_the_encoded_image(
 def test_an_image_of_another_size_is_not_kept() -> None:
     """An image that is not of the size that the index says has no pixels for the cache, larger or smaller."""
     payload = memoryview(bytearray(jpegs.make(1, 40, 30)))
-    for decoder in (DECODERS["random"], shardflow.ImageDecoder()):
-        assert decode_whole(decoder, payload, 40, 30) is not None
+    for decoder in (DECODERS["random"], shardflow.decoders.Image()):
+        assert decoder.decode_whole(payload, 40, 30) is not None
         for width, height in ((20, 10), (30, 40), (80, 60)):
-            assert decode_whole(decoder, payload, width, height) is None
+            assert decoder.decode_whole(payload, width, height) is None
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernel")
@@ -263,11 +262,11 @@ def broken_dataset(root: Path) -> Path:
 def test_damaged_images_are_never_kept(tmp_path: Path) -> None:
     """What decodes with complaints or not at all is treated in every epoch as without the cache."""
     url = broken_dataset(tmp_path / "set")
-    options: dict[str, Any] = {"max_bad": 100}
+    options: dict[str, Any] = {"max_errors": 100}
     plain, cached = loader(url, **options), loader(url, **options, pixels="1GB")
     for number in (0, 1):
         assert same(epoch(cached, number), epoch(plain, number))
-    assert cached.substituted == plain.substituted != set()
+    assert cached.replaced == plain.replaced != set()
     kept = sums(*files(url), 12) != 0
     # torchvision's decoder keeps to itself what it complains of.
     assert np.flatnonzero(~kept).tolist() == ([3, 5] if native.available() else [3])
@@ -430,7 +429,7 @@ def descriptors() -> Iterator[str]:
 def test_what_cannot_be_is_refused(dataset: Path) -> None:
     """Decoders that take files alone, batches without images, and limits that are no size are named at once."""
     for options, message in [
-        ({"decoder": shardflow.EncodedDecoder()}, "EncodedDecoder accepts encoded images only"),
+        ({"decoder": shardflow.decoders.Raw()}, "Raw accepts encoded images only"),
         ({"fields": ("label",)}, "needs 'image'"),
         ({"pixels": "much"}, "a size is"),
     ]:

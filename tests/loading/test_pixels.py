@@ -11,6 +11,7 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
+from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset
 
 
@@ -38,12 +39,13 @@ TRANSFORMS = {
 def pixels(url: Path, epoch: int = 0, **options: Any) -> dict[int, bytes]:
     """The pixels of every sample, by label, for one epoch over all simulated ranks."""
     found = {}
-    for rank in range(options.get("world_size", 1)):
+    options = with_workers(options)
+    for rank in range(world_size := options.pop("world_size", 1)):
         loader = shardflow.Loader(
             url,
-            decoder=shardflow.RandomResizedCropDecoder(12),
+            decoder=shardflow.decoders.RandomResizedCrop(12),
             tail="short",
-            **{"batch_size": 6, "rank": rank, "world_size": 1, "num_workers": 0, **options},
+            **{"batch_size": 6, "group": (rank, world_size), "num_workers": 0, **options},
         )
         loader.set_epoch(epoch)
         for images, labels in loader:
@@ -61,7 +63,7 @@ def pixels(url: Path, epoch: int = 0, **options: Any) -> dict[int, bytes]:
         {"world_size": 3},
         {"batch_size": 11},
         {"shuffle": False},
-        {"shuffle": shardflow.Shuffle(lanes=5, window=4)},
+        {"shuffle": shardflow.Shuffle(streams=5, buffer=4)},
     ],
     ids=str,
 )
@@ -81,7 +83,7 @@ def test_pixels_change_with_epoch_and_seed(dataset: Path) -> None:
 
 def test_decoders_need_no_state(dataset: Path) -> None:
     """Reading only a part of the epoch gives the same pixels for that part."""
-    loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.RandomResizedCropDecoder(12))
+    loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.decoders.RandomResizedCrop(12))
     images, labels = next(iter(loader))
     expected = pixels(dataset)
     assert [image.numpy().tobytes() for image in images] == [expected[label] for label in labels.tolist()]
@@ -92,14 +94,14 @@ def test_sizes_by_epoch_are_those_of_fresh_loaders(dataset: Path, workers: int) 
     """Crops grow from epoch to epoch with the same workers; pixels are those of a loader of that size, also resumed."""
 
     def loader(size: Any) -> shardflow.Loader:
-        decoder = shardflow.RandomResizedCropDecoder(size)
+        decoder = shardflow.decoders.RandomResizedCrop(size)
         return shardflow.Loader(dataset, batch_size=9, decoder=decoder, num_workers=workers, tail="short")
 
     growing = loader({0: 16, 1: 24, 3: 20})
     epochs, pids = [], []
     for _ in range(4):
         epochs.append([images for images, _ in growing])
-        pids.append([worker.pid for worker in getattr(growing.data_loader._iterator, "_workers", ())])
+        pids.append([worker.pid for worker in getattr(growing._pool.data_loader._iterator, "_workers", ())])
     assert len(pids[0]) == workers
     assert pids == pids[:1] * 4
     for epoch, size in enumerate((16, 24, 24, 20)):
@@ -144,7 +146,7 @@ def assert_independent(draws: np.ndarray[Any, Any]) -> None:
 def test_the_generators_of_a_transform_are_independent(tmp_path: Path) -> None:
     """In each sample, Python's, numpy's and torch's generators draw as by chance; so do neighbours, epochs, views."""
     url = make_dataset(tmp_path / "set", [500])
-    views = shardflow.MultiView([shardflow.CenterCropDecoder(4)] * 2)
+    views = shardflow.decoders.MultiView([shardflow.decoders.CenterCrop(4)] * 2)
     loader = shardflow.Loader(
         url, batch_size=50, num_workers=0, decoder=views, transform=Draws(), fields=("image", "index")
     )
@@ -166,7 +168,7 @@ def test_draws_of_a_batch_belong_to_its_first_position(dataset: Path) -> None:
     """Ranks and seeds draw differently for their batches, a resumed run as before, whatever the size of a batch."""
 
     def draws(batch_size: int = 4, state: Any = None, **options: Any) -> dict[int, list[float]]:
-        settings = {"batch_size": batch_size, "tail": "short", "rank": 0, "world_size": 1, **options}
+        settings = {"batch_size": batch_size, "tail": "short", "group": (0, 1), **options}
         loader = shardflow.Loader(dataset, num_workers=0, batch_transform=Draws(), fields=("index",), **settings)
         if state is not None:
             loader.load_state_dict(state)
@@ -177,7 +179,7 @@ def test_draws_of_a_batch_belong_to_its_first_position(dataset: Path) -> None:
     assert all(one != other for one, other in itertools.pairwise(whole.values()))
     larger = draws(8)
     assert larger == {position: whole[position] for position in larger}
-    ranks = [draws(rank=rank, world_size=2) for rank in range(2)]
+    ranks = [draws(group=(rank, 2)) for rank in range(2)]
     found = [one for rank in [*ranks, draws(seed=1)] for one in rank.values()]
     assert len(set(map(tuple, found))) == len(found)
     stopped = shardflow.Loader(dataset, batch_size=4, num_workers=0, tail="short")

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import webdataset as wds
+from torchvision.transforms import v2
 
 import shardflow
 from shardflow.dataset.open_dataset import Split
-from shardflow.loading.sampler import EpochOrder
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import SlowStorage
+from tests.helpers.loading import epochs_of
 from tests.helpers.making import make_dataset
 
 TOTAL = 90
@@ -45,9 +46,8 @@ def test_samples_are_webdataset_samples(dataset: Path) -> None:
 def test_order_is_the_loaders(dataset: Path) -> None:
     """Samples come in the order in which a loader of the same seed uses them, epoch by epoch."""
     source = shardflow.samples(dataset, seed=3)
-    loader = shardflow.Loader(
-        dataset, seed=3, batch_size=7, tail="short", num_workers=0, fields=("label",), persistent_workers=False
-    )
+    workers = shardflow.Workers(0, persistent_workers=False)
+    loader = shardflow.Loader(dataset, seed=3, batch_size=7, tail="short", num_workers=workers, fields=("label",))
     for _ in range(2):
         assert labels(source) == [label for (numbers,) in loader for label in numbers.tolist()]
 
@@ -58,7 +58,7 @@ def test_epoch_is_exact_over_ranks_and_workers(dataset: Path, workers: int, worl
     """All ranks and all DataLoader workers together yield every sample once, in shares that differ by one at most."""
     shares = []
     for rank in range(world_size):
-        source = shardflow.samples(dataset, rank=rank, world_size=world_size)
+        source = shardflow.samples(dataset, group=(rank, world_size))
         pipeline = wds.DataPipeline(source)
         shares.append(labels(wds.WebLoader(pipeline, batch_size=None, num_workers=workers)))
     assert sorted(label for share in shares for label in share) == list(range(TOTAL))
@@ -78,13 +78,35 @@ def test_epochs_follow_each_other_in_persistent_workers(dataset: Path) -> None:
     assert labels(loader) == expected[2]
 
 
+def test_a_pipeline_of_the_users_own_has_exact_epochs(dataset: Path) -> None:
+    """Behind the source, webdataset's shuffle and batches and torchvision's transforms keep each epoch exact."""
+    augment = v2.Compose([v2.RandomResizedCrop(16, antialias=True), v2.RandomHorizontalFlip()])
+    pipeline = wds.DataPipeline(
+        shardflow.samples(dataset),
+        wds.shuffle(20),
+        wds.decode("torchrgb8"),
+        wds.to_tuple("jpg", "cls"),
+        wds.map_tuple(augment, int),
+        wds.batched(8),
+    )
+    loader = wds.WebLoader(pipeline, batch_size=None, num_workers=2, persistent_workers=True)
+    epochs = []
+    for _ in range(3):
+        batches = list(loader)
+        assert {(images.dtype, tuple(images.shape[1:])) for images, _ in batches} == {(torch.uint8, (3, 16, 16))}
+        assert [len(images) for images, _ in batches].count(8) == 10  # and a smaller one of each worker
+        epochs.append([int(label) for _, numbers in batches for label in numbers])
+        assert sorted(epochs[-1]) == list(range(TOTAL))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
 def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Path) -> None:
     """Samples are yielded from the part of a shard that has arrived, while the rest is on its way."""
     split, storage = shardflow.open(dataset)["train"], SlowStorage(dataset, tmp_path / "log")
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     source = shardflow.samples(dataset, shuffle=False)
-    source._order = EpochOrder(far, seed=0, shuffle=False)
+    source._split, source._order = far, epochs_of(far, shuffle=False)
     fetching = threading.Thread(target=far.reader.fetch, args=(0,))
     fetching.start()
     assert storage.begun.wait(10)

@@ -29,7 +29,7 @@ def write(root: Path, image: bytes, **recipe: str) -> Path:
 
 def images(root: Path, decoder: Any = None) -> torch.Tensor:
     """Return the crops of the first epoch, each drawn by the key of its sample, in the order of the split."""
-    decoder = decoder or shardflow.RandomResizedCropDecoder(24, scale=(0.05, 0.3))
+    decoder = decoder or shardflow.decoders.RandomResizedCrop(24, scale=(0.05, 0.3))
     loader = shardflow.Loader(root, batch_size=5, shuffle=False, decoder=decoder, fields=("image",), num_workers=0)
     batches = list(loader)
     first = batches[0][0]
@@ -57,8 +57,8 @@ def are_used(found: torch.Tensor, wanted: torch.Tensor) -> list[bool]:
 def test_of_packed_datasets(packed: Path, wanted: torch.Tensor, tmp_path: Path) -> None:
     """The tables of a pack are used by every decoder that crops, and those of a recipe without tables by none."""
     assert are_used(images(packed), wanted) == [True]
-    crop = shardflow.RandomResizedCropDecoder(24, scale=(0.05, 0.3))
-    assert are_used(images(packed, shardflow.MultiView([crop, crop])), wanted) == [True]
+    crop = shardflow.decoders.RandomResizedCrop(24, scale=(0.05, 0.3))
+    assert are_used(images(packed, shardflow.decoders.MultiView([crop, crop])), wanted) == [True]
     for recipe in ({}, {"seek_tables": "none"}):
         root = write(tmp_path / f"{len(recipe)}", DECEIVING, **recipe)
         assert are_used(images(root), wanted) == [False]

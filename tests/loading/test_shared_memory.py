@@ -18,8 +18,7 @@ from torchvision.transforms import v2
 import shardflow
 from shardflow.errors import WorkerError
 from shardflow.loading import shared_memory
-from shardflow.loading.decoders import Decoded
-from tests.helpers.loading import until
+from tests.helpers.loading import until, with_workers
 from tests.helpers.making import make_dataset
 
 
@@ -39,7 +38,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader whose batches are large enough for the shared slots."""
     options = {"batch_size": 16, "num_workers": 2, "prefetch_factor": 2, **options}
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(64), **options)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(64), **with_workers(options))
 
 
 def slots_in_use() -> list[int]:
@@ -103,7 +102,7 @@ def test_workers_that_end_before_the_first_batch_leave_no_slab(dataset: Path) ->
 
     def kill() -> None:
         if until(lambda: bool(shared_memory._slabs)):
-            os.kill(through._workers.pids()[0], signal.SIGKILL)
+            os.kill(through._pool.pids()[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -153,37 +152,43 @@ def through_slots(images: torch.Tensor) -> bool:
     return any(0 <= images.data_ptr() - slab.data_ptr() < slab.nbytes() for slab in slabs)
 
 
-class _Peculiar:
+class _Peculiar(shardflow.decoders.RandomResizedCrop):
     """A decoder that does something else with what it was lent, in turn, and returns the same pixels all the same."""
 
     def __init__(self) -> None:
-        self._crop = shardflow.RandomResizedCropDecoder(64)
+        super().__init__(64)
         self._calls = 0
 
-    def __call__(self, payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:
-        images, geometry, failures = self._crop(payloads, sizes, keys)
-        return Decoded(self._returned(images, empty), geometry, failures)
-
-    def _returned(self, images: Any, empty: Any) -> Any:
+    def allocate_images(self, payloads: Any, crops: Any, allocate: Any) -> Any:
+        """Return memory for the images, lent or not."""
+        shape = (len(payloads), 3, 64, 64)
         self._calls += 1
         if self._calls % 5 == 0:
-            every_other = empty((2 * len(images), *images.shape[1:]))[::2]
-            return every_other.copy_(images)
+            return allocate((2 * len(payloads), 3, 64, 64))[::2]
         if self._calls % 5 == 1:
-            empty(tuple(images.shape))
-            return empty(tuple(images.shape)).copy_(images)
+            allocate(shape)
+            return allocate(shape)
         if self._calls % 5 == 2:
-            return list(empty(tuple(images.shape)).copy_(images))
+            return list(allocate(shape))
         if self._calls % 5 == 3:
-            last = empty((len(images), 64, 64, 3)).permute(0, 3, 1, 2)
-            return last.copy_(images)
-        empty(tuple(images.shape)).zero_()
-        return images
+            return allocate((len(payloads), 64, 64, 3)).permute(0, 3, 1, 2)
+        allocate(shape).zero_()
+        return super().allocate_images(payloads, crops, allocate=lambda shape: torch.empty(shape, dtype=torch.uint8))
+
+    def decode(self, payloads: Any, crops: Any, out: Any) -> Any:
+        """Decode, and copy to where the images are wanted."""
+        images = torch.empty((len(payloads), 3, 64, 64), dtype=torch.uint8)
+        failures = super().decode(payloads, crops, images)
+        for row, image in zip(out, images, strict=True):
+            row.copy_(image)
+        return failures
 
 
 def test_whatever_a_decoder_does_with_its_slot(dataset: Path) -> None:
     """A slot that comes back in another form, in part or not at all gives right batches, and is free afterwards."""
-    through = shardflow.Loader(dataset, batch_size=16, num_workers=2, prefetch_factor=2, decoder=_Peculiar())
+    through = shardflow.Loader(
+        dataset, batch_size=16, num_workers=shardflow.Workers(2, prefetch_factor=2), decoder=_Peculiar()
+    )
     direct = loader(dataset, num_workers=0)
     kept = []
     for _ in range(4):
@@ -268,7 +273,7 @@ def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
 
 def test_batches_without_samples_take_no_slot(dataset: Path) -> None:
     """A rank that has no sample in the last step gets an empty batch, and the slot it was decoded to is free again."""
-    through = loader(dataset, rank=1, world_size=2, tail="short", limit=33)
+    through = loader(dataset, group=(1, 2), tail="short", limit=33)
     for _ in range(9):
         sizes = [len(images) for images, _ in through]
         assert sizes == [16, 0]

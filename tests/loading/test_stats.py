@@ -37,7 +37,7 @@ def test_one_line_says_where_the_time_goes(given: Stats, line: str) -> None:
 def test_a_slow_training_step_is_compute_bound(tmp_path: Path) -> None:
     """With a step that is slower than the loader, nearly all of the time is computing, and the first wait is apart."""
     loader = shardflow.Loader(
-        make_dataset(tmp_path / "set", [60]), batch_size=6, num_workers=2, decoder=shardflow.CenterCropDecoder(12)
+        make_dataset(tmp_path / "set", [60]), batch_size=6, num_workers=2, decoder=shardflow.decoders.CenterCrop(12)
     )
     assert loader.stats().batches == 0
     for _ in loader:
@@ -52,7 +52,7 @@ def test_a_slow_training_step_is_compute_bound(tmp_path: Path) -> None:
 
 def test_a_slow_loader_is_input_bound(tmp_path: Path) -> None:
     """With a transform that is slower than the step, the line says so and names num_workers."""
-    options = {"batch_size": 4, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(12)}
+    options = {"batch_size": 4, "num_workers": 0, "decoder": shardflow.decoders.CenterCrop(12)}
     loader = shardflow.Loader(make_dataset(tmp_path / "set", [24]), transform=_slow, **options)
     assert len(list(loader)) == 6
     assert loader.stats().waiting_share > 0.8

@@ -13,6 +13,7 @@ import torch
 
 import shardflow
 from shardflow.errors import ConfigError, ResumeMismatchError
+from shardflow.samplers import ClassBatches, Subset, Weighted
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 from tests.helpers.ranks import launch
 
@@ -38,10 +39,11 @@ def long_tailed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_loader(url: Path, weights: Any, **options: Any) -> shardflow.Loader:
-    """A loader of small crops, with every sample in a batch."""
+    """A loader of small crops, with every sample in a batch, by weights or by a sampler."""
     options = {"batch_size": 7, "num_workers": 0, "tail": "short", **options}
-    options = {"shuffle": shardflow.Shuffle(window=16, lanes=3), "fields": ("image", "index"), **options}
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(12), weights=weights, **options)
+    options = {"shuffle": shardflow.Shuffle(buffer=16, streams=3), "fields": ("image", "index"), **options}
+    sampler = weights if weights is None or hasattr(weights, "bind") else Weighted(weights)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(12), sampler=sampler, **options)
 
 
 def contents(batches: Any) -> list[tuple[bytes, list[int]]]:
@@ -84,7 +86,7 @@ def test_repeats_have_pixels_of_their_own(dataset: Path) -> None:
     assert all(plain[number][0] in found for number, found in thrice.items())
 
 
-@pytest.mark.parametrize("one", [1, np.ones(TOTAL), np.ones(TOTAL, dtype=bool), shardflow.Subset(range(TOTAL))])
+@pytest.mark.parametrize("one", [1, np.ones(TOTAL), np.ones(TOTAL, dtype=bool), Subset(range(TOTAL))])
 def test_equal_weights_change_nothing(dataset: Path, one: Any) -> None:
     """With each weight 1 the batches are those without weights, in the same order."""
     assert contents(make_loader(dataset, one)) == contents(make_loader(dataset, None))
@@ -94,9 +96,9 @@ def test_a_subset_is_weights_of_zero_and_one(dataset: Path) -> None:
     """`Subset` and a mask are the same; a number that is named twice comes twice."""
     mask = np.zeros(TOTAL)
     mask[[3, 8, 21, 59]] = 1
-    named = make_loader(dataset, shardflow.Subset([59, 3, 21, 8]), batch_size=2)
+    named = make_loader(dataset, Subset([59, 3, 21, 8]), batch_size=2)
     assert contents(named) == contents(make_loader(dataset, mask, batch_size=2))
-    assert Counter(counts(make_loader(dataset, shardflow.Subset([5, 5, 7]), batch_size=1)).tolist()) == {
+    assert Counter(counts(make_loader(dataset, Subset([5, 5, 7]), batch_size=1)).tolist()) == {
         0: 58,
         1: 1,
         2: 1,
@@ -113,19 +115,19 @@ def test_a_subset_keeps_its_order(dataset: Path, workers: int) -> None:
 
     def make(indices: list[int] = given, **options: Any) -> shardflow.Loader:
         options = {"batch_size": 2, "num_workers": workers, "shuffle": False, **options}
-        return make_loader(dataset, shardflow.Subset(indices), **options)
+        return make_loader(dataset, Subset(indices), **options)
 
     some = make()
     assert [numbers(some), numbers(some)] == [given] * 2
     assert numbers(make(limit=42)) == [3, 3, 0, 41, 21, 20, 19, 3]
-    ranks = [list(make(rank=rank, world_size=2, batch_size=1)) for rank in range(2)]
+    ranks = [list(make(group=(rank, 2), batch_size=1)) for rank in range(2)]
     assert numbers(itertools.chain.from_iterable(zip(*ranks, strict=True))) == given
     stopped = make()
     next(iter(stopped))
     resumed = make()
     resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
     assert numbers(resumed) == given[2:]
-    with pytest.raises(ResumeMismatchError, match="weights is"):
+    with pytest.raises(ResumeMismatchError, match="sampler is"):
         make(given[::-1]).load_state_dict(stopped.state_dict())
     stream = make(samples_per_epoch=7)
     assert numbers(stream) + numbers(stream) == (given * 2)[:14]
@@ -137,7 +139,7 @@ def test_a_list_in_the_order_of_the_split_is_weights(dataset: Path) -> None:
     """An ascending `Subset` has the batches and the state of equal weights; so has any that is shuffled."""
     mask = np.isin(np.arange(TOTAL), [3, 8, 21])
     for given, options in (([3, 8, 21], {"shuffle": False}), ([21, 3, 8], {})):
-        named = make_loader(dataset, shardflow.Subset(given), **options)
+        named = make_loader(dataset, Subset(given), **options)
         assert named.state_dict() == make_loader(dataset, mask, **options).state_dict()
         assert contents(named) == contents(make_loader(dataset, mask, **options))
 
@@ -187,7 +189,7 @@ def test_resume_may_change_topology(dataset: Path) -> None:
     before = [n for _, batch in itertools.islice(stopped, 4) for n in batch.tolist()]
     after: list[int] = []
     for rank in range(3):
-        resumed = make_loader(dataset, VALUES, rank=rank, world_size=3, batch_size=5)
+        resumed = make_loader(dataset, VALUES, group=(rank, 3), batch_size=5)
         resumed.load_state_dict(stopped.state_dict())
         after += [n for _, batch in resumed for n in batch.tolist()]
     assert sorted(before + after) == sorted(numbers)
@@ -210,14 +212,14 @@ def test_a_limit_takes_the_first_weights(dataset: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_weights_change_between_epochs(dataset: Path, workers: int) -> None:
-    """`set_weights` counts from the next epoch on, also with other lengths, and the state names the weights."""
+    """`set_sampler` counts from the next epoch on, also with other lengths, and the state names the weights."""
     loader = make_loader(dataset, 1, num_workers=workers)
     assert counts(loader).tolist() == [1] * TOTAL
-    loader.set_weights(VALUES)
+    loader.set_sampler(Weighted(VALUES))
     state = loader.state_dict()
     assert len(loader) == -(-round(VALUES.sum()) // 7)
     fresh = make_loader(dataset, VALUES, num_workers=workers)
-    with pytest.raises(ResumeMismatchError, match=r"weights is .*set_weights before load_state_dict"):
+    with pytest.raises(ResumeMismatchError, match=r"sampler is .*set_sampler before load_state_dict"):
         make_loader(dataset, 1).load_state_dict(state)
     fresh.load_state_dict(state)
     assert contents(loader) == contents(fresh)
@@ -235,7 +237,7 @@ def test_changing_an_array_of_weights_changes_no_order(dataset: Path) -> None:
                 found.append((images, numbers))
                 given[numbers] = 3.0
             assert contents(found) == contents(expected)
-        loader.set_weights(given)
+        loader.set_sampler(Weighted(given))
         assert counts(loader).max() == 3
 
 
@@ -243,26 +245,26 @@ def test_weights_that_change_in_the_middle_end_the_epoch(dataset: Path) -> None:
     """After `break`, new weights begin with the next epoch; a position that was loaded keeps its weights."""
     loader = make_loader(dataset, 1)
     next(iter(loader))
-    loader.set_weights(2)
+    loader.set_sampler(Weighted(2))
     assert loader.state_dict()["epoch"] == 1
     assert counts(loader).tolist() == [2] * TOTAL
     stopped = make_loader(dataset, 1)
     contents(itertools.islice(stopped, 2))
     resumed = make_loader(dataset, 1)
     resumed.load_state_dict(stopped.state_dict())
-    resumed.set_weights(np.ones(TOTAL))  # the same ones
-    with pytest.raises(ConfigError, match="call set_weights before load_state_dict"):
-        resumed.set_weights(2)
+    resumed.set_sampler(Weighted(np.ones(TOTAL)))  # the same ones
+    with pytest.raises(ConfigError, match="call set_sampler before load_state_dict"):
+        resumed.set_sampler(Weighted(2))
 
 
 def test_states_with_and_without_weights_differ(dataset: Path) -> None:
-    """A state says whether there were weights or sticky lanes, and fits no loader that differs."""
-    sticky = {"shuffle": shardflow.Shuffle(window=16, lanes=3, sticky=True)}
+    """A state says whether there were weights or streams that keep their shards, and fits no loader that differs."""
+    shard_affinity = {"shuffle": shardflow.Shuffle(buffer=16, streams=3, shard_affinity=True)}
     states = [
         make_loader(dataset, weights, **options).state_dict()
-        for weights, options in ((None, {}), (2, {}), (None, sticky))
+        for weights, options in ((None, {}), (2, {}), (None, shard_affinity))
     ]
-    for place, (weights, options) in enumerate(((None, {}), (2, {}), (None, sticky))):
+    for place, (weights, options) in enumerate(((None, {}), (2, {}), (None, shard_affinity))):
         for number, state in enumerate(states):
             loader = make_loader(dataset, weights, **options)
             if number == place:
@@ -275,14 +277,14 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1, 2], "weights has 2 numbers, split 'train' has 60 samples"),
+        ([1, 2], "Weighted has 2 numbers, split 'train' has 60 samples"),
         ({"x": 2}, "weights name the class 'x', which the dataset does not have"),
         ({0: "many"}, "must be a number, found 'many'"),
         ("balance", "neither a file nor one of 'balanced', 'sqrt'"),
         ([-1.0] * 60, "that of sample 0 is -1"),
         ([0.0] * 60, "found 0"),
         (0.05, "has 3 samples, less than one batch of 7"),
-        (shardflow.Subset([60]), "Subset names sample 60"),
+        (Subset([60]), "Subset names sample 60"),
         (object(), "must be numbers"),
     ],
 )
@@ -300,7 +302,7 @@ def test_what_cannot_be_a_weight_file(dataset: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"is not a \.npy file of numbers"):
             make_loader(dataset, tmp_path / name)
     with pytest.raises(ConfigError, match="a list of sample numbers"):
-        shardflow.Subset([0.5])
+        Subset([0.5])
 
 
 def test_classes_that_are_not_single(tmp_path: Path) -> None:
@@ -314,13 +316,13 @@ def test_classes_that_are_not_single(tmp_path: Path) -> None:
         make_loader(unlabelled, "sqrt", batch_size=1)
 
 
-def test_set_weights_needs_weights(dataset: Path) -> None:
-    """A loader made without weights says how to make it; weights that do not fit leave it as it was."""
-    with pytest.raises(ConfigError, match="make it with weights=1"):
-        make_loader(dataset, None).set_weights(2)
+def test_set_sampler_needs_a_sampler(dataset: Path) -> None:
+    """A loader made without a sampler says how to make it; weights that do not fit leave it as it was."""
+    with pytest.raises(ConfigError, match=r"make it with sampler=samplers.Weighted\(1\)"):
+        make_loader(dataset, None).set_sampler(Weighted(2))
     loader = make_loader(dataset, 1, tail="drop")
     with pytest.raises(ConfigError, match="less than one batch"):
-        loader.set_weights(0.05)
+        loader.set_sampler(Weighted(0.05))
     assert contents(loader) == contents(make_loader(dataset, 1, tail="drop"))
 
 
@@ -334,7 +336,7 @@ def test_a_substitute_has_its_own_number(tmp_path: Path, caplog: pytest.LogCaptu
     tar.write_bytes(data)
     with caplog.at_level(logging.ERROR):
         ((_, labels, numbers),) = shardflow.Loader(
-            url, batch_size=6, shuffle=False, num_workers=0, max_bad=1, fields=("image", "label", "index")
+            url, batch_size=6, shuffle=False, num_workers=0, max_errors=1, fields=("image", "label", "index")
         )
     assert numbers.tolist() == labels.tolist() == [0, 1, 3, 3, 4, 5]
 
@@ -344,7 +346,7 @@ def _with_weights_of_its_own(url: Path) -> str:
     rank = torch.distributed.get_rank()
     loader = make_loader(url, 1, num_workers=0)
     assert counts(loader).sum() == TOTAL // 2
-    loader.set_weights(np.ones(TOTAL) + (np.arange(TOTAL) == rank))
+    loader.set_sampler(Weighted(np.ones(TOTAL) + (np.arange(TOTAL) == rank)))
     with pytest.raises(ConfigError) as caught:
         next(iter(loader))
     return str(caught.value)
@@ -353,37 +355,37 @@ def _with_weights_of_its_own(url: Path) -> str:
 def test_ranks_with_other_weights_are_told(dataset: Path) -> None:
     """Weights that differ between ranks are an error on all of them, at once, and no hang."""
     found = launch(_with_weights_of_its_own, 2, dataset)
-    assert found == ["weights must be the same on all ranks; rank 1 has others than rank 0"] * 2
+    assert found == ["sampler must be the same on all ranks; rank 1 has others than rank 0"] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_classes(long_tailed: Path, workers: int) -> None:
-    """With `samples_per_class`, each batch has different classes with that many samples, on any number of ranks."""
-    options: dict[str, Any] = {"batch_size": 6, "samples_per_class": 2, "fields": ("image", "label", "index")}
-    loader = make_loader(long_tailed, None, num_workers=workers, **options)
+    """With `ClassBatches`, each batch has different classes with that many samples, on any number of ranks."""
+    options: dict[str, Any] = {"batch_size": 6, "fields": ("image", "label", "index")}
+    loader = make_loader(long_tailed, ClassBatches(2), num_workers=workers, **options)
     epoch = [(labels.tolist(), index.tolist()) for _, labels, index in loader]
     assert len(epoch) == len(loader) == 3
     for labels, _ in epoch:
         assert sorted(Counter(labels).values()) == [2, 2, 2]
     by_rank = [
-        [index.tolist() for _, _, index in make_loader(long_tailed, None, rank=rank, world_size=2, **options)]
+        [index.tolist() for _, _, index in make_loader(long_tailed, ClassBatches(2), group=(rank, 2), **options)]
         for rank in range(2)
     ]
     assert [by_rank[0][0], by_rank[1][0], by_rank[0][1]] == [index for _, index in epoch]
-    stopped = make_loader(long_tailed, None, **options)
+    stopped = make_loader(long_tailed, ClassBatches(2), **options)
     next(iter(stopped))
-    resumed = make_loader(long_tailed, None, rank=1, world_size=2, **options)
+    resumed = make_loader(long_tailed, ClassBatches(2), group=(1, 2), **options)
     resumed.load_state_dict(stopped.state_dict())
     assert [index.tolist() for _, _, index in resumed] == [epoch[2][1]]
-    with pytest.raises(ResumeMismatchError, match=r"class_batches is .*samples_per_class="):
-        make_loader(long_tailed, None, **{**options, "samples_per_class": 3}).load_state_dict(stopped.state_dict())
+    with pytest.raises(ResumeMismatchError, match=r"sampler is .*class_batches.*batch_size="):
+        make_loader(long_tailed, ClassBatches(3), **options).load_state_dict(stopped.state_dict())
 
 
 def test_classes_that_are_too_small_for_a_batch_are_named(long_tailed: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Classes with fewer than `samples_per_class` samples are a warning with their number, names and sizes."""
-    make_loader(long_tailed, None, batch_size=6, samples_per_class=3)
+    make_loader(long_tailed, ClassBatches(3), batch_size=6)
     assert not caplog.records
-    loader = make_loader(long_tailed, None, batch_size=12, samples_per_class=6, fields=("image", "label"))
+    loader = make_loader(long_tailed, ClassBatches(6), batch_size=12, fields=("image", "label"))
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "2 of 4 classes have fewer samples and never come: 'c' (5), 'e' (3)" in record.getMessage()
@@ -393,23 +395,22 @@ def test_classes_that_are_too_small_for_a_batch_are_named(long_tailed: Path, cap
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 7}, "batch_size=7 is no multiple"),
-        ({"weights": 1}, "weights would have no effect"),
+        ({"batch_size": 7}, "batch_size=7 is not a multiple"),
         ({"shuffle": False}, "without shuffling"),
-        ({"samples_per_epoch": 9}, "samples_per_epoch is no multiple"),
-        ({"shuffle": shardflow.Shuffle(sticky=True)}, "sticky would have no effect"),
+        ({"samples_per_epoch": 9}, "multiples of the 6 that this sampler keeps together"),
+        ({"shuffle": shardflow.Shuffle(shard_affinity=True)}, "shard_affinity would have no effect"),
         ({"batch_size": 20}, "need 10 classes of that size; 4 have it"),
-        ({"samples_per_class": 0}, "samples_per_class must be 1 or more"),
+        ({"sampler": 0}, "samples_per_class must be 1 or more"),
     ],
 )
 def test_batches_of_classes_that_cannot_be(long_tailed: Path, options: dict[str, Any], message: str) -> None:
     """What does not go together is an error that says so."""
-    arguments = {"weights": None, "batch_size": 6, "samples_per_class": 2, **options}
+    arguments = {"sampler": 2, "batch_size": 6, **options}
     with pytest.raises(ConfigError, match=message):
-        make_loader(long_tailed, **arguments)
+        make_loader(long_tailed, ClassBatches(arguments.pop("sampler")), **arguments)
 
 
 def test_sticky_is_yes_or_no() -> None:
-    """`sticky` is no number and no word."""
-    with pytest.raises(ConfigError, match="sticky must be True or False, found 'no'"):
-        shardflow.Shuffle(sticky="no")  # type: ignore[arg-type]
+    """`shard_affinity` is no number and no word."""
+    with pytest.raises(ConfigError, match="shard_affinity must be True or False, found 'no'"):
+        shardflow.Shuffle(shard_affinity="no")  # type: ignore[arg-type]

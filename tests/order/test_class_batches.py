@@ -9,21 +9,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.order.class_batches import ClassBatches, ClassBatchPlan
+from shardflow.order.class_batches import ClassBatchEpochs
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 
-def make(class_sizes: list[int], classes: int, per_class: int) -> ClassBatches:
-    """Batches of samples that are stored in an order of their own."""
+def make(class_sizes: list[int], classes: int, per_class: int) -> ClassBatchEpochs:
+    """Batches of samples that are stored in an order of their own; the shards have seven samples."""
     labels = np.repeat(np.arange(len(class_sizes)), class_sizes)
-    return ClassBatches(np.random.default_rng(0).permutation(labels), classes, per_class)
+    shards = np.minimum(7, len(labels) - np.arange(0, len(labels), 7)).astype(np.uint64)
+    return ClassBatchEpochs(np.random.default_rng(0).permutation(labels), classes, per_class, shards)
 
 
-def samples(made: ClassBatches, epoch: int, seed: int = 0) -> list[list[int]]:
-    """The batches of an epoch, as numbers of samples; the shards have seven samples."""
-    shards = np.minimum(7, len(made.labels) - np.arange(0, len(made.labels), 7))
-    plan = ClassBatchPlan(made, shards.astype(np.uint64), seed=seed, epoch=epoch)
+def samples(made: ClassBatchEpochs, epoch: int, seed: int = 0) -> list[list[int]]:
+    """The batches of an epoch, as numbers of samples."""
+    plan = made.plan(seed=seed, epoch=epoch)
     found, records, repeats = plan.visits(np.arange(plan.length))
     assert repeats.tolist() == [0] * plan.length
     numbers: list[list[int]] = (7 * found + records).reshape(made.batches, -1).tolist()
@@ -70,11 +70,10 @@ def test_needs_cover_every_position(sizes: list[int], classes: int, per_class: i
     """A shard is needed from its first position to its last, in the order of first need."""
     assume(sum(size >= per_class for size in sizes) >= classes)
     made = make(sizes, classes, per_class)
-    shards = np.minimum(7, len(made.labels) - np.arange(0, len(made.labels), 7))
-    plan = ClassBatchPlan(made, shards, seed=0, epoch=1)
+    plan = made.plan(seed=0, epoch=1)
     found = plan.visits(np.arange(plan.length))[0].tolist()
     expected = [(shard, found.index(shard), len(found) - found[::-1].index(shard)) for shard in dict.fromkeys(found)]
-    assert list(zip(*(column.tolist() for column in plan.needs(1, 3)), strict=True)) == expected
+    assert list(zip(*(column.tolist() for column in plan.needs(0, 1)), strict=True)) == expected
 
 
 def test_order_is_frozen() -> None:

@@ -18,7 +18,7 @@ lists = st.lists(st.integers(0, sum(SIZES) - 1), max_size=40).map(lambda numbers
 @given(lists)
 def test_positions_are_places_of_the_list(numbers: np.ndarray) -> None:
     """Each position has the sample that the list names there, and the repeats of a sample count from 0."""
-    plan = ListPlan(numbers, SIZES)
+    plan = ListPlan.of_samples(numbers, SIZES)
     shards, records, repeats = plan.visits(np.arange(plan.length))
     assert plan.length == len(numbers)
     assert shards.tolist() == SHARDS[numbers].tolist()
@@ -32,7 +32,7 @@ def test_positions_are_places_of_the_list(numbers: np.ndarray) -> None:
 @given(lists, st.integers(1, 4))
 def test_a_rank_needs_the_shards_of_its_positions(numbers: np.ndarray, world_size: int) -> None:
     """The shards that a rank needs are those of its positions, each from its first to its last of them."""
-    plan = ListPlan(numbers, SIZES)
+    plan = ListPlan.of_samples(numbers, SIZES)
     for rank in range(world_size):
         mine = np.arange(rank, len(numbers), world_size)
         needs = zip(*(column.tolist() for column in plan.needs(rank, world_size)), strict=True)

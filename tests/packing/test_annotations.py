@@ -29,7 +29,7 @@ from tests.helpers.folders import contents, encoded, photo, png16, png_chunk, qu
 from tests.helpers.jobs import preview
 from tests.helpers.masks import resize_mask
 
-HALF = Geometry(stored=(200, 100), orientation=1, box=(50.0, 0.0, 150.0, 100.0), size=(50, 50))
+HALF = Geometry((200, 100), 1, resized=(100, 50), window=(25, 0, 75, 50))
 """The middle square of a wide picture, at half its size."""
 
 
@@ -92,7 +92,7 @@ TO_FORMAT: dict[str, Callable[[float, float, float, float], list[float]]] = {
 @given(
     stored=st.tuples(SIDES, SIDES),
     orientation=st.integers(1, 8),
-    size=st.tuples(SIDES, SIDES),
+    resized=st.tuples(SIDES, SIDES),
     crop=st.tuples(*[st.floats(0, 0.49)] * 4),
     boxes=BOXES,
     form=st.sampled_from([*TO_FORMAT]),
@@ -102,28 +102,43 @@ TO_FORMAT: dict[str, Callable[[float, float, float, float], list[float]]] = {
 def test_moved_boxes_are_the_rectangles_of_the_geometry(
     stored: tuple[int, int],
     orientation: int,
-    size: tuple[int, int],
+    resized: tuple[int, int],
     crop: tuple[float, float, float, float],
     boxes: list[list[float]],
     form: str,
     normalized: bool,
 ) -> None:
     """In any format and units, a moved box is where its corners went, clipped; one outside has no area."""
-    width, height = upright = stored[::-1] if orientation >= 5 else stored
-    box = (crop[0] * width, crop[1] * height, (1 - crop[2]) * width, (1 - crop[3]) * height)
-    geometry = Geometry(stored=stored, orientation=orientation, box=box, size=size)
+    upright = stored[::-1] if orientation >= 5 else stored
+    left, top, right, bottom = (int(share * side) for share, side in zip(crop, resized * 2, strict=True))
+    window = (left, top, resized[0] - right, resized[1] - bottom)
+    geometry = Geometry(stored, orientation, resized, window)
     scale = (*upright, *upright) if normalized else (1, 1, 1, 1)
     content = {"b": [[at / side for at, side in zip(TO_FORMAT[form](*box), scale, strict=True)] for box in boxes]}
     declared = Annotations(boxes=Boxes("json", "b", form, normalized))
     parts = transform_parts({"json": json.dumps(content).encode()}, None, geometry, declared).parts
     found = read_coordinates(declared, parts.get, geometry.size).boxes
     assert found is not None
-    expected = [geometry.rectangle(*box) or (0, 0, 0, 0) for box in boxes]
-    slack = 2e-3 + 1e-6 * max(size)
+    expected = [_clipped(box, upright, resized, window) for box in boxes]
+    slack = 2e-3 + 1e-6 * max(resized)
     for got, wanted in zip(found.tolist(), expected, strict=True):
         # A box that barely touches the image may be lost or kept by a rounding; its area is nothing either way.
         thin = min(wanted[2] - wanted[0], wanted[3] - wanted[1]) < slack
         assert got == pytest.approx(wanted, abs=slack) or thin
+
+
+def _clipped(
+    box: list[float], upright: tuple[int, int], resized: tuple[int, int], window: tuple[int, int, int, int]
+) -> tuple[float, ...]:
+    """Return a box as it is in a window of the resized image, side by side; zeros where nothing of it is inside."""
+    found = []
+    for axis in (0, 1):
+        begin, end = (at * resized[axis] / upright[axis] for at in (box[axis], box[axis + 2]))
+        first, last = max(begin, window[axis]), min(end, window[axis + 2])
+        if first > last or (first == last and begin < end):
+            return 0, 0, 0, 0
+        found.append((first - window[axis], last - window[axis]))
+    return found[0][0], found[1][0], found[0][1], found[1][1]
 
 
 def test_cropped_boxes_keep_their_place() -> None:
@@ -145,8 +160,11 @@ def test_boxes_without_area_keep_their_place(tmp_path: Path, preset: str) -> Non
     sf.pack(tmp_path / "src", tmp_path / "dst", preset=preset, annotations=declared, executor="serial")
     (sample,) = sf.open(tmp_path / "dst")["train"]
     assert json.loads(sample["json"]) == {"boxes": [*boxes[:3], [0, 0, 0, 0]], "labels": [5, 6, 7, 8]}
-    options = {"batch_size": 1, "decoder": sf.CenterCropDecoder(64, resize=64), "shuffle": False, "num_workers": 0}
-    for rule, kept in ((sf.CroppedBoxes(), [1]), (sf.CroppedBoxes(min_visibility=None), [0, 1, 2, 3])):
+    options = {"batch_size": 1, "decoder": sf.decoders.CenterCrop(64, resize=64), "shuffle": False, "num_workers": 0}
+    for rule, kept in (
+        (sf.annotations.CroppedBoxes(), [1]),
+        (sf.annotations.CroppedBoxes(min_visibility=None), [0, 1, 2, 3]),
+    ):
         ((_, found, labels),) = sf.Loader(tmp_path / "dst", fields=("image", rule, "box_labels"), **options)
         assert labels[0].tolist() == [5 + number for number in kept]
         assert found[0].tolist() == [[*boxes[:3], [0, 0, 0, 0]][number] for number in kept]
@@ -245,7 +263,7 @@ def test_image_mask_and_boxes_stay_together(tmp_path: Path, orientation: int, sq
         "x.json": json.dumps({"boxes": [[60, 0, 120, 40]]}).encode(),
         "x.txt": "a réd corner".encode(),
     }
-    source = sf.Folder(write_tree(tmp_path / "src", files), parts=("txt",))
+    source = sf.sources.Folder(write_tree(tmp_path / "src", files), parts=("txt",))
     declared = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
     sf.pack(
         source,
@@ -277,7 +295,7 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     files = {"a.jpg": photo(1), "b.jpg": photo(2), "c.jpg": photo(3), "a.mask.png": mask}
     files["c.mask.png"] = encoded(Image.new("L", (96, 64)), "PNG")
     source, declared = write_tree(tmp_path / "src", files), Annotations(masks=("mask.png",))
-    report = sf.pack(source, tmp_path / "dst", annotations=declared, executor="serial", max_bad=2)
+    report = sf.pack(source, tmp_path / "dst", annotations=declared, executor="serial", max_errors=2)
     assert (report.inputs, report.packed) == (3, 1)
     assert report.counts["masks"] == 1
     rows = quarantined(tmp_path / "dst")
@@ -335,7 +353,9 @@ def test_the_declaration_stays_with_the_dataset(tmp_path: Path) -> None:
         sf.merge([a, tmp_path / "other"], tmp_path / "refused")
     plain = Image.new("L", (96, 64))
     with pytest.raises(ConfigError, match=r"declares other annotations than the dataset \(masks\)"):
-        sf.extend(sf.Collection([{"image": plain, "seg": plain}], mask="seg"), _plain(tmp_path), executor="serial")
+        sf.extend(
+            sf.sources.Collection([{"image": plain, "seg": plain}], mask="seg"), _plain(tmp_path), executor="serial"
+        )
 
 
 def _plain(tmp_path: Path) -> Path:
@@ -356,8 +376,8 @@ def test_another_declaration_is_another_pack(tmp_path: Path) -> None:
     assert preview(src, dst, **counted).finished == 3  # type: ignore[arg-type]
     unlabelled = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
     assert preview(src, dst, **{**counted, "annotations": unlabelled}).finished == 0  # type: ignore[arg-type]
-    sf.pack(src, dst, annotations=unlabelled, max_bad=1, **SETTINGS)
-    sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_bad=1, **SETTINGS)
+    sf.pack(src, dst, annotations=unlabelled, max_errors=1, **SETTINGS)
+    sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_errors=1, **SETTINGS)
     assert contents(dst) == contents(tmp_path / "fresh")
 
 
@@ -411,7 +431,7 @@ def test_a_misspelt_declaration_is_named(tmp_path: Path) -> None:
 def test_undeclared_annotations_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning names the option for a part that looks like a mask, one for boxes; declared ones need none."""
     src = _annotated(tmp_path / "src", 3)
-    sf.pack(sf.Folder(src, parts=("mask.png", "json")), tmp_path / "a", **SETTINGS)
+    sf.pack(sf.sources.Folder(src, parts=("mask.png", "json")), tmp_path / "a", **SETTINGS)
     warned = sorted((record.getMessage() for record in caplog.records), reverse=True)
     assert len(warned) == 2
     assert "--mask mask.png" in warned[0]
@@ -428,13 +448,13 @@ def test_masks_of_collections_and_tables_are_declared(tmp_path: Path) -> None:
     photos = [(Image.new("RGB", (40, 30)), Image.new("L", (40, 30)))]
     sf.pack(photos, tmp_path / "a", **SETTINGS)
     files = {"1.jpg": photo(1), "1.png": encoded(Image.new("L", (96, 64)), "PNG"), "t.csv": b"image,m\n1.jpg,1.png\n"}
-    sf.pack(sf.Table(write_tree(tmp_path, files) / "t.csv", mask="m"), tmp_path / "b", **SETTINGS)
+    sf.pack(sf.sources.Table(write_tree(tmp_path, files) / "t.csv", mask="m"), tmp_path / "b", **SETTINGS)
     for name in ("a", "b"):
         assert sf.open(tmp_path / name).manifest.annotations == Annotations(masks=("mask.png",))
 
 
-WIDE = Geometry(stored=(400, 200), orientation=1, box=(0, 0, 400, 200), size=(200, 100))
-CUT = Geometry(stored=(200, 400), orientation=6, box=(100, 0, 300, 200), size=(100, 100))
+WIDE = Geometry((400, 200), 1, resized=(200, 100), window=(0, 0, 200, 100))
+CUT = Geometry((200, 400), 6, resized=(200, 100), window=(50, 0, 150, 100))
 
 LABELS = (np.arange(200 * 400).reshape(200, 400) // 7 % 251).astype(np.uint8)
 PALETTE = [value for entry in range(256) for value in (entry, 255 - entry, entry // 2)]
@@ -458,7 +478,7 @@ def test_masks(case: str, geometry: Geometry) -> None:
     if case == "palette":
         image.putpalette(PALETTE)
     made = Image.open(io.BytesIO(transform_mask(encoded(image, "PNG"), geometry)))
-    left, top, right, bottom = geometry.box
+    left, top, right, bottom = geometry.crops.shown[0].tolist()
     columns = (left + (np.arange(geometry.size[0]) + 0.5) * (right - left) / geometry.size[0]).astype(int)
     rows = (top + (np.arange(geometry.size[1]) + 0.5) * (bottom - top) / geometry.size[1]).astype(int)
     assert (np.asarray(made) == values[np.ix_(rows, columns)]).all()
@@ -471,7 +491,7 @@ def test_masks(case: str, geometry: Geometry) -> None:
 def test_masks_are_resized_around_the_centres_of_pixels(upright: tuple[int, int], size: tuple[int, int]) -> None:
     """Each pixel of a whole mask that is packed is the one at its centre, by exact arithmetic."""
     values = np.arange(upright[0] * upright[1], dtype=np.uint16).reshape(upright[::-1])
-    geometry = Geometry(stored=upright, orientation=1, box=(0, 0, *upright), size=size)
+    geometry = Geometry(upright, 1, resized=size, window=(0, 0, *size))
     made = np.asarray(Image.open(io.BytesIO(transform_mask(encoded(Image.fromarray(values), "PNG"), geometry))))
     expected = resize_mask(torch.from_numpy(values.astype(np.int32)), size[1], size[0])
     np.testing.assert_array_equal(made, expected.numpy())

@@ -57,7 +57,7 @@ def loader_of(url: Path, **options: Any) -> shardflow.Loader:
 
 def test_versions_are_those_of_the_loader(url: Path) -> None:
     """Version e of a sample is what a loader with the same seed returns for it in epoch e, pixel by pixel."""
-    loader = loader_of(url, decoder=shardflow.RandomResizedCropDecoder(SIDE))
+    loader = loader_of(url, decoder=shardflow.decoders.RandomResizedCrop(SIDE))
     packed, *versions = augment_sample(shardflow.open(url), "train", SAMPLE, epochs=3, seed=3).tiles
     assert packed.title == "class7"
     assert len({pixels(tile).tobytes() for tile in versions}) == len(versions) == 3
@@ -76,10 +76,10 @@ def jittered(image: torch.Tensor) -> torch.Tensor:
     [
         {"transform": jittered},
         {"transform": jittered, "num_workers": 2},
-        {"transform": jittered, "decoder": shardflow.CenterCropDecoder(24)},
-        {"transform": v2.RandomCrop(30), "decoder": shardflow.ImageDecoder()},
-        {"transform": jittered, "decoder": shardflow.RandomResizedCropDecoder({0: 40, 1: 20, 2: 50})},
-        {"decoder": shardflow.AspectBucketDecoder([(30, 30), (20, 40)]), "tail": "short"},
+        {"transform": jittered, "decoder": shardflow.decoders.CenterCrop(24)},
+        {"transform": v2.RandomCrop(30), "decoder": shardflow.decoders.Image()},
+        {"transform": jittered, "decoder": shardflow.decoders.RandomResizedCrop({0: 40, 1: 20, 2: 50})},
+        {"sampler": shardflow.samplers.AspectBuckets([(30, 30), (20, 40)]), "tail": "short"},
         {"transform": jittered, "samples_per_epoch": 12, "shuffle": False},
         {"transform": jittered, "batch_transform": lambda images, labels: (images, labels)},
     ],
@@ -126,7 +126,11 @@ def test_annotations_of_the_loader_are_drawn(tmp_path: Path) -> None:
         return {**turned, "boxes": turned["boxes"][:1], "box_labels": turned["box_labels"][:1]}
 
     fields = ("image", "mask", "boxes", "box_labels")
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(80, resize=80)}
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "num_workers": 0,
+        "decoder": shardflow.decoders.CenterCrop(80, resize=80),
+    }
     loader = shardflow.Loader(url, fields=fields, transform=lowered, **options)
     _, tile = augment_with_loader(loader, 1, epochs=1).tiles
     assert tile.detail == "80 x 80, uint8, 1 box"
@@ -148,7 +152,7 @@ def test_annotations_of_the_loader_are_drawn(tmp_path: Path) -> None:
 
 def test_epochs_without_the_sample(url: Path) -> None:
     """An epoch in which the weights leave a sample out has a tile without a picture."""
-    loader = loader_of(url, weights=[1] * SAMPLE + [0] + [1] * (11 - SAMPLE))
+    loader = loader_of(url, sampler=shardflow.samplers.Weighted([1] * SAMPLE + [0] + [1] * (11 - SAMPLE)))
     _, tile = augment_with_loader(loader, SAMPLE, epochs=1).tiles
     assert (tile.title, tile.picture) == ("epoch 0", None)
 
@@ -181,7 +185,7 @@ def test_other_numbers_are_drawn_on_one_scale(
     url: Path, transform: Callable[[Any], Any], low: float | None, high: float | None
 ) -> None:
     """Values in 0 … 1 go from black to white, others from the lowest to the highest of all epochs; both are stated."""
-    loader = loader_of(url, decoder=shardflow.RandomResizedCropDecoder(32), transform=transform)
+    loader = loader_of(url, decoder=shardflow.decoders.RandomResizedCrop(32), transform=transform)
     found = augment_with_loader(loader, SAMPLE, epochs=3)
     images = torch.stack([returned_by(loader) for _ in range(3)]).double()
     low, high = (images.min().item(), images.max().item()) if low is None or high is None else (low, high)
@@ -219,7 +223,7 @@ def test_views_are_shown_one_by_one(url: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decoder": shardflow.EncodedDecoder()}, r"into uint8 \[\d+\]"),
+        ({"decoder": shardflow.decoders.Raw()}, r"into uint8 \[\d+\]"),
         ({"transform": lambda image: image.permute(1, 2, 0)}, r"into uint8 \[224, 224, 3\]"),
         ({"transform": lambda image: {"image": image}}, "into dict, which is not a picture"),
         ({"limit": 7}, "samples 0 to 6"),

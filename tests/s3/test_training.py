@@ -44,10 +44,10 @@ def url(server: Server, prefix: str, local: Path) -> str:
 
 def loader(url: str | Path, **options: Any) -> shardflow.Loader:
     """A loader whose pixels depend on every source of randomness a transform can use."""
-    shuffle = shardflow.Shuffle(window=16, lanes=2)
+    shuffle = shardflow.Shuffle(buffer=16, streams=2)
     chosen = {"batch_size": 7, "num_workers": 2, "tail": "short", "shuffle": shuffle, **options}
     return shardflow.Loader(
-        url, decoder=shardflow.RandomResizedCropDecoder(12), transform=v2.RandomErasing(0.5), **chosen
+        url, decoder=shardflow.decoders.RandomResizedCrop(12), transform=v2.RandomErasing(0.5), **chosen
     )
 
 
@@ -98,9 +98,10 @@ def test_only_the_url_changes(server: Server, url: str, local: Path, tmp_path: P
 import shardflow, torch
 
 if __name__ == "__main__":
-    decoder = shardflow.CenterCropDecoder(8)
+    decoder = shardflow.decoders.CenterCrop(8)
+    workers = shardflow.Workers(1, multiprocessing_context="{context}")
     there, here = (
-        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=1, multiprocessing_context="{context}")
+        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=workers)
         for url in ({url!r}, {str(local)!r})
     )
     for (images, labels), (expected, expected_labels) in zip(there, here, strict=True):
@@ -122,7 +123,7 @@ def test_samples_and_mix_take_the_same_arguments(server: Server, url: str, local
     assert [sample["__key__"] for sample in shardflow.samples(url, **options)] == [
         sample["__key__"] for sample in shardflow.samples(local)
     ]
-    common = {"batch_size": 10, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(8)}
+    common = {"batch_size": 10, "num_workers": 0, "decoder": shardflow.decoders.CenterCrop(8)}
     mixes = shardflow.Mix([(url, 1)], **common, **options), shardflow.Mix([(local, 1)], **common)
     assert contents(mixes[0]) == contents(mixes[1])
 
@@ -148,12 +149,13 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
         storage_options=server.options(proxy.endpoint),
         cache=shardflow.Cache(tmp_path / "cache", limit),
         batch_size=4,
-        shuffle=shardflow.Shuffle(window=8, lanes=2),
-        prefetch_factor=1,  # a worker that the machine holds up stays within what the small cache keeps for it
+        shuffle=shardflow.Shuffle(buffer=8, streams=2),
+        # A worker that the machine holds up stays within what the small cache keeps for it.
+        num_workers=shardflow.Workers(2, prefetch_factor=1),
     )
     for epoch in range(1, 4):
         assert sorted(label for _, labels in some for label in labels.tolist()) == list(range(8 * shards))
-        assert sum(transfers(proxy).values()) <= epoch * (shards + 2)  # two lanes: a shard can end one, begin another
+        assert sum(transfers(proxy).values()) <= epoch * (shards + 2)  # two streams: a shard can end one, begin another
         assert sum(path.stat().st_size for path in tmp_path.glob("cache/blobs/*")) <= limit
     assert sum(transfers(proxy).values()) > 2 * (shards - 8)
 
@@ -197,7 +199,9 @@ def test_store_that_stops_answering_is_an_error_within_its_deadline(
 
 def test_worker_killed_in_a_transfer_is_named_at_once(proxy: Proxy, far: Open) -> None:
     """A worker that dies while it waits for a shard is a WorkerError that says so without waiting for the shard."""
-    some = far(proxy.endpoint, num_workers=1, multiprocessing_context="fork")  # this process's child in any Python
+    some = far(
+        proxy.endpoint, num_workers=shardflow.Workers(1, multiprocessing_context="fork")
+    )  # this process's child in any Python
     hung = threading.Event()
     proxy.add(Fault(hang=True, before=hung.set), contains=".tar")
     before = children()
@@ -221,7 +225,7 @@ def test_exit_does_not_wait_for_a_transfer(proxy: Proxy, server: Server, url: st
     script = f"""
 import shardflow
 some = shardflow.Loader(
-    {url!r}, batch_size=7, num_workers=0, shuffle=False, decoder=shardflow.CenterCropDecoder(8),
+    {url!r}, batch_size=7, num_workers=0, shuffle=False, decoder=shardflow.decoders.CenterCrop(8),
     storage_options={server.options(proxy.endpoint)!r}, cache={str(tmp_path / "cache")!r},
 )
 for _ in some:

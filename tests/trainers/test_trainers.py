@@ -115,7 +115,7 @@ def test_transformers_trainer_resumes_in_an_epoch(tmp_path: Path) -> None:
 
     class ShardTrainer(Trainer):
         def get_train_dataloader(self) -> Any:
-            crop = shardflow.RandomResizedCropDecoder(8)
+            crop = shardflow.decoders.RandomResizedCrop(8)
             loader = shardflow.Loader(dataset, batch_size=7, num_workers=1, decoder=crop, batch_transform=named)
             if self.args.resume_from_checkpoint:
                 loader.load_state_dict(json.loads(Path(self.args.resume_from_checkpoint, "loader.json").read_text()))
@@ -169,7 +169,7 @@ def test_torchdata_nodes_resume(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "set", [20, 9, 31])
 
     def nodes() -> Any:
-        loader = shardflow.Loader(dataset, batch_size=7, num_workers=1, decoder=shardflow.RandomResizedCropDecoder(8))
+        loader = shardflow.Loader(dataset, batch_size=7, num_workers=1, decoder=shardflow.decoders.RandomResizedCrop(8))
         assert isinstance(loader, Stateful)
         return Loader(Prefetcher(IterableWrapper(loader), 2))
 
@@ -205,7 +205,7 @@ def test_open_clip_trains_on_captions(tmp_path: Path, packed: Path) -> None:
         batch_size=8,
         num_workers=0,
         fields=("image", "txt"),
-        decoder=shardflow.RandomResizedCropDecoder(32),
+        decoder=shardflow.decoders.RandomResizedCrop(32),
         batch_transform=tokenized,
     )
     model = open_clip.CLIP(

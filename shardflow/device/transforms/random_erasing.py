@@ -6,10 +6,11 @@ import torch
 
 from shardflow._validation import check_integer, check_probability, check_range
 from shardflow.errors import ConfigError
-from shardflow.loading.geometry import Geometry, Sizes
+from shardflow.geometry.crops import Crops, Sizes
+from shardflow.geometry.random_boxes import TRIES, draw_sizes, first_fit
 
 from . import rng
-from .boxes import TRIES, box_mask, draw_sizes, first_fit
+from .boxes import box_mask
 from .transform import SpatialTransform
 
 
@@ -48,8 +49,8 @@ class RandomErasing(SpatialTransform):
     def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
         """Return the boxes, float32 [B, 4]: x, y, width, height in pixels; width 0 where nothing is erased."""
         uniforms = rng.uniforms(keys, 2 * TRIES + 3)
-        heights, widths = draw_sizes(uniforms, height * width, self.scale, self.ratio)
-        found, h, w = first_fit((heights < height) & (widths < width), heights, widths)
+        heights, widths = draw_sizes(torch, uniforms, height * width, self.scale, self.ratio)
+        found, h, w = first_fit(torch, (heights < height) & (widths < width), (heights, widths))
         erased = found & (uniforms[:, -1] < self.p)
         w, h = torch.where(erased, w, 0.0), torch.where(erased, h, 0.0)
         x, y = (uniforms[:, -3] * (width - w + 1)).floor(), (uniforms[:, -2] * (height - h + 1)).floor()
@@ -71,7 +72,7 @@ class RandomErasing(SpatialTransform):
         """
         return masks if self.mask_value is None else _erase(masks, params, self.mask_value, "masks")
 
-    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry | None:  # noqa: ARG002
+    def crops(self, params: torch.Tensor, sizes: Sizes) -> Crops | None:  # noqa: ARG002
         """Return None: nothing moves."""
         return None
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from shardflow._validation import check_probability
-from shardflow.loading.geometry import Geometry, Sizes
+from shardflow.geometry.crops import Crops, Sizes
 
 from . import rng
 from .transform import SpatialTransform
@@ -35,6 +33,6 @@ class RandomHorizontalFlip(SpatialTransform):
         """Return the masks [B, C, H, W], mirrored with their images."""
         return self.transform_images(masks, params)
 
-    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry:
-        """Return the whole images as their crops."""
-        return dataclasses.replace(Geometry.identity(sizes), flip=params.numpy() > 0)
+    def crops(self, params: torch.Tensor, sizes: Sizes) -> Crops:
+        """Return the whole images, mirrored."""
+        return Crops.of(sizes, flip=params.numpy() > 0)

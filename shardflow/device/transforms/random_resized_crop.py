@@ -8,14 +8,13 @@ contrast to a sampled affine grid they can antialias: the triangle filter widens
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from shardflow._validation import check_integer, check_probability, check_range
-from shardflow.loading.geometry import Geometry, Sizes
+from shardflow.geometry.crops import Crops, Sizes, centres
+from shardflow.geometry.random_boxes import TRIES, draw_sizes, fits_within, place_boxes
 
 from . import rng
-from .boxes import TRIES, draw_sizes, first_fit
 from .transform import SpatialTransform, to_dtype_of, to_float
 
 
@@ -63,32 +62,23 @@ class RandomResizedCrop(SpatialTransform):
         """Return masks [B, C, size, size] in the dtype of the masks [B, C, H, W]."""
         return crop_and_resize_masks(masks, params[:, :4], self.size, params[:, 4] > 0)
 
-    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry:
+    def crops(self, params: torch.Tensor, sizes: Sizes) -> Crops:
         """Return the crops."""
-        resized = np.full((len(params), 2), self.size, dtype=np.int32)
-        return Geometry(
-            source=sizes.astype(np.int32),
-            box=params[:, :4].to(torch.int32).numpy(),
-            resized=resized,
-            window=np.zeros_like(resized),
-            flip=params[:, 4].numpy() > 0,
-            size=(self.size, self.size),
-        )
+        size = (self.size, self.size)
+        return Crops.of(sizes, box=params[:, :4].numpy(), resized=size, flip=params[:, 4].numpy() > 0, size=size)
 
 
 def random_boxes(
     uniforms: torch.Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> torch.Tensor:
     """Return the boxes, float32 [B, 4] of whole numbers x, y, width, height, for uniform numbers [B, 22]."""
-    widths, heights = draw_sizes(uniforms, height * width, scale, ratio)
-    found, w, h = first_fit((widths > 0) & (widths <= width) & (heights > 0) & (heights <= height), widths, heights)
-    # If no try fits, torchvision takes the largest central box whose ratio is within range.
+    # The largest box whose ratio is within range, where no try fits.
     central_w = max(1, round(height * ratio[1])) if width / height > ratio[1] else width
     central_h = max(1, round(width / ratio[0])) if width / height < ratio[0] else height
-    w, h = torch.where(found, w, central_w), torch.where(found, h, central_h)
-    x = torch.where(found, (uniforms[:, -2] * (width - w + 1)).floor(), (width - central_w) // 2)
-    y = torch.where(found, (uniforms[:, -1] * (height - h + 1)).floor(), (height - central_h) // 2)
-    return torch.stack([x, y, w, h], dim=1)
+    size, central = (width, height), (central_w, central_h)
+    tried = draw_sizes(torch, uniforms, height * width, scale, ratio)
+    boxes: torch.Tensor = place_boxes(torch, uniforms[:, -2:], tried, fits_within(tried, size), size, central)
+    return boxes
 
 
 def crop_and_resize(images: torch.Tensor, boxes: torch.Tensor, size: int, flipped: torch.Tensor) -> torch.Tensor:
@@ -113,10 +103,10 @@ def crop_and_resize_masks(masks: torch.Tensor, boxes: torch.Tensor, size: int, f
 
 
 def _nearest(start: torch.Tensor, extent: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the pixel that each of `size` shows, the one at its centre: int64 [B, size], as `Geometry.crop_mask`."""
+    """Return the pixel that each of `size` shows, the one at its centre: int64 [B, size]."""
     targets = torch.arange(size, dtype=torch.int64, device=start.device)
-    within = (2 * targets[None] + 1) * extent.to(torch.int64)[:, None] // (2 * size)
-    return start.to(torch.int64)[:, None] + within
+    shown: torch.Tensor = start.to(torch.int64)[:, None] + centres(targets[None], extent.to(torch.int64)[:, None], size)
+    return shown
 
 
 def _weights(start: torch.Tensor, extent: torch.Tensor, length: int, size: int) -> torch.Tensor:

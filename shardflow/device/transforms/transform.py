@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from shardflow.loading.geometry import Geometry, Sizes
+from shardflow.geometry.crops import Crops, Sizes
 
 
 class KeyedTransform(ABC):
@@ -14,7 +14,7 @@ class KeyedTransform(ABC):
 
     So the pixels of an image depend on (seed, epoch, sample) alone, in any batch, on any rank and in a resumed run. A
     transform has no state, and torch.compile makes one graph of it. Two transforms draw the same numbers from the same
-    keys; `DevicePrefetcher` folds the position of each transform into the keys.
+    keys; `device.Prefetcher` folds the position of each transform into the keys.
     """
 
     needs_keys = True
@@ -33,7 +33,7 @@ class KeyedTransform(ABC):
 class SpatialTransform(KeyedTransform):
     """A transform that masks, boxes and keypoints follow: it moves pixels, or replaces those of a place.
 
-    `DevicePrefetcher` draws the parameters once for an image and all that follows it.
+    `device.Prefetcher` draws the parameters once for an image and all that follows it.
     """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class SpatialTransform(KeyedTransform):
         """Return masks [B, C, H, W] of the size of the images, transformed, each pixel with a value that it had."""
 
     @abstractmethod
-    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry | None:
+    def crops(self, params: torch.Tensor, sizes: Sizes) -> Crops | None:
         """Return how images of these sizes are cropped, all on the host; None if pixels stay where they are."""
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

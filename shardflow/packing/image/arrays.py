@@ -69,7 +69,7 @@ def pack_array(data: bytes, recipe: ImageRecipe) -> EncodedImage:
         image_array.to_bytes(pixels[top:bottom, left:right]),
         target,
         data,
-        geometry=Geometry.of(stored, found.orientation, upright, window),
+        geometry=Geometry(stored, found.orientation, upright, window),
         pixels=PixelSums(),
         enlarged=resized > stored,
         first_frame=found.more_frames,

@@ -55,7 +55,7 @@ def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: ImageRecipe) ->
     with map_codec_errors(EncodeError):
         pixels = apply_orientation(conversion.apply(pixels), orientation)
         window = recipe.window(pixels.size)
-        geometry = Geometry.of(stored, orientation, pixels.size, window)
+        geometry = Geometry(stored, orientation, pixels.size, window)
         if geometry.size != pixels.size:
             pixels = pixels.crop(window)
         return describe(

@@ -41,7 +41,7 @@ def transcode(
     )
     if isinstance(made, native.Problem):
         return None
-    geometry = Geometry.of(stored, orientation, upright, window)
+    geometry = Geometry(stored, orientation, upright, window)
     return describe(
         made.image,
         target,

@@ -107,13 +107,13 @@ def test_loader_reads_every_format(tmp_path: Path, format_name: str) -> None:
         write_tree(src, {f"x{number}.{name.lower()}": encoded(RGB, name)})
     sf.pack(src, tmp_path / "dst", executor="serial", short_side=48, format=format_name, shuffle=False)
     assert not sf.verify(tmp_path / "dst")
-    for decoder in (sf.RandomResizedCropDecoder(32), sf.CenterCropDecoder(32)):
+    for decoder in (sf.decoders.RandomResizedCrop(32), sf.decoders.CenterCrop(32)):
         loader = sf.Loader(
             tmp_path / "dst", batch_size=9, decoder=decoder, fields=("image",), shuffle=False, num_workers=0
         )
         (batch,) = [images for (images,) in loader]
         assert batch.shape == (9, 3, 32, 32)
-    whole = sf.ImageDecoder()
+    whole = sf.decoders.Image()
     samples = sf.open(tmp_path / "dst")["train"]
     payloads = [memoryview(bytearray(sample[part])) for sample in samples for part in KEPT if part in sample]
     decoded = whole(payloads, np.zeros((9, 2), np.int64), np.zeros(9, np.uint64))
@@ -154,7 +154,7 @@ def test_avif_is_read_where_it_lies(tmp_path: Path) -> None:
     sf.index(tmp_path / "tars", tmp_path / "indexed")
     assert not sf.verify(tmp_path / "indexed")
     loader = sf.Loader(
-        tmp_path / "indexed", batch_size=3, decoder=sf.CenterCropDecoder(32), fields=("image",), num_workers=0
+        tmp_path / "indexed", batch_size=3, decoder=sf.decoders.CenterCrop(32), fields=("image",), num_workers=0
     )
     (batch,) = [images for (images,) in loader]
     assert batch.shape == (3, 3, 32, 32)
@@ -169,7 +169,7 @@ def test_avif_that_pillow_cannot_read_is_quarantined(tmp_path: Path, monkeypatch
     monkeypatch.setitem(_pillow.open_image.__kwdefaults__, "formats", formats)
     files = {"a.avif": encoded(RGB, "AVIF"), "b.jpg": photo(1), "t.csv": b"image\na.avif\nb.jpg\n"}
     src = write_tree(tmp_path / "src", files) / "t.csv"
-    report = sf.pack(src, tmp_path / "dst", executor="serial", max_bad=1)
+    report = sf.pack(src, tmp_path / "dst", executor="serial", max_errors=1)
     (bad,) = quarantined(tmp_path / "dst")
     assert bad["path"] == "a.avif"
     assert bad["reason"] == reason

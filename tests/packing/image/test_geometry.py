@@ -8,13 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardflow.packing.annotations import transform_mask
+from shardflow.packing.annotations import pack_boxes, transform_mask
 from shardflow.packing.image.geometry import Geometry
 from shardflow.packing.recipe import Recipe
 from tests.helpers.folders import encoded, stored, turned
 
-WIDE = Geometry(stored=(400, 200), orientation=1, box=(0, 0, 400, 200), size=(200, 100))
-CUT = Geometry(stored=(200, 400), orientation=6, box=(100, 0, 300, 200), size=(100, 100))
+WIDE = Geometry((400, 200), 1, resized=(200, 100), window=(0, 0, 200, 100))
+CUT = Geometry((200, 400), 6, resized=(200, 100), window=(50, 0, 150, 100))
+
+
+def point(geometry: Geometry, x: float, y: float) -> tuple[float, float]:
+    """Where a point of the upright image is in the packed one."""
+    moved: tuple[float, float] = tuple(geometry.crops.move(np.array([[x, y]]), np.zeros(1, np.int64))[0].tolist())
+    return moved
+
+
+def rectangle(geometry: Geometry, *box: float) -> tuple[float, ...] | None:
+    """What is left of a rectangle in the packed image; None where nothing is."""
+    found = tuple(pack_boxes(np.array([box], np.float64), geometry.crops)[0].tolist())
+    return found if any(found) else None
 
 
 def _marked(width: int, height: int, x: int, y: int, orientation: int) -> bytes:
@@ -38,28 +50,28 @@ def test_points_follow_the_pixels(orientation: int, recipe: Recipe) -> None:
             (shown.sum(0) @ (np.arange(shown.shape[1]) + 0.5)) / total,
             (shown.sum(1) @ (np.arange(40) + 0.5)) / total,
         )
-        assert packed.geometry.point(x, y) == pytest.approx(centre, abs=0.3)
+        assert point(packed.geometry, x, y) == pytest.approx(centre, abs=0.3)
         assert packed.geometry.upright == (160, 100)
         assert packed.geometry.size == shown.shape[::-1]
 
 
 def test_rectangles() -> None:
     """A rectangle is scaled, cut at the borders of what was kept, and gone when it lay outside of them."""
-    assert WIDE.rectangle(10, 20, 30, 60) == (5, 10, 15, 30)
-    assert CUT.rectangle(120, 20, 140, 60) == (10, 10, 20, 30)
-    assert CUT.rectangle(0, 0, 200, 400) == (0, 0, 50, 100)
-    assert CUT.rectangle(0, 0, 100, 200) is None
-    assert CUT.rectangle(350, 0, 390, 200) is None
+    assert rectangle(WIDE, 10, 20, 30, 60) == (5, 10, 15, 30)
+    assert rectangle(CUT, 120, 20, 140, 60) == (10, 10, 20, 30)
+    assert rectangle(CUT, 0, 0, 200, 400) == (0, 0, 50, 100)
+    assert rectangle(CUT, 0, 0, 100, 200) is None
+    assert rectangle(CUT, 350, 0, 390, 200) is None
 
 
 def test_rectangles_without_area() -> None:
     """A line or a point stays one at its place if it is in what was kept, its border included."""
-    assert WIDE.rectangle(10, 20, 10, 60) == (5, 10, 5, 30)
-    assert WIDE.rectangle(10, 20, 10, 20) == (5, 10, 5, 10)
-    assert WIDE.rectangle(0, 20, 0, 60) == (0, 10, 0, 30)
-    assert CUT.rectangle(0, 20, 200, 20) == (0, 10, 50, 10)
-    assert CUT.rectangle(90, 20, 90, 60) is None
-    assert CUT.rectangle(0, 20, 100, 20) is None
+    assert rectangle(WIDE, 10, 20, 10, 60) == (5, 10, 5, 30)
+    assert rectangle(WIDE, 10, 20, 10, 20) == (5, 10, 5, 10)
+    assert rectangle(WIDE, 0, 20, 0, 60) == (0, 10, 0, 30)
+    assert rectangle(CUT, 0, 20, 200, 20) == (0, 10, 50, 10)
+    assert rectangle(CUT, 90, 20, 90, 60) is None
+    assert rectangle(CUT, 0, 20, 100, 20) is None
 
 
 @settings(max_examples=60)
@@ -68,10 +80,12 @@ def test_corners_meet(width: int, height: int, short_side: int, square: bool, en
     """The corners of what was kept are the corners of the packed picture, and it lies within the upright one."""
     recipe = Recipe(short_side=short_side, square=square, enlarge=enlarge)
     geometry = recipe.process(encoded(Image.new("L", (width, height)), "BMP")).geometry
-    left, top, right, bottom = geometry.box
-    assert geometry.point(left, top) == (0, 0)
+    scale = np.array((width, height)) / geometry.resized
+    left, top, right, bottom = (np.array(geometry.window) * np.tile(scale, 2)).tolist()
+    assert point(geometry, left, top) == pytest.approx((0, 0), abs=1e-9)
+    assert point(geometry, width, height) == tuple(np.array(geometry.resized) - geometry.window[:2])
     mask = transform_mask(encoded(Image.new("L", (width, height)), "PNG"), geometry)
     assert Image.open(io.BytesIO(mask)).size == geometry.size
-    assert geometry.point(right, bottom) == pytest.approx(geometry.size)
+    assert point(geometry, right, bottom) == pytest.approx(geometry.size)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height

@@ -28,9 +28,8 @@ from bench.gpu import TEST_COUNTS
 from bench.loaders import measure as loaders
 from bench.loaders.peers import recipe
 from bench.usage import PeakMemory, Stopwatch, hardware
-from shardflow import native
+from shardflow import decoders, native
 from shardflow.interop.dali import write_dali_indexes
-from shardflow.loading.decoders import Decoded
 
 FIELDS = ("image", "label", "random_key")
 CLASSES = 1000
@@ -189,7 +188,7 @@ def fed(setting: dict[str, Any], model: str, way: str) -> Iterator[dict[str, Any
         statistics = getattr(torch.cuda, "host_memory_stats", dict)()  # older versions of PyTorch have none
         if "allocated_bytes.peak" in statistics:
             found["pinned_peak_bytes"] = statistics["allocated_bytes.peak"]
-    if isinstance(source, shardflow.DevicePrefetcher):
+    if isinstance(source, shardflow.device.Prefetcher):
         found["stats"] = str(source.stats())
     yield found
     yield {"trained": False, **rate(batches, lambda *_: None, given)}
@@ -301,26 +300,29 @@ def synchronize(given: Setting) -> None:
 
 def open_way(name: str, given: Setting) -> Iterable[Any]:
     """Return an iterable of (images, labels): images are on the device, normalised, bfloat16 and channels_last."""
-    crop = shardflow.RandomResizedCropDecoder(given.size)
+    crop = shardflow.decoders.RandomResizedCrop(given.size)
     if name == "DALI":
         return _Dali(given)
+    unpinned = shardflow.Workers(given.workers, pin_memory=False)
     decoder, transforms, options = {
         "kernel in the workers": (crop, [], {}),
-        "kernel in the workers, not pinned by the loader": (crop, [], {"pin_memory": False}),
+        "kernel in the workers, not pinned by the loader": (
+            crop,
+            [],
+            {"num_workers": unpinned},
+        ),
         "torchvision in the workers": (_torchvision_decoder(given.size), [], {}),
-        "DecodeJpeg": (shardflow.EncodedDecoder(), [_Strict(crop)], {}),
+        "DecodeJpeg": (shardflow.decoders.Raw(), [_Strict(crop)], {}),
     }[name]
     if not native.available():
         raise RuntimeError("the native kernel is not available")
-    workers, options = given.workers, {"samples_per_epoch": ENDLESS, **options}
-    loader = shardflow.Loader(
-        given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, num_workers=workers, **options
-    )
-    transforms = [*transforms, shardflow.Normalize()]
-    return shardflow.DevicePrefetcher(loader, given.device, transforms, dtype=torch.bfloat16, channels_last=True)
+    options = {"num_workers": given.workers, "samples_per_epoch": ENDLESS, **options}
+    loader = shardflow.Loader(given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, **options)
+    transforms = [*transforms, shardflow.device.Normalize()]
+    return shardflow.device.Prefetcher(loader, given.device, transforms, dtype=torch.bfloat16, channels_last=True)
 
 
-class _Strict(shardflow.DecodeJpeg):
+class _Strict(shardflow.device.DecodeJpeg):
     """Refuses to be measured where nvJPEG does not decode."""
 
     def __call__(self, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -334,11 +336,14 @@ def _torchvision_decoder(size: int) -> Callable[..., Any]:
     """Return a decoder of torchvision's functions alone, one image after the other."""
     crop = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
 
-    def decode(payloads: Any, sizes: Any, keys: Any, empty: Any = None) -> Decoded:  # noqa: ARG001
-        images = [decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8)) for payload in payloads]
-        return Decoded(torch.stack([crop(image) for image in images]), None, {})
+    class Decoder(decoders.Decoder):
+        def decode(self, payloads: Any, crops: Any, out: Any) -> Any:  # noqa: ARG002
+            out[:] = [
+                crop(decode_jpeg(torch.frombuffer(bytearray(file), dtype=torch.uint8))) for file in payloads.files
+            ]
+            return {}
 
-    return decode
+    return Decoder()
 
 
 class _Dali:

@@ -25,7 +25,8 @@ from bench.loaders.peers.recipe import BATCH, SIZE, WORKERS
 from bench.report import markdown
 from bench.usage import Stopwatch
 from shardflow import Loader, native
-from shardflow.loading import decoders, sampler, stages
+from shardflow.loading import sampler, stages
+from shardflow.loading.decoders import random_resized_crop
 
 STAGES = (stages.Read, stages.Decode, stages.Collate)
 CHAIN = ("plan", "read and check", "decode", "collate")
@@ -70,7 +71,7 @@ def stage_times(url: str) -> dict[str, float]:
     places = ((sampler.PlanSampler, "__iter__"), *((stage, "__call__") for stage in STAGES))
     functions = {
         "of it CRC-32": (zlib, "crc32"),
-        "of it boxes of crops": (decoders, "random_resized_crops"),
+        "of it boxes of crops": (random_resized_crop, "random_resized_crops"),
         "of it the kernel": (native, "decode_views"),
     }
     normalise, images = timed("normalise, in the main process", Normalise()), 0

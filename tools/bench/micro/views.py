@@ -77,8 +77,8 @@ class Files(ImageFolder):
 
 
 def _shardflow(url: str, views: list[tuple[int, tuple[float, float]]]) -> Any:
-    decoders = [shardflow.RandomResizedCropDecoder(size, scale=scale) for size, scale in views]
-    decoder = decoders[0] if len(decoders) == 1 else shardflow.MultiView(decoders)
+    decoders = [shardflow.decoders.RandomResizedCrop(size, scale=scale) for size, scale in views]
+    decoder = decoders[0] if len(decoders) == 1 else shardflow.decoders.MultiView(decoders)
     return shardflow.Loader(url, batch_size=BATCH, decoder=decoder, num_workers=WORKERS)
 
 

@@ -1,0 +1,1 @@
+"""Crops: drawn, and applied to points, boxes, keypoints and masks. Pure: no I/O, numpy alone."""

@@ -1,0 +1,145 @@
+"""Crops: which part of each image is shown, how large, and whether it is mirrored, so that masks and points follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Sizes = npt.NDArray[np.int64]
+"""[N, 2]: width and height in pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Crops:
+    """How each image of a batch is cropped. The steps, in the order in which the native kernel does them:
+
+    1. The box is cut out of the source image.
+    2. The box is resized, with antialiasing, to a width and a height.
+    3. The output size is cut out of the resized box, at an offset.
+    4. The output is mirrored from left to right, where `flip` says so.
+
+    A point (x, y) of the source image, in continuous coordinates (pixel i covers i … i + 1), therefore moves to
+
+        x' = (x - box_x) * resized_width / box_width - offset_x          and, mirrored, to output_width - x'
+        y' = (y - box_y) * resized_height / box_height - offset_y
+
+    A mask follows by the same four steps, by the pixel at each centre. Where the resized box ends before the output
+    does, as of whole images of different sizes, the output ends there too.
+
+    Attributes:
+        source: int32 [B, 2]: width and height of the source image.
+        box: int32 [B, 4]: x, y, width, height in pixels of the source image.
+        resized: int32 [B, 2]: width and height of the resized box.
+        offset: int32 [B, 2]: left and top of the output in the resized box.
+        flip: bool [B], whether the output is mirrored.
+        size: Width and height of the outputs; None where each ends with its resized box.
+    """
+
+    source: npt.NDArray[np.int32]
+    box: npt.NDArray[np.int32]
+    resized: npt.NDArray[np.int32]
+    offset: npt.NDArray[np.int32]
+    flip: npt.NDArray[np.bool_]
+    size: tuple[int, int] | None
+
+    @classmethod
+    def of(
+        cls,
+        sizes: npt.ArrayLike,
+        *,
+        box: npt.ArrayLike | None = None,
+        resized: npt.ArrayLike | None = None,
+        offset: npt.ArrayLike | None = None,
+        flip: npt.ArrayLike | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Crops:
+        """Return crops of images of these sizes, [B, 2]; a step that is not given is left out.
+
+        `resized` and `offset` may be one pair for all images.
+        """
+        source = np.array(sizes, dtype=np.int32)
+        nothing = np.zeros_like(source)
+        boxes = np.concatenate([nothing, source], axis=1) if box is None else np.array(box, dtype=np.int32)
+        # Copies, as rows may be replaced one by one.
+        return cls(
+            source=source,
+            box=boxes,
+            resized=np.array(np.broadcast_to(boxes[:, 2:] if resized is None else resized, source.shape), np.int32),
+            offset=nothing if offset is None else np.array(np.broadcast_to(offset, source.shape), np.int32),
+            flip=np.zeros(len(source), dtype=np.bool_) if flip is None else np.array(flip, dtype=np.bool_),
+            size=size,
+        )
+
+    @property
+    def extents(self) -> npt.NDArray[np.int32]:
+        """Width and height of each output, int32 [B, 2]."""
+        rest = self.resized - self.offset
+        extents: npt.NDArray[np.int32] = rest if self.size is None else np.minimum(rest, np.array(self.size, np.int32))
+        return extents
+
+    @property
+    def shown(self) -> npt.NDArray[np.float32]:
+        """The part of each source image that its output shows: float32 [B, 4], left, top, right, bottom in pixels."""
+        across = self.box[:, 2:].astype(np.float64)
+        resized = np.maximum(self.resized, 1)
+        begins = self.box[:, :2] + self.offset * across / resized
+        ends = self.box[:, :2] + (self.offset + self.extents) * across / resized
+        return np.concatenate([begins, ends], axis=1).astype(np.float32)
+
+    def crop_mask(self, index: int, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the crop of the mask of image `index`, [H, W] or [H, W, C], by the pixels at its centres."""
+        x, y, box_width, box_height = self.box[index].tolist()
+        width, height = self.resized[index].tolist()
+        left, top = self.offset[index].tolist()
+        right, bottom = (self.offset[index] + self.extents[index]).tolist()
+        columns = x + centres(np.arange(left, right), box_width, width)
+        if self.flip[index]:
+            columns = columns[::-1]
+        rows = y + centres(np.arange(top, bottom), box_height, height)
+        cropped: npt.NDArray[Any] = mask[rows].take(columns, axis=1)
+        return cropped
+
+    def move(self, points: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return where points of the source images are in the outputs, within or beyond their borders.
+
+        Args:
+            points: float64 [N, 2]: x, y in continuous coordinates.
+            rows: int64 [N], the image of each.
+        """
+        box = self.box[rows]
+        # Multiplied first, so that the borders of the box are exactly those of the resized one.
+        moved = (points - box[:, :2]) * self.resized[rows] / box[:, 2:] - self.offset[rows]
+        flipped = self.flip[rows]
+        moved[flipped, 0] = self.extents[rows[flipped], 0] - moved[flipped, 0]
+        return moved
+
+    def __getitem__(self, rows: slice) -> Crops:
+        """Return the crops of some images; they share memory, so that replacing theirs replaces these."""
+        return Crops(
+            source=self.source[rows],
+            box=self.box[rows],
+            resized=self.resized[rows],
+            offset=self.offset[rows],
+            flip=self.flip[rows],
+            size=self.size,
+        )
+
+    def replace(self, rows: Any, by: Crops) -> None:
+        """Replace the crops of some images, a slice or numbers, by others of the same output size."""
+        for name in ("source", "box", "resized", "offset", "flip"):
+            getattr(self, name)[rows] = getattr(by, name)
+
+
+def centres(pixels: Any, source: Any, resized: Any) -> Any:
+    """Return which of `source` pixels some pixels of a side show that was resized to `resized` pixels.
+
+    The one at its centre, floor((pixel + 1/2) * source / resized), as `torch.nn.functional.interpolate` has it with
+    "nearest-exact". Images are resized around the same centres, so a mask does not shift beside its image. Where a
+    centre lies between two pixels, the right one is shown; PyTorch leaves that to the rounding of 32-bit floats.
+
+    All are integers of 64 bits: of Python, of numpy, or tensors, on any device.
+    """
+    return (2 * pixels + 1) * source // (2 * resized)

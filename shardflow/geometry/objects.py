@@ -1,0 +1,133 @@
+"""Boxes and keypoints: where they are in the crops of their images, and which of them stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow._validation import check_probability
+from shardflow.errors import ConfigError
+
+from .crops import Crops
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+BOXES, KEYPOINTS = "boxes", "keypoints"
+
+FlipPairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CroppedBoxes:
+    """The field "boxes", with the rule which of them stay; the name "boxes" alone stands for `CroppedBoxes()`.
+
+    They are clipped to the crop. One of which too little is left is dropped, with its fields and its keypoints, and so
+    is one that marks a crowd: whose field "iscrowd", which COCO sets have, is not 0.
+
+    >>> fields = ("image", shardflow.annotations.CroppedBoxes(min_visibility=0.25), "box_labels")  # doctest: +SKIP
+
+    Args:
+        min_visibility: Least share of a box that must lie within the crop, 0 … 1: the area of the clipped box by the
+            area of the box before this crop, as in Albumentations. With 0, boxes are dropped that have no area in the
+            crop. None keeps all boxes; one beside the crop is then a line or a point on its border.
+        crowds: Whether boxes of crowds stay, for an evaluation that ignores what is found in them. Such a box is around
+            many objects, and is not an example of one.
+
+    Raises:
+        ConfigError: It is out of its range.
+    """
+
+    min_visibility: float | None = 0.0
+    crowds: bool = False
+
+    def __post_init__(self) -> None:
+        if self.min_visibility is not None:
+            check_probability("min_visibility", self.min_visibility)
+        if not isinstance(self.crowds, bool):
+            raise ConfigError(f"crowds must be True or False, found {self.crowds!r}")
+
+
+def move_objects(
+    columns: Mapping[str, Sequence[Array]], crops: Crops, rule: CroppedBoxes, flip_pairs: FlipPairs = ()
+) -> dict[str, list[Array]]:
+    """Return boxes, their fields and keypoints as they are in the crops of a batch.
+
+    Args:
+        columns: Field → one array per image: "boxes" float32 [N, 4], left, top, right, bottom, and "keypoints" float32
+            [N, K, 2 or 3] or [K, 2 or 3], in pixels of the source images; any other name is a field of the boxes, [N].
+            Without boxes, nothing is dropped.
+        crops: The crops.
+        rule: Which boxes stay.
+        flip_pairs: Keypoints that change places where an image is mirrored, see `Keypoints`.
+    """
+    moved: dict[str, list[Array]] = {}
+    kept: Sequence[Array] | None = None
+    if BOXES in columns:
+        counts = [len(each) for each in columns[BOXES]]
+        rows = np.repeat(np.arange(len(counts)), counts)
+        boxes = move_boxes(np.concatenate(columns[BOXES]), crops, rows)
+        inside = clip_boxes(boxes, crops.extents[rows])
+        rounded = inside.astype(np.float32)
+        is_kept = np.ones(len(boxes), dtype=np.bool_)
+        if rule.min_visibility is not None:
+            is_kept = (_areas(inside) >= rule.min_visibility * _areas(boxes)) & (_areas(rounded) > 0)
+        kept = _split(is_kept, counts)
+        counts = np.bincount(rows[is_kept], minlength=len(counts)).tolist()
+        for field, arrays in columns.items():
+            if field != KEYPOINTS:
+                values = rounded if field == BOXES else np.concatenate(arrays)
+                moved[field] = _split(values[is_kept], counts)
+    if KEYPOINTS in columns:
+        points = _move_keypoints(columns[KEYPOINTS], crops, flip_pairs)
+        if kept is not None and points[0].ndim == 3:
+            points = [each[is_kept] for each, is_kept in zip(points, kept, strict=True)]
+        moved[KEYPOINTS] = points
+    return moved
+
+
+def move_boxes(boxes: Array, crops: Crops, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return boxes of source images, [N, 4], as they are in the crops, not clipped; `rows` are their images."""
+    corners = crops.move(boxes.astype(np.float64).reshape(-1, 2), rows.repeat(2)).reshape(-1, 2, 2)
+    corners.sort(axis=1)  # a flip makes the right side the left one
+    return corners.reshape(-1, 4)
+
+
+def clip_boxes(boxes: npt.NDArray[np.float64], extents: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    """Return boxes clipped to images from (0, 0) to their extents, [N, 2]."""
+    return boxes.clip(0, np.tile(extents, 2))
+
+
+def _areas(boxes: Array) -> Array:
+    areas: Array = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return areas
+
+
+def _move_keypoints(points: Sequence[Array], crops: Crops, flip_pairs: FlipPairs) -> list[Array]:
+    """Return the keypoints of each sample, [..., K, 2 or 3], as they are in its crop; those of visibility 0 stay."""
+    flat = [each.reshape(-1, each.shape[-1]) for each in points]
+    rows = np.repeat(np.arange(len(flat)), [len(each) for each in flat])
+    xy = np.concatenate([each[:, :2] for each in flat]).astype(np.float64)
+    moved = _split(crops.move(xy, rows).astype(np.float32), [len(each) for each in flat])
+    for own, to in zip(flat, moved, strict=True):
+        if own.shape[1] == 3:
+            is_absent = own[:, 2] == 0
+            to[is_absent] = own[is_absent, :2]
+    found = [
+        np.concatenate([to, own[:, 2:]], axis=1).reshape(each.shape)
+        for each, own, to in zip(points, flat, moved, strict=True)
+    ]
+    if flip_pairs:
+        left, right = (list(numbers) for numbers in zip(*flip_pairs, strict=True))
+        for each, is_flipped in zip(found, crops.flip.tolist(), strict=True):
+            if is_flipped and each.size:
+                each[..., left + right, :] = each[..., right + left, :]
+    return found
+
+
+def _split(values: Array, counts: Sequence[int]) -> list[Array]:
+    ends = np.cumsum(counts).tolist()
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]

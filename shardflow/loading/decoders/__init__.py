@@ -1,0 +1,1 @@
+"""Decoders: from encoded images to tensors, cropping included. One file each; `decoder` has their contract."""

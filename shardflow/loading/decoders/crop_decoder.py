@@ -1,0 +1,170 @@
+"""Crop decoders, which are a plan alone: here the crops are decoded, in the native kernel or out of whole images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardflow import native
+from shardflow.errors import ConfigError, SampleError
+from shardflow.geometry.crops import Crops, Sizes
+
+from .decoder import Decoder, Failures, Images, Payloads, Plan, as_views
+from .pixels import (
+    Pixels,
+    check_resized,
+    crop_pixels,
+    decode_image,
+    decode_whole,
+    header_size,
+    library_versions,
+    resize,
+    warn_without_kernel,
+)
+
+_MOST_OF_16_BITS = 65_535
+
+_Views = tuple[torch.Tensor, ...]
+
+
+class CropDecoder(Decoder):
+    """A decoder whose images are the crops that it plans, all of one size; a subclass has a `plan` alone.
+
+    >>> class LeftHalf(shardflow.decoders.CropDecoder):  # doctest: +SKIP
+    ...     def plan(self, epoch, shape, sizes, keys):
+    ...         box = np.stack([0 * sizes[:, 0], 0 * sizes[:, 0], sizes[:, 0] // 2, sizes[:, 1]], axis=1)
+    ...         return Crops.of(sizes, box=np.maximum(box, (0, 0, 1, 1)), resized=(112, 224), size=(112, 224))
+    """
+
+    def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:
+        """Decode and crop a batch. Images that fail are black."""
+        views = tuple(view for view in as_views(crops) if view is not None)
+        return self._decode_views(payloads, views, as_views(out))
+
+    def load_libraries(self) -> None:
+        """Warn where JPEGs are decoded without the kernel, and load what decodes them instead."""
+        warn_without_kernel()
+
+    @property
+    def pixels_version(self) -> str | None:
+        """Versions and limit; None for a subclass that decodes otherwise, and may expect bytes."""
+        return library_versions(self.max_pixels, with_kernel=native.available()) if decodes_plan(self) else None
+
+    def decode_whole(self, payload: memoryview, width: int, height: int) -> Pixels | None:
+        """Return the pixels of an encoded image; None if it is damaged or not of that size."""
+        return decode_whole(payload, width, height, self.max_pixels, with_kernel=native.available())
+
+    def _decode_views(self, payloads: Payloads, crops: tuple[Crops, ...], images: _Views) -> Failures:
+        """Decode a batch once, and crop it to each view."""
+        expected = self._complete(payloads, crops)
+        failures: dict[int, SampleError] = {}
+        for index, problem in _decode_in_kernel(payloads, expected, crops, images, self.max_pixels).items():
+            row = slice(index, index + 1)
+            its_crops, its_images = tuple(view[row] for view in crops), tuple(view[row] for view in images)
+            if problem is not None and problem.status is native.Status.WRONG_SIZE and payloads.sizes[index].all():
+                # The index is wrong: the header decides.
+                alone = replace(
+                    payloads,
+                    files=[payloads.files[index]],
+                    sizes=np.zeros_like(payloads.sizes[row]),
+                    keys=payloads.keys[row],
+                    have_tables=payloads.have_tables[row],
+                )
+                if found := self._decode_views(alone, its_crops, its_images):
+                    failures[index] = found[0]
+                continue
+            try:
+                image = decode_image(payloads.files[index], self.max_pixels, problem)
+                size = np.array([image.shape[:0:-1]])
+                if (size != expected[index]).any():  # the size was not known, or the header is wrong
+                    self._plan_again(payloads, crops, row, size)
+                for view in its_crops:
+                    check_resized(view.resized[0].tolist(), self.max_pixels)
+                _crop_decoded(image, its_crops, its_images, self.max_pixels)
+            except SampleError as error:
+                for pixels in its_images:
+                    pixels[:] = 0
+                failures[index] = error
+        return failures
+
+    def _complete(self, payloads: Payloads, crops: tuple[Crops, ...]) -> Sizes:
+        """Return the sizes, those that are not known read from the headers, for which the crops are planned again.
+
+        They stay 0 where the header does not say either, and of JPEGs that are not for the kernel: see `is_plain_jpeg`.
+        """
+        unknown = np.flatnonzero(~payloads.sizes.all(axis=1))
+        if not len(unknown):
+            return payloads.sizes
+        sizes: Sizes = payloads.sizes.copy()
+        sizes[unknown] = [header_size(payloads.files[index], self.max_pixels) for index in unknown.tolist()]
+        self._plan_again(payloads, crops, unknown, sizes[unknown])
+        return sizes
+
+    def _plan_again(
+        self, payloads: Payloads, crops: tuple[Crops, ...], rows: slice | npt.NDArray[np.int64], sizes: Sizes
+    ) -> None:
+        """Replace the crops of some images, whose sizes are others than those that the index has."""
+        planned = as_views(self.plan(payloads.epoch, payloads.shape, sizes, payloads.keys[rows]))
+        for view, right in zip(crops, planned, strict=True):
+            assert right is not None
+            view.replace(rows, right)
+
+
+def decodes_plan(decoder: object) -> bool:
+    """Return whether a decoder makes the crops that it plans, and nothing else: it has the `decode` of its base."""
+    return isinstance(decoder, CropDecoder) and type(decoder).decode is CropDecoder.decode
+
+
+def check_crop_decoder(name: str, decoder: object) -> None:
+    """Raise ConfigError if an argument is not a decoder of one crop of each image, and of nothing else."""
+    if not isinstance(decoder, CropDecoder) or not decodes_plan(decoder) or decoder.views:
+        raise ConfigError(
+            f"{name} must be a decoder that crops, such as RandomResizedCrop or CenterCrop, found {decoder!r:.80}"
+        )
+
+
+def _decode_in_kernel(
+    payloads: Payloads, sizes: Sizes, crops: tuple[Crops, ...], images: _Views, max_pixels: int
+) -> dict[int, native.Problem | None]:
+    """Decode into `images` with the native kernel, and return the images that remain, with the kernel's reason."""
+    if not native.available() or images[0].shape[1] != 3 or images[0].dtype != torch.uint8:
+        return dict.fromkeys(range(len(payloads)))
+    # Formats other than JPEG are problems of their own; so an image's pixels do not depend on the rest of the batch.
+    problems = native.decode_views(
+        payloads.files,
+        _kernel_views(crops, images),
+        expected=sizes.astype(np.int32),
+        seek_tables=payloads.have_tables,
+        max_pixels=max_pixels,
+    )
+    # The crop of a JPEG whose header does not say its size was planned for an image of 1 x 1.
+    remaining: dict[int, native.Problem | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
+    # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
+    remaining |= {found.index: found for found in problems if found.status is not native.Status.DAMAGED}
+    return dict(sorted(remaining.items()))
+
+
+def _crop_decoded(image: torch.Tensor, crops: tuple[Crops, ...], images: _Views, max_pixels: int) -> None:
+    """Crop a whole image into a batch of one: in the kernel, at a tenth of the cost, or by torch."""
+    if native.available() and len(image) == 3 and image.dtype == torch.uint8:
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+        if not native.decode_views([pixels], _kernel_views(crops, images), max_pixels=max_pixels):
+            return
+    if image.dtype == torch.uint16:
+        image = image.float()  # exact; torch resizes and mirrors no integers of 16 bits
+    for view, own in zip(images, crops, strict=True):
+        cropped = crop_pixels(own, 0, image, resize)
+        if view.dtype == torch.uint16:
+            view.numpy()[0] = cropped.round().clamp(0, _MOST_OF_16_BITS).numpy()
+        else:
+            view[0] = cropped
+
+
+def _kernel_views(crops: tuple[Crops, ...], images: _Views) -> list[native.View]:
+    return [
+        native.View(own.box, own.flip, view.numpy(), np.concatenate([own.resized, own.offset], axis=1))
+        for own, view in zip(crops, images, strict=True)
+    ]

@@ -1,0 +1,227 @@
+"""The contract of a decoder: a plan, which is arithmetic on the index's sizes, then the work on the images' bytes.
+
+Decoding and cropping are one step, so that a crop can be decoded without decoding the rest of its image. The crops are
+known before a byte is read, to all that follows them: annotations, previews, buckets, a device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardflow.errors import ConfigError, SampleError
+from shardflow.formats.image_limits import MAX_PIXELS
+from shardflow.geometry.crops import Crops, Sizes
+from shardflow.loading.padding import Padding
+from shardflow.order.keyed_rng import U64
+
+from .pixels import Payload, Pixels, layout
+
+Allocator = Callable[[tuple[int, ...]], torch.Tensor]
+"""Returns a uint8 tensor of a shape, its values arbitrary."""
+
+Images = Any
+"""uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]; a tuple of views."""
+
+Plan = Crops | tuple[Crops, ...] | None
+"""The crops of a batch, with views those of each; None from a decoder that does not say."""
+
+Failures = Mapping[int, SampleError]
+"""The error of each image that did not decode, by its index in the batch; the image itself is arbitrary."""
+
+_ALIGNMENT = 64  # of the views of a batch in memory: a cache line
+_PLAIN = int, float, str, tuple, dict, Padding
+
+T = TypeVar("T")
+
+
+def allocate(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return fresh memory: the simplest `Allocator`."""
+    return torch.empty(shape, dtype=torch.uint8)
+
+
+def as_views(value: T | tuple[T, ...]) -> tuple[T, ...]:
+    """Return the images or crops of each view; there is one where there are no views."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Payloads:
+    """The images of a batch as they were read, and all that their plan was made from.
+
+    Attributes:
+        files: The encoded images; for a decoder with a `pixels_version` also decoded ones in their place.
+        sizes, keys, epoch, shape: What `Decoder.plan` was called with.
+        have_tables: bool [B], which of the images may be decoded with the seek table that they hold.
+    """
+
+    files: Sequence[Payload]
+    sizes: Sizes
+    keys: U64
+    epoch: int
+    shape: tuple[int, int] | None
+    have_tables: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+class Decoded(NamedTuple):
+    """A decoded batch: its images, how they were cropped, and which of them failed."""
+
+    images: Images
+    crops: Plan
+    failures: Failures
+
+
+class Decoder(ABC):
+    """Turns encoded images into tensors. A subclass has a `decode`, and where it crops a `plan`.
+
+    One that only chooses crops of its own is shorter still: see `CropDecoder`. A decoder is made once, and copied to
+    the worker processes. An image that does not decode is a failure of its own, and does not affect the others.
+
+    >>> class Thumbnails(shardflow.decoders.Decoder):  # doctest: +SKIP
+    ...     def decode(self, payloads, crops, out):
+    ...         for index, file in enumerate(payloads.files):
+    ...             out[index] = my_decoder(file)       # a uint8 tensor [3, H, W]
+    ...         return {}
+
+    Attributes:
+        max_pixels: The limit of images and of their masks: larger ones are failures (`TooLargeError`).
+        padding: What becomes of images of different sizes in a batch.
+        views: The decoder of each view, where the images of a batch are a tuple with a tensor for each; else empty.
+        keeps_sizes: Whether images have the sizes that the index says, which are then checked before loading begins.
+        needs_shape: Whether it crops to the shape of a batch, on which a sampler has to decide.
+        rows_are_images: Whether each row is an image by itself, so that rows of several decoders can form one batch.
+        pixels_version: Names all that the decoded pixels of a whole image depend on; None for a decoder that takes
+            encoded images alone. With one, `decode` gets pixels in the place of files that are in the pixel cache.
+    """
+
+    max_pixels: int = MAX_PIXELS
+    padding: Padding = Padding()
+    views: tuple[Decoder, ...] = ()
+    keeps_sizes: bool = False
+    needs_shape: bool = False
+    rows_are_images: bool = True
+
+    def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Plan:  # noqa: ARG002
+        """Return the crops of a batch, whose rows do not depend on each other; None to say nothing about them.
+
+        No byte is read for it. Masks, boxes and keypoints follow the crops, so without them there are none.
+
+        Args:
+            epoch: The epoch.
+            shape: Height and width of the batch, where a sampler decides on them.
+            sizes: int64 [B, 2], width and height of the images as the dataset's index has them, 0 where not known, and
+                of JPEGs that have to be turned, or converted to sRGB.
+            keys: uint64 [B], the only source of randomness.
+        """
+        return None
+
+    def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> Images:
+        """Return what `decode` fills: a tensor where the crops have one size, else a list with a place for each image.
+
+        `allocate` returns memory that need not be copied on its way to the training process; it is called once at most.
+        The memory is on loan for this batch: keep no view of it.
+        """
+        views = [view for view in as_views(crops) if view is not None and view.size is not None]
+        if not views:
+            return [None] * len(payloads)
+        channels, dtype = layout(payloads.files)
+        shapes = [(len(payloads), channels, *view.size[::-1]) for view in views if view.size is not None]
+        images = _divided(allocate, shapes, dtype)
+        return images if isinstance(crops, tuple) else images[0]
+
+    @abstractmethod
+    def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:
+        """Decode a batch of one or more images into `out`, which `allocate_images` returned.
+
+        The image itself is decisive, not the size in the index: where they differ, the image's crop is planned again,
+        and its row of `crops` replaced.
+        """
+
+    def copy_image(self, images: Images, index: int, source: int) -> None:
+        """Replace image `index` of a batch by another one of it, in every view."""
+        for view in as_views(images):
+            view[index] = view[source]
+
+    def load_libraries(self) -> None:  # noqa: B027 - most need none
+        """Import what all workers share; called once, before they are forked."""
+
+    @property
+    def pixels_version(self) -> str | None:  # noqa: D102 - an attribute, see above
+        return None
+
+    def decode_whole(self, payload: memoryview, width: int, height: int) -> Pixels | None:  # noqa: ARG002
+        """Return the pixels of an encoded image for the pixel cache; None if it is damaged or not of that size.
+
+        Given these pixels instead of the encoded image, `decode` makes the same of them, bit by bit.
+        """
+        return None
+
+    def __call__(
+        self,
+        files: Sequence[Payload],
+        sizes: Sizes,
+        keys: U64,
+        *,
+        epoch: int = 0,
+        shape: tuple[int, int] | None = None,
+        have_tables: npt.ArrayLike = False,
+        allocate: Allocator = allocate,
+    ) -> Decoded:
+        """Plan and decode a batch; the arguments are those of `plan`, and the attributes of `Payloads`."""
+        crops = self.plan(epoch, shape, sizes, keys)
+        payloads = Payloads(
+            files=files,
+            sizes=sizes,
+            keys=keys,
+            epoch=epoch,
+            shape=shape,
+            have_tables=np.broadcast_to(np.asarray(have_tables, dtype=np.bool_), len(files)),
+        )
+        images = self.allocate_images(payloads, crops, allocate)
+        return Decoded(images, crops, self.decode(payloads, crops, images))
+
+    def __repr__(self) -> str:
+        public = (f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(public)})"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two decoders make the same images: settings that are not plain values are the same objects."""
+        if not isinstance(other, Decoder) or type(self) is not type(other) or vars(self).keys() != vars(other).keys():
+            return False
+        pairs = ((value, vars(other)[name]) for name, value in vars(self).items())
+        return all(one is two or (isinstance(one, _PLAIN) and one == two) for one, two in pairs)
+
+    __hash__ = None  # type: ignore[assignment] # as of all that compares by value
+
+
+def check_decoder(decoder: object) -> None:
+    """Raise ConfigError if an argument is not a decoder."""
+    if isinstance(decoder, type) and issubclass(decoder, Decoder):
+        raise ConfigError(f"decoder must be an object, such as {decoder.__name__}() with parentheses, found the class")
+    if not isinstance(decoder, Decoder):
+        raise ConfigError(
+            f"decoder must be one of shardflow.decoders, or of a class that inherits from shardflow.decoders.Decoder; "
+            f"found {decoder!r:.80}"
+        )
+
+
+def _divided(allocate: Allocator, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Return memory for tensors of these shapes, from one call."""
+    shapes = [(*shape[:-1], shape[-1] * dtype.itemsize) for shape in shapes]
+    if len(shapes) == 1:
+        return (allocate(shapes[0]).view(dtype),)
+    ends = list(itertools.accumulate(-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes))
+    memory, starts = allocate((ends[-1],)), [0, *ends[:-1]]
+    pieces = (memory[at : at + math.prod(shape)].view(shape) for at, shape in zip(starts, shapes, strict=True))
+    return tuple(piece.view(dtype) for piece in pieces)

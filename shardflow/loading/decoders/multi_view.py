@@ -1,0 +1,61 @@
+"""Several views of each image: crops of one decode, for training that compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardflow.errors import ConfigError
+from shardflow.geometry.crops import Crops, Sizes
+from shardflow.order import keyed_rng
+from shardflow.order.keyed_rng import U64
+
+from .crop_decoder import CropDecoder, check_crop_decoder
+from .decoder import Plan
+
+
+class MultiView(CropDecoder):
+    """Several crops of each image, which is read and decoded once; the field "image" is a tuple of their tensors.
+
+    View v of a sample has the pixels that its decoder gives that sample with the key of view v, bit by bit; view 0
+    those that its decoder gives without the others.
+
+    >>> views = [shardflow.decoders.RandomResizedCrop(224)] * 2  # doctest: +SKIP
+    >>> views += [shardflow.decoders.RandomResizedCrop(96, scale=(0.05, 0.25))] * 8  # doctest: +SKIP
+    >>> decoder = shardflow.decoders.MultiView(views)  # doctest: +SKIP
+    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder)                           # doctest: +SKIP
+    >>> for (one, other, *small), labels in loader: ...     # uint8 [64, 3, 224, 224], ... [64, 3, 96, 96]
+    ...     # doctest: +SKIP
+
+    Source: ten crops of two sizes are those of Caron et al., "Emerging properties in self-supervised vision
+    transformers" (DINO), 2021.
+
+    Args:
+        views: The decoder of each view, one or more, with the same `max_pixels`.
+
+    Raises:
+        ConfigError: There is no decoder, one of them does not crop, or their limits differ.
+    """
+
+    def __init__(self, views: Sequence[CropDecoder]) -> None:
+        self.views = tuple(views)
+        if not self.views:
+            raise ConfigError("MultiView needs a list of one or more decoders that crop, such as RandomResizedCrop")
+        for view in self.views:
+            check_crop_decoder("each view of a MultiView", view)
+        if len(limits := {view.max_pixels for view in self.views}) > 1:
+            raise ConfigError(f"an image is decoded once for all views: give them one max_pixels, found {limits}")
+        self.max_pixels = self.views[0].max_pixels
+
+    def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> tuple[Crops, ...]:
+        """Return the crops of each view of images of these sizes."""
+        planned: list[Plan] = [
+            view.plan(epoch, shape, sizes, view_keys(keys, number)) for number, view in enumerate(self.views)
+        ]
+        return tuple(crops for crops in planned if isinstance(crops, Crops))
+
+
+def view_keys(keys: U64, view: int) -> U64:
+    """Return the keys of a view of samples, uint64 [B]: for view 0 the samples' own."""
+    return keys if view == 0 else keyed_rng.fold_array(keys, np.array([keyed_rng.key("view", view)], dtype=np.uint64))

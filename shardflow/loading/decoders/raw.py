@@ -1,0 +1,148 @@
+"""Encoded images, handed on as they are, for a device to decode."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardflow._pillow import map_codec_errors, open_image
+from shardflow._validation import check_integer
+from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
+from shardflow.formats.image_limits import MAX_PIXELS, check_image
+from shardflow.formats.image_types import is_jpeg
+from shardflow.order.keyed_rng import U64
+
+from .decoder import Allocator, Decoder, Failures, Images, Payloads, Plan
+from .pixels import Payload
+
+STEP_BYTES = 1 << 12
+"""Rows are as long as the images need on average, rounded up to this, so that few sizes of shared memory occur."""
+
+_WORD_BYTES = 8
+_PLAN_WORDS = 4  # count, epoch, height, width
+
+
+class Raw(Decoder):
+    """Hands the encoded images on, byte for byte, for `DecodeJpeg` to decode on the device.
+
+    Args:
+        max_pixels: As for `RandomResizedCrop`. Images that are too large are failures here already, so that the
+            loader's `max_errors` counts them. Give the crop of `DecodeJpeg` the same limit.
+
+    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())  # doctest: +SKIP
+    >>> batches = shardflow.device.Prefetcher(loader, "cuda", [shardflow.device.DecodeJpeg()])  # doctest: +SKIP
+    """
+
+    rows_are_images = False
+
+    def __init__(self, *, max_pixels: int = MAX_PIXELS) -> None:
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
+
+    def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> torch.Tensor:  # noqa: ARG002
+        """Return uint8 [B, row length], for `EncodedImages` of these files."""
+        return allocate(EncodedImages.shape_for(payloads.files))
+
+    def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:  # noqa: ARG002 - cropped on the device
+        """Pack the batch, laid out as `EncodedImages`."""
+        failures: dict[int, SampleError] = {}
+        files: list[memoryview] = []
+        for index, file in enumerate(payloads.files):
+            assert isinstance(file, memoryview)
+            try:
+                check_file(file, self.max_pixels)
+                files.append(file)
+            except TooLargeError as error:
+                failures[index] = error
+                files.append(memoryview(b""))
+        EncodedImages.pack(out, files, payloads.keys, payloads.epoch, payloads.shape)
+        return failures
+
+    def copy_image(self, images: torch.Tensor, index: int, source: int) -> None:
+        """Let encoded image `source` stand for image `index` as well."""
+        EncodedImages(images).copy_file(index, source)
+
+
+class EncodedImages:
+    """The encoded images of a batch, packed into one tensor: uint8 [B, row length]. Its bytes, row behind row, are:
+
+        int64 [4]     B, the number of images; the epoch; height and width of the batch, 0 where no sampler chose them
+        int64 [B, 2]  where each encoded image begins and ends, in bytes from the start
+        uint64 [B]    keys of the samples, from which the crops are drawn
+        bytes         the encoded images, one behind the other; the rest is arbitrary
+
+    As B rows such a tensor travels like any batch of images, but a row is not an image: only all rows together mean
+    something. So a large image takes its own size, and not that size for every image of the batch.
+
+    Raises:
+        ConfigError: The tensor holds something else.
+    """
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._memory, count = rows.view(-1), len(rows)
+        plan, self._places, self.keys = self._header(self._memory, count)
+        begins, ends = self._places.T
+        inside = (begins >= 0) & (begins <= ends) & (ends <= len(self._memory))
+        found, self.epoch, *shape = plan.tolist()
+        if found != count or not inside.all():
+            raise ConfigError("DecodeJpeg needs all of the batches of decoders.Raw, as they are")
+        self.shape: tuple[int, int] | None = (shape[0], shape[1]) if all(shape) else None
+
+    @staticmethod
+    def _header(memory: torch.Tensor, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], U64]:
+        words = memory[: _header_bytes(count)].numpy().view(np.int64)
+        places, keys = words[_PLAN_WORDS:-count], words[-count:]
+        return words[:_PLAN_WORDS], places.reshape(count, 2), keys.view(np.uint64)
+
+    @staticmethod
+    def shape_for(files: Sequence[Payload]) -> tuple[int, int]:
+        """Return the shape of a tensor for one or more encoded images."""
+        count, size = len(files), _header_bytes(len(files)) + sum(map(len, files))
+        return count, -(-size // (count * STEP_BYTES)) * STEP_BYTES
+
+    @classmethod
+    def pack(
+        cls,
+        rows: torch.Tensor,
+        files: Sequence[memoryview],
+        keys: U64,
+        epoch: int = 0,
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        """Write encoded images, and what their crops are planned from, into a tensor for them."""
+        memory = rows.view(-1)
+        plan, places, its_keys = cls._header(memory, len(files))
+        plan[:], its_keys[:] = [len(files), epoch, *(shape or (0, 0))], keys
+        ends = [*itertools.accumulate(map(len, files), initial=_header_bytes(len(files)))]
+        places[:] = [*itertools.pairwise(ends)]
+        for file, (begin, end) in zip(files, itertools.pairwise(ends), strict=True):
+            memory[begin:end].numpy()[:] = np.frombuffer(file, np.uint8)
+
+    def file(self, index: int) -> torch.Tensor:
+        """Return an encoded image: uint8 [length]."""
+        begin, end = self._places[index].tolist()
+        return self._memory[begin:end]
+
+    def copy_file(self, index: int, source: int) -> None:
+        """Let image `source` stand for image `index` as well, with its key."""
+        self._places[index], self.keys[index] = self._places[source], self.keys[source]
+
+
+def _header_bytes(count: int) -> int:
+    return _WORD_BYTES * (_PLAN_WORDS + 3 * count)
+
+
+def check_file(payload: memoryview, max_pixels: int) -> None:
+    """Raise TooLargeError if an image must not be decoded; whether it can be is found out later."""
+    try:
+        if is_jpeg(payload):
+            check_image(payload, max_pixels)
+        else:
+            with contextlib.suppress(DecodeError), map_codec_errors(DecodeError):
+                open_image(payload, max_pixels=max_pixels).close()
+    except TooLargeError as error:
+        raise TooLargeError(f"the image {error}") from error

@@ -1,0 +1,70 @@
+"""The facts of a split: what a sampler can know of it, read from the indexes when it asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.dataset.class_labels import single_classes
+from shardflow.dataset.open_dataset import Split
+from shardflow.errors import ConfigError
+from shardflow.order.epochs import limited
+from shardflow.order.sampler import Facts
+from shardflow.order.shuffle import Shuffle
+
+
+def split_facts(
+    split: Split,
+    classes: Sequence[str] | None,
+    *,
+    shuffle: object = True,
+    limit: int | None = None,
+    batch_size: int = 1,
+    world_size: int = 1,
+) -> Facts:
+    """Return the facts of a split that is read with these arguments of a loader."""
+    return Facts(
+        split=split.name,
+        split_samples=len(split),
+        shard_samples=limited(split.shard_samples, limit),
+        shuffle=Shuffle.of(shuffle),
+        batch_size=batch_size,
+        world_size=world_size,
+        classes=classes,
+        labels=partial(class_labels, split, classes),
+        image_sizes=split.image_sizes,
+        load=load_numbers,
+    )
+
+
+def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.int32]:
+    """Return the class of each sample: int32 [N].
+
+    Raises:
+        ConfigError: The dataset has no classes, or a sample has none or several.
+    """
+    if classes is None:
+        raise ConfigError("choosing samples by class needs a dataset with labels")
+    labels = single_classes(split, len(classes))
+    if len(without := np.flatnonzero(labels < 0)):
+        raise ConfigError(
+            f"choosing samples by class needs one class per sample; {len(without)} of {len(split)} samples have none "
+            f"or several, the first is sample {without[0]}"
+        )
+    return labels
+
+
+def load_numbers(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
+    """Return the numbers in a `.npy`, mapped; ConfigError if there is no such file, or no numbers in it."""
+    try:
+        values: npt.NDArray[Any] = np.load(os.path.expanduser(path), mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise ConfigError(f"Weighted({os.fspath(path)!r}): neither a file nor one of 'balanced', 'sqrt'") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"{os.fspath(path)!r} is not a .npy file of numbers: {error}") from error
+    return values

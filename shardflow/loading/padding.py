@@ -1,0 +1,117 @@
+"""Padding: what becomes of images of different sizes in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shardflow._validation import check_integer
+from shardflow.errors import ConfigError
+
+MASK_PADDING = 255
+"""The value of masks beside their image: the one that torchvision's references for segmentation leave out of the loss.
+
+0 would be a class.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """How the images of a batch, or their masks, are joined to what the batch has of them.
+
+    Attributes:
+        stack: Whether they become one tensor; otherwise they stay a list.
+        pad_to_multiple_of: Pad with zeros at the right and at the bottom, to the largest height and width of the batch,
+            each rounded up to a multiple of this; None for images of one size.
+        mask_padding: Pad masks with this value instead.
+
+    Raises:
+        ConfigError: The multiple is not a positive integer, the value has more than 32 bits, or a list would be padded.
+    """
+
+    stack: bool = True
+    pad_to_multiple_of: int | None = None
+    mask_padding: int = MASK_PADDING
+
+    def __post_init__(self) -> None:
+        check_integer("mask_padding", self.mask_padding, -(2**31), 2**31 - 1)
+        if self.pad_to_multiple_of is not None:
+            check_integer("pad_to_multiple_of", self.pad_to_multiple_of, 1)
+            if not self.stack:
+                raise ConfigError("images in a list are not padded: leave stack=False or pad_to_multiple_of out")
+
+    @property
+    def needs_one_size(self) -> bool:
+        """Whether images of different sizes are an error."""
+        return self.stack and self.pad_to_multiple_of is None
+
+    def join_masks(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+        """Return masks [C, H, W] as one [B, C, H, W], or as a list: in int32 where theirs cannot hold the padding.
+
+        Raises:
+            ConfigError: They are bool, which cannot hold the padding.
+        """
+        if self.pad_to_multiple_of is None:
+            return self.join(masks)
+        return self.join([self._with_room(mask) for mask in masks], self.mask_padding)
+
+    def _with_room(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return a mask in a dtype that can hold the padding; whether it is padded does not change the dtype."""
+        if mask.dtype == torch.bool and self.mask_padding not in (0, 1):
+            raise ConfigError(
+                f"masks of bool cannot hold the padding {self.mask_padding}: let the transform return uint8, or "
+                "give decoders.Image mask_padding=0"
+            )
+        if mask.dtype == torch.bool or mask.is_floating_point():
+            return mask
+        limits = torch.iinfo(mask.dtype)
+        return mask if limits.min <= self.mask_padding <= limits.max else mask.to(torch.int32)
+
+    def join(self, images: Sequence[torch.Tensor], padding: int = 0) -> torch.Tensor | list[torch.Tensor]:
+        """Return tensors [C, H, W] as one [B, C, H, W], or as a list.
+
+        Raises:
+            ConfigError: They have different sizes that do not stack, or different dtypes.
+        """
+        if not self.stack:
+            return list(images)
+        if len(dtypes := {image.dtype for image in images}) > 1:  # values would be scaled differently, or overflow
+            found = ", ".join(sorted(map(str, dtypes)))
+            raise ConfigError(f"images or masks of {found} do not form a batch; let the transforms return one dtype")
+        shapes = {tuple(image.shape) for image in images}
+        if len(shapes) == 1 and self.pad_to_multiple_of is None:
+            return torch.stack(list(images))
+        if self.pad_to_multiple_of is None or len({(len(shape), shape[:-2]) for shape in shapes}) > 1:
+            raise ConfigError(f"images of sizes {sorted(shapes)[:3]} do not stack; choose {ONE_SIZE}")
+        padded = images[0].new_full((len(images), *images[0].shape[:-2], *self.size(images)), padding)
+        for row, image in zip(padded, images, strict=True):
+            row[..., : image.shape[-2], : image.shape[-1]] = image
+        return padded
+
+    def size(self, images: Sequence[torch.Tensor]) -> tuple[int, int]:
+        """Return height and width of the batch."""
+        multiple = self.pad_to_multiple_of or 1
+        height, width = (max(image.shape[axis] for image in images) for axis in (-2, -1))
+        return -(-height // multiple) * multiple, -(-width // multiple) * multiple
+
+
+ONE_SIZE = (
+    "decoders.RandomResizedCrop or CenterCrop, a `transform` that ends in one size, "
+    "decoders.Image(pad_to_multiple_of=32) to pad each batch, or decoders.Image(stack=False) for a list of images"
+)
+"""The remedies for images of different sizes."""
+
+
+def image_sizes(images: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return height and width of each image: int64 [B, 2]."""
+    return torch.tensor([image.shape[-2:] for image in images], dtype=torch.int64).view(-1, 2)
+
+
+def pixel_mask(sizes: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return where images of these sizes lie in a padded batch: bool [B, height, width]."""
+    rows = torch.arange(height) < sizes[:, :1]
+    columns = torch.arange(width) < sizes[:, 1:]
+    mask: torch.Tensor = rows[:, :, None] & columns[:, None, :]
+    return mask

@@ -1,0 +1,192 @@
+"""The epochs of a source: from the position in an epoch to the shard, the record and the random key of a sample."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardflow._validation import check_integer
+from shardflow.errors import ConfigError
+
+from . import keyed_rng
+from .rank_partition import MOST_POSITIONS
+from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape
+from .shuffle import default_streams
+from .shuffle_plan import ShuffledEpochs
+from .window_shuffle import I64
+
+_CHUNK = 1 << 20
+
+
+class ShardSpan(NamedTuple):
+    """A shard, and the range of positions in which it is read."""
+
+    shard: int
+    begin: int
+    end: int
+
+
+class Visit(NamedTuple):
+    """A sample's turn in the order of a source.
+
+    Attributes:
+        epoch: The epoch.
+        shape: The shape that the sampler gives its batch.
+        key: Its random key.
+    """
+
+    epoch: int
+    shape: Shape | None
+    key: int
+
+
+def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None = None) -> keyed_rng.U64:
+    """Return the keys of samples, by their numbers in the split, in pass `number` over it: uint64 [B].
+
+    A sample that comes several times has a key for each of its repeats; that of the first, 0, is as without repeats.
+    """
+    keys = keyed_rng.fold_array(keyed_rng.key(seed, "augment", number), samples)
+    if repeats is None:
+        return keys
+    # Within a word, because a transform on the device folds its own small number into a key.
+    within = keyed_rng.fold_array(keys, np.array([keyed_rng.key("repeat")], dtype=np.uint64))
+    return np.where(repeats > 0, keyed_rng.fold_array(within, repeats), keys)
+
+
+def limited(shard_samples: I64, limit: int | None) -> I64:
+    """Return how many of each shard's samples are among the first `limit` of a split."""
+    if limit is None:
+        return shard_samples
+    limit = min(check_integer("limit", limit, 1), int(shard_samples.sum()))
+    sizes: I64 = np.clip(limit - (np.cumsum(shard_samples) - shard_samples), 0, shard_samples)
+    return sizes[sizes > 0]
+
+
+class Epochs:
+    """The order of a source's epochs, and the random keys of their samples.
+
+    With `samples_per_epoch` the passes over the samples, each in its own order, form one endless stream, and epoch e is
+    the e-th section of that length.
+
+    Attributes:
+        sampler: The sampler, bound to the facts.
+        samples: Samples of the split that take part.
+        pass_length, length: Samples in a pass, and in an epoch.
+        seed, shuffle, samples_per_epoch: As given.
+        source: The number of the source in a mix; 0 without.
+        key_seed: The seed of the order and of the random keys: sources of a mix that have one seed, and may be one
+            dataset, draw independently. That of source 0 is `seed`.
+    """
+
+    def __init__(
+        self, facts: Facts, sampler: Sampler | None = None, *, seed: int = 0, samples_per_epoch: int | None = None
+    ) -> None:
+        self.seed = self.key_seed = check_integer("seed", seed)
+        self.source, self.shuffle, self.samples_per_epoch = 0, facts.shuffle, samples_per_epoch
+        self.sampler: EpochSampler = ShuffledEpochs(facts) if sampler is None else sampler.bind(facts)
+        self.samples, self.pass_length = facts.samples, self.sampler.length
+        self._starts = np.cumsum(facts.shard_samples) - facts.shard_samples
+        if samples_per_epoch is not None:
+            self.samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1, MOST_POSITIONS)
+            self._check_sections(facts)
+        self.length = self.samples_per_epoch or self.pass_length
+        self._plans: dict[tuple[int, int], EpochPlan] = {}  # of the two passes used last
+
+    def _check_sections(self, facts: Facts) -> None:
+        """Check that passes can be cut into epochs of `samples_per_epoch`."""
+        if not self.pass_length:
+            raise ConfigError(f"split {facts.split!r} has no samples to form epochs of; choose another split")
+        if self.shuffle is not None and self.shuffle.shard_affinity:
+            raise ConfigError(
+                "Shuffle(shard_affinity=True) keeps the shards of a rank in epochs that are whole passes; with "
+                "samples_per_epoch each pass would begin at another rank: leave one of them out"
+            )
+        unit = {"sample": 1, "batch": facts.batch_size, "step": facts.batch_size * facts.world_size}
+        group = unit[self.sampler.together]
+        if (self.samples_per_epoch or 0) % group or self.pass_length % group:
+            raise ConfigError(
+                f"samples_per_epoch={self.samples_per_epoch} and a pass of {self.pass_length} samples must be "
+                f"multiples of the {group} that this sampler keeps together; leave samples_per_epoch out"
+            )
+
+    def as_source(self, number: int) -> Epochs:
+        """Return the epochs of the same samples as source `number` of a mix, in an order of its own."""
+        other = copy.copy(self)
+        other.source, other._plans = number, {}
+        other.key_seed = self.seed if number == 0 else keyed_rng.key(self.seed, "source", number)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_plans": {}}  # workers make their own
+
+    def default_streams(self, world_size: int) -> int:
+        """Return the number of streams of a run with `world_size` ranks."""
+        if self.shuffle is not None and self.shuffle.streams is not None:
+            return self.shuffle.streams
+        return default_streams(world_size, self.shuffle is not None)
+
+    def first_sample(self, shards: I64) -> I64:
+        """Return the number of the first sample of each of these shards."""
+        return self._starts[shards]
+
+    def locate(self, epoch: int, positions: I64, streams: int) -> tuple[I64, I64, keyed_rng.U64]:
+        """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
+        first_pass, offset = divmod(epoch * self.length, self.pass_length)  # of any size, and only then in 64 bits
+        passes, within = np.divmod(offset + positions, self.pass_length)
+        shards, records, repeats = (np.empty_like(positions) for _ in range(3))
+        keys = np.empty(len(positions), dtype=np.uint64)
+        for later in np.unique(passes).tolist():
+            here, number = passes == later, first_pass + later
+            shards[here], records[here], repeats[here] = self._plan(number, streams).visits(within[here])
+            samples = self._starts[shards[here]] + records[here]
+            keys[here] = augmentation_keys(self.key_seed, number, samples, repeats[here])
+        return shards, records, keys
+
+    def shape(self, epoch: int, position: int, streams: int) -> Shape | None:
+        """Return the shape of the images in the batch of a position; None where the decoder decides."""
+        if not self.sampler.shapes:
+            return None
+        number, within = divmod(epoch * self.length + position, self.pass_length)
+        return self._plan(number, streams).shape(within)
+
+    def visit(self, sample: int, number: int, streams: int) -> Visit | None:
+        """Return the first turn of a sample in pass `number` over the split; None if it does not come there."""
+        if self.sampler.identity is None and self.samples_per_epoch is None:  # in each pass once
+            return Visit(number, None, int(augmentation_keys(self.key_seed, number, np.array([sample]))[0]))
+        shard = int(np.searchsorted(self._starts, sample, side="right")) - 1
+        record = sample - int(self._starts[shard])
+        for begin in range(0, self.pass_length, _CHUNK):
+            positions = np.arange(begin, min(begin + _CHUNK, self.pass_length))
+            shards, records, repeats = self._plan(number, streams).visits(positions)
+            found = np.flatnonzero((shards == shard) & (records == record))
+            if len(found):
+                first = int(positions[found[0]])
+                (key,) = augmentation_keys(self.key_seed, number, np.array([sample]), repeats[found[:1]]).tolist()
+                epoch, position = divmod(number * self.pass_length + first, self.length)
+                return Visit(epoch, self.shape(epoch, position, streams), key)
+        return None
+
+    def needs(self, epoch: int, first: int, streams: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
+        """Yield the shards that a rank reads from position `first` of an epoch on, in the order of first need."""
+        if not self.length:
+            return
+        if self.sampler.together == "batch":
+            rank, world_size = 0, 1  # its batches are positions in a row
+        start = epoch * self.length
+        for number in range((start + first) // self.pass_length, -(-(start + self.length) // self.pass_length)):
+            before = number * self.pass_length - start  # positions of the epoch before this pass
+            plan = self._plan(number, streams)
+            shards, begins, ends = plan.needs((rank - before) % world_size, world_size)
+            wanted = (ends + before > first) & (begins + before < self.length)
+            columns = shards[wanted], begins[wanted] + before, ends[wanted] + before
+            yield from map(ShardSpan, *(column.tolist() for column in columns))
+
+    def _plan(self, number: int, streams: int) -> EpochPlan:
+        if (number, streams) not in self._plans:
+            while len(self._plans) > 1:
+                del self._plans[next(iter(self._plans))]
+            self._plans[number, streams] = self.sampler.plan(seed=self.key_seed, epoch=number, streams=streams)
+        return self._plans[number, streams]

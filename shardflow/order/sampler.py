@@ -1,0 +1,116 @@
+"""The seam of samplers: which samples make an epoch, in which order, and how they form batches.
+
+A sampler is bound to the facts of a run, and then plans one pass over the samples after the other. Nothing here reads a
+file, draws from a generator or knows about ranks and workers: whoever has the same facts has the same epochs. To add a
+sampler, write one file with a class that has `bind`; `Subset` and `ClassBatches` are short examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .shuffle import Shuffle
+from .window_shuffle import I64
+
+Shape = tuple[int, int]
+"""Height and width in pixels."""
+
+Together = Literal["sample", "batch", "step"]
+"""Positions that belong together: none; those of one rank's batch, which are then in a row; those of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a sampler can know of a dataset and a run. Calls read what is needed then, from the indexes.
+
+    Attributes:
+        split: The name of the split, for messages.
+        split_samples: The samples of the whole split: an argument with a number per sample has so many.
+        shard_samples: Of each shard, the samples that take part, int64 [S]. They are the first of the split.
+        shuffle: How to shuffle; None for the order of the split.
+        batch_size, world_size: The samples of a rank's batch, and the number of ranks.
+        classes: The class names; None where the dataset has no labels.
+        labels: Returns the class of each sample, int32 [split_samples]; ConfigError where one has none or several.
+        image_sizes: Returns width and height of each image, int64 [split_samples, 2]; 0 where they are not known.
+        load: Returns the numbers in a file, by its path.
+    """
+
+    split: str
+    split_samples: int
+    shard_samples: I64
+    shuffle: Shuffle | None
+    batch_size: int
+    world_size: int
+    classes: Sequence[str] | None
+    labels: Callable[[], npt.NDArray[np.int32]]
+    image_sizes: Callable[[], I64]
+    load: Callable[[Any], npt.NDArray[Any]]
+
+    @property
+    def samples(self) -> int:
+        """Samples that take part."""
+        return int(self.shard_samples.sum())
+
+
+class EpochPlan(Protocol):
+    """One pass over the samples: a pure function from positions 0 … length-1."""
+
+    length: int
+
+    def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
+        """Return (shard, record, repeat) of positions; the repeats of a record count from 0, in int64."""
+        ...
+
+    def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
+        """Return which shards the positions p ≡ rank (mod world_size) need: (shards, begins, ends), by first need.
+
+        Samples of `shards[i]` are at positions from `begins[i]` to `ends[i]`-1 only. A shard may come twice.
+        """
+        ...
+
+    def shape(self, position: int) -> Shape | None:  # noqa: ARG002 - for those who decide on it
+        """Return the shape of the images in the batch of a position; None where the decoder decides."""
+        return None
+
+
+class EpochSampler(Protocol):
+    """A sampler that is bound to the facts of a run.
+
+    Attributes:
+        length: Samples in a pass.
+        identity: Plain JSON that differs where the orders do, for checkpoints, and to compare ranks.
+        together: Which positions belong together.
+        shapes: The shapes of its batches; none where the decoder decides.
+        warnings: What the user should know.
+    """
+
+    length: int
+    identity: Any
+    together: Together = "sample"
+    shapes: Sequence[Shape] = ()
+    warnings: Sequence[str] = ()
+
+    def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
+        """Return the pass of an epoch; a pure function."""
+        ...
+
+
+class Sampler(Protocol):
+    """What `Loader(sampler=...)` takes."""
+
+    def bind(self, facts: Facts) -> EpochSampler:
+        """Return the epochs that this sampler makes of these facts; ConfigError where it does not fit them."""
+        ...
+
+
+def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
+    """Return the shards of a sequence, each once in the order of first need, and where each begins and ends in it."""
+    found, begins = np.unique(shards, return_index=True)
+    _, backwards = np.unique(shards[::-1], return_index=True)
+    order = np.argsort(begins)
+    return found[order], begins[order], len(shards) - backwards[order]

@@ -1,0 +1,177 @@
+"""The plan: the pure function from (seed, epoch, position) to (shard, record).
+
+    order     shards permuted by hash(seed, epoch), concatenated: a stream of N records
+    streams     the stream cut into C contiguous pieces whose lengths differ by at most 1, longer ones first
+    position  p -> stream p % C, offset p // C
+    buffer    within a stream, offsets are permuted inside windows by hash(seed, epoch, stream, window)
+
+Every step is a bijection, so each position has one record and each record one position, for any C and W: they change
+locality and mixing, never exactness. With weights the stream has each record as often as `weights` says, its repeats
+beside each other, and the buffer tears them apart. With shard affinity a stream has the same shards in every epoch: the
+order is cut into streams by hash(seed) alone, and the shards of each stream are permuted by hash(seed, epoch).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow._validation import check_integer
+
+from . import keyed_rng
+from .sampler import EpochPlan, EpochSampler, Facts
+from .shuffle import MOST_BUFFER, MOST_STREAMS
+from .weights import ShardWeights, SystematicSample
+from .window_shuffle import I64, WindowShuffle
+
+
+class ShufflePlan(EpochPlan):
+    """The order of one epoch over the shards of one split.
+
+    Args:
+        shard_samples: Number of samples of each shard, in the manifest's order.
+        seed: Any integer; another seed gives another order.
+        epoch: 0 or more; another epoch gives another order.
+        streams: C, the number of parallel streams, 1 … 2**20.
+        buffer: W, the samples of a stream that are shuffled among each other, 1 … 2**40; 1 keeps their order.
+        shuffle: False keeps shards and records in the manifest's order.
+        weights: How often the records come; by default, each once.
+        shard_affinity: Keep the shards of a stream from epoch to epoch.
+    """
+
+    def __init__(
+        self,
+        shard_samples: npt.ArrayLike,
+        *,
+        seed: int,
+        epoch: int,
+        streams: int = 1,
+        buffer: int = 1,
+        shuffle: bool = True,
+        weights: ShardWeights | None = None,
+        shard_affinity: bool = False,
+    ) -> None:
+        check_integer("streams", streams, 1, MOST_STREAMS)
+        check_integer("buffer", buffer, 1, MOST_BUFFER)
+        check_integer("epoch", epoch, 0)
+        sizes = np.asarray(shard_samples, dtype=np.int64)
+        order_key = keyed_rng.key(seed, "sticky") if shard_affinity else keyed_rng.key(seed, "shards", epoch)
+        self._order = keyed_rng.permutation(order_key, len(sizes)) if shuffle else np.arange(len(sizes))
+        self._sample: SystematicSample | None = None
+        counts = sizes[self._order]
+        if weights is not None:
+            self._sample = SystematicSample(weights, keyed_rng.key(seed, "weights", epoch))
+            counts = self._sample.counts[self._order]
+        ends = np.cumsum(counts)
+        self.length = int(ends[-1]) if len(sizes) else 0
+        self._streams = streams
+        self._shard_starts = ends - counts
+        # The stream's pieces, in the order in which they are read: the place of the shard that each is of, where it
+        # begins within that, and where it lies in the stream.
+        if shard_affinity and shuffle:
+            self._places, self._firsts, counts = self._pieces(ends, keyed_rng.key(seed, "pieces", epoch))
+        else:
+            self._places, self._firsts = np.arange(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        self._shuffles = shuffle and buffer > 1
+        self._windows = WindowShuffle(keyed_rng.key(seed, "window", epoch), buffer if shuffle else 1)
+
+    def locate(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
+        """Return (shard, record) of positions 0 … length-1, as two int64 arrays of the same length."""
+        shards, records, _ = self.visits(positions)
+        return shards, records
+
+    def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
+        """Return (shard, record, repeat) of positions 0 … length-1; the repeats of a record count from 0, in int64."""
+        # In signed 64 bits: narrower or unsigned integers would wrap, or become floats, further down.
+        positions = positions.astype(np.int64, copy=False)
+        streams, offsets = positions % self._streams, positions // self._streams
+        if self._shuffles:
+            offsets = self._shuffle(streams, offsets)
+        stream = self._stream_starts(streams) + offsets
+        piece = np.searchsorted(self._ends, stream, side="right")
+        shards, offset = self._order[self._places[piece]], stream - self._starts[piece] + self._firsts[piece]
+        if self._sample is None:
+            return shards, offset, np.zeros_like(offset)
+        return shards, *self._sample.locate(shards, offset)
+
+    def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
+        """Return which shards a rank needs and when, in the order of first need: (shards, begins, ends), int64.
+
+        The rank takes samples of `shards[i]` at positions from `begins[i]` to `ends[i]`-1 only. Windows bound these
+        positions, so they are not exact. A shard on the border of two streams comes twice: it ends one stream and
+        begins the other, at other times.
+        """
+        stream_starts = self._stream_starts(np.arange(self._streams))
+        cuts = np.unique(np.concatenate([self._starts, stream_starts, [self.length]]))
+        starts, stops = cuts[:-1], cuts[1:]  # of the pieces that lie in one shard and one stream
+        streams = np.searchsorted(stream_starts, starts, side="right") - 1
+        # Positions of a rank are equal modulo the world size, those of a stream modulo the number of streams.
+        common = math.gcd(self._streams, world_size)
+        mine = streams % common == rank % common
+        starts, stops, streams = starts[mine], stops[mine], streams[mine]
+        first_windows = self._windows.windows(starts - stream_starts[streams])
+        last_windows = self._windows.windows(stops - 1 - stream_starts[streams])
+        stream_stops = self._stream_starts(streams + 1)
+        begins = self._windows.starts(first_windows) * self._streams + streams
+        last = np.minimum(self._windows.starts(last_windows + 1), stream_stops - stream_starts[streams]) - 1
+        shards = self._order[self._places[np.searchsorted(self._ends, starts, side="right")]]
+        order = np.argsort(begins, kind="stable")
+        return shards[order], begins[order], (last * self._streams + streams + 1)[order]
+
+    def stream_length(self, stream: int) -> int:
+        """Return the number of samples in a stream."""
+        return self.length // self._streams + (stream < self.length % self._streams)
+
+    def _pieces(self, ends: I64, key: int) -> tuple[I64, I64, I64]:
+        """Cut the shards at the borders of the streams, and permute the pieces of each: places, firsts, lengths."""
+        stream_starts = self._stream_starts(np.arange(self._streams))
+        cuts = np.unique(np.concatenate([self._shard_starts, stream_starts, [self.length]]))
+        starts = cuts[:-1]
+        streams = np.searchsorted(stream_starts, starts, side="right")
+        order = np.lexsort((keyed_rng.permutation(key, len(starts)), streams))
+        places = np.searchsorted(ends, starts, side="right")
+        return places[order], (starts - self._shard_starts[places])[order], np.diff(cuts)[order]
+
+    def _stream_starts(self, streams: I64) -> I64:
+        each, longer = divmod(self.length, self._streams)
+        starts: I64 = streams * each + np.minimum(streams, longer)
+        return starts
+
+    def _shuffle(self, streams: I64, offsets: I64) -> I64:
+        """Return the offsets within their streams after the window shuffle."""
+        pairs = self._windows.windows(offsets) * self._streams + streams
+        shuffled: I64 = offsets.copy()
+        for pair in np.unique(pairs).tolist():  # few: a batch reads a stretch of each stream
+            window, stream = divmod(pair, self._streams)
+            start, permutation = self._windows.permutation(stream, window, self.stream_length(stream))
+            inside = pairs == pair
+            shuffled[inside] = start + permutation[offsets[inside] - start]
+        return shuffled
+
+
+class ShuffledEpochs(EpochSampler):
+    """Epochs of all samples of a split, each once or as often as its weight says."""
+
+    def __init__(self, facts: Facts, weights: ShardWeights | None = None) -> None:
+        self.length = facts.samples if weights is None else weights.weights.length
+        self.identity = None if weights is None else {"weights": weights.weights.digest}
+        self._shard_samples, self._shuffle, self._weights = facts.shard_samples, facts.shuffle, weights
+
+    def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
+        """Return the order of an epoch."""
+        shuffle = self._shuffle
+        return ShufflePlan(
+            self._shard_samples,
+            seed=seed,
+            epoch=epoch,
+            streams=streams,
+            buffer=1 if shuffle is None else shuffle.buffer,
+            shuffle=shuffle is not None,
+            shard_affinity=shuffle is not None and shuffle.shard_affinity,
+            weights=self._weights,
+        )

@@ -1,0 +1,74 @@
+"""Subset: an epoch of some samples of a split."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import ConfigError
+
+from .list_plan import ListPlan
+from .sampler import EpochPlan, EpochSampler, Facts
+from .shuffle_plan import ShuffledEpochs
+from .weights import ShardWeights, Weights
+from .window_shuffle import I64
+
+
+class Subset:
+    """Some samples of a split: a sample comes as often as its number is named.
+
+    With `shuffle=False` they come in the order given, as those of PyTorch's `Subset`. Shards are then read as this
+    order needs them, so numbers that go back and forth keep many open.
+
+    >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Subset([3, 8]))
+    ...     # doctest: +SKIP
+
+    Args:
+        indices: Numbers of samples, 0 … N-1: integers, shape [M].
+
+    Raises:
+        ConfigError: They are not a list of integers.
+    """
+
+    def __init__(self, indices: npt.ArrayLike) -> None:
+        self.indices = np.asarray(indices)
+        if self.indices.ndim != 1 or (self.indices.dtype.kind not in "iu" and len(self.indices)):
+            found = f"dtype {self.indices.dtype} of shape {self.indices.shape}"
+            raise ConfigError(f"Subset takes a list of sample numbers, found {found}")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        return f"Subset({len(self)} samples)"
+
+    def bind(self, facts: Facts) -> EpochSampler:
+        """Return epochs of these samples; those that a limit leaves out do not come."""
+        bad = np.flatnonzero((self.indices < 0) | (self.indices >= facts.split_samples))
+        if len(bad):
+            raise ConfigError(
+                f"Subset names sample {self.indices[bad[0]]}, split {facts.split!r} has samples "
+                f"0 … {facts.split_samples - 1}"
+            )
+        numbers = self.indices.astype(np.int64)
+        numbers = numbers[numbers < facts.samples]
+        if facts.shuffle is None and (np.diff(numbers) < 0).any():  # in ascending order, the split's order is theirs
+            return ListedEpochs(numbers, facts.shard_samples)
+        return ShuffledEpochs(
+            facts, ShardWeights(Weights(np.bincount(numbers, minlength=facts.samples)), facts.shard_samples)
+        )
+
+
+class ListedEpochs(EpochSampler):
+    """Every epoch has these samples in this order."""
+
+    def __init__(self, numbers: I64, shard_samples: I64) -> None:
+        self.length = len(numbers)
+        self.identity = {"subset": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
+        self._plan = ListPlan.of_samples(numbers, shard_samples)
+
+    def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:  # noqa: ARG002 - the same in every epoch
+        """Return the list."""
+        return self._plan

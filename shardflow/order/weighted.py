@@ -1,0 +1,86 @@
+"""Weighted: each sample comes as often as its weight says, by systematic sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import ConfigError
+
+from .sampler import EpochSampler, Facts
+from .shuffle_plan import ShuffledEpochs
+from .weights import ShardWeights, Weights
+
+_POWERS = {"balanced": 1.0, "sqrt": 0.5}
+
+
+class Weighted:
+    """How often each sample comes in an epoch, on average; a weight is 0 or more, and 1 is once.
+
+    An epoch has as many samples as the sum of the weights, rounded. It draws a sample ⌊w⌋ or ⌈w⌉ times, each time with
+    another random key.
+
+    >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Weighted("balanced"))
+    ...     # doctest: +SKIP
+
+    Args:
+        weights: A number per sample ([N], or the path of a `.npy`), or one for all. A mapping from class to number, 1
+            for classes that it does not name. "balanced": each class equally often; "sqrt": a class in proportion to
+            the square root of its images; both keep the length of the epoch.
+    """
+
+    def __init__(self, weights: npt.ArrayLike | str | Mapping[str | int, float] | Any) -> None:
+        self.weights = weights
+
+    def __repr__(self) -> str:
+        return f"Weighted({self.weights!r:.60})"
+
+    def bind(self, facts: Facts) -> EpochSampler:
+        """Return epochs of samples by weight."""
+        return ShuffledEpochs(facts, ShardWeights(self._of(facts), facts.shard_samples))
+
+    def _of(self, facts: Facts) -> Weights:
+        given, samples = self.weights, facts.samples
+        if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
+            classes, labels = facts.classes or (), facts.labels()[:samples]
+            if isinstance(given, Mapping):
+                return Weights(_of_classes(given, classes), labels)
+            return Weights(_by_frequency(labels, len(classes), _POWERS[given]), labels)
+        values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
+        if not isinstance(values, np.memmap):
+            values = np.asanyarray(values).copy()  # a training loop may change its losses while their epoch runs
+        if values.ndim == 0:
+            values = np.broadcast_to(values, facts.split_samples)
+        if values.ndim == 1 and len(values) != facts.split_samples:
+            raise ConfigError(
+                f"Weighted has {len(values)} numbers, split {facts.split!r} has {facts.split_samples} samples; give "
+                "one per sample"
+            )
+        return Weights(values[:samples])
+
+
+def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the weight of each class; 1 for those that are not named."""
+    weights = np.ones(len(classes))
+    numbers = {name: number for number, name in enumerate(classes)}
+    for name, weight in given.items():
+        number = numbers.get(name, name) if isinstance(name, str) else name
+        if not isinstance(number, int | np.integer) or not 0 <= number < len(classes):
+            message = f"weights name the class {name!r}, which the dataset does not have"
+            raise ConfigError(f"{message}; it has {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}")
+        if not isinstance(weight, Real):
+            raise ConfigError(f"the weight of class {name!r} must be a number, found {weight!r}")
+        weights[number] = weight
+    return weights
+
+
+def _by_frequency(labels: npt.NDArray[np.int32], classes: int, power: float) -> npt.NDArray[np.float64]:
+    """Return weights that are proportional to 1 / (images of the class)**power, and keep the length of the epoch."""
+    counts = np.bincount(labels, minlength=classes)
+    weights = np.zeros(classes)
+    weights[counts > 0] = counts[counts > 0] ** -power
+    return weights * (len(labels) / float(np.dot(weights, counts)))

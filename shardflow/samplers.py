@@ -1,0 +1,22 @@
+"""Samplers: what `Loader(sampler=...)` takes, and what is needed to write another.
+
+A sampler is any object with `bind(facts) -> EpochSampler`; it decides which samples make an epoch, in which order, and
+how they form batches.
+"""
+
+from typing import TYPE_CHECKING
+
+from ._imports import lazy_names
+
+if TYPE_CHECKING:
+    from .order.aspect_buckets import AspectBuckets as AspectBuckets
+    from .order.class_batches import ClassBatches as ClassBatches
+    from .order.list_plan import ListPlan as ListPlan
+    from .order.sampler import EpochPlan as EpochPlan
+    from .order.sampler import EpochSampler as EpochSampler
+    from .order.sampler import Facts as Facts
+    from .order.sampler import Sampler as Sampler
+    from .order.subset_sampler import Subset as Subset
+    from .order.weighted import Weighted as Weighted
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from shardflow.errors import ConfigError
+from shardflow.loading.distributed import resolve_group, usable_cores
+
+
+@pytest.fixture
+def distributed(tmp_path: Path) -> None:
+    """torch.distributed initialised as the only rank of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_alone_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a launcher a process is rank 0 of 1."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert resolve_group(None) == (0, 1)
+
+
+def test_environment_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANK and WORLD_SIZE count when nothing else is said; arguments come before them."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert resolve_group(None) == (2, 4)
+    assert resolve_group((1, 3)) == (1, 3)
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(ConfigError, match="RANK must be an integer, found 'two'"):
+        resolve_group(None)
+
+
+@pytest.mark.usefixtures("distributed")
+def test_torch_distributed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An initialised torch.distributed wins over the environment, and arguments that contradict it are refused."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert resolve_group(None) == (0, 1)
+    with pytest.raises(ConfigError, match=r"\(1, 4\), torch\.distributed has \(0, 1\)"):
+        resolve_group((1, 4))
+
+
+def test_cores_are_shared_by_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may use its share of the cores that the process may run on, and always at least one."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    alone = usable_cores()
+    assert 1 <= alone <= len(os.sched_getaffinity(0))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert usable_cores() == 1
