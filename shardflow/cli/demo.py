@@ -40,7 +40,7 @@ def demo(images: str | None, output: str, draw: str | None, epochs: int, workers
     say("shardflow demo")
     started = time.perf_counter()
 
-    from shardflow.demo.demo import run_demo  # here, because torch takes seconds to import
+    from shardflow.demo.steps import run_demo  # here, because torch takes seconds to import
 
     result = run_demo(output, images=images, epochs=epochs, workers=workers, report=_report)
     for failure in result.failures:

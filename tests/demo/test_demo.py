@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 import shardflow
-from shardflow.demo.demo import DemoResult, draw_samples, run_demo
 from shardflow.demo.pictures import draw
 from shardflow.demo.scenes import SCENES
+from shardflow.demo.steps import DemoResult, draw_samples, run_demo
 from shardflow.demo.training import train
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from tests.helpers.folders import write_tree

@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every page that draws the demo's pictures gets the same ones, drawn by the first."""
+def cheap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pages that draw the demo's pictures get the same ones, drawn once; torch does not wait for a second core."""
     monkeypatch.setattr(pictures, "draw", DRAW)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("page", PAGES)
