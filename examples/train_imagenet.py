@@ -239,8 +239,7 @@ def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.De
         decoder=shardflow.decoders.CenterCrop(given.eval_size),
         shuffle=False,
         tail="short",
-        num_workers=given.workers,
-        persistent_workers=False,
+        num_workers=shardflow.Workers(given.workers, persistent_workers=False),
     )
     return shardflow.DevicePrefetcher(loader, device, [shardflow.Normalize()], channels_last=True)
 

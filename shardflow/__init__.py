@@ -5,8 +5,8 @@
     shardflow.Loader(url, ...)      dataset -> batches of tensors
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
-    shardflow.decoders              how images are cropped: RandomResizedCrop, CenterCrop, Image, MultiView, Raw, Cover
     shardflow.samplers              which samples make an epoch: Weighted, Subset, ClassBatches, AspectBuckets
+    shardflow.decoders              how images are cropped: RandomResizedCrop, CenterCrop, Image, MultiView, Raw, Cover
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
+    from .loading.workers import Workers
     from .order.shuffle import Shuffle
     from .packing.extending import ExtendReport, extend
     from .packing.packing import PackReport, pack
@@ -110,6 +111,7 @@ _LAZY = {
     "SplitDiff": ("dataset.diffing", "SplitDiff"),
     "SyncReport": ("dataset.syncing", "SyncReport"),
     "Table": ("packing.sources.table", "Table"),
+    "Workers": ("loading.workers", "Workers"),
     "VirtualReport": ("dataset.virtual_dataset", "VirtualReport"),
     "decoders": ("decoders", ""),
     "diff": ("dataset.diffing", "diff"),
@@ -167,6 +169,7 @@ __all__ = [
     "SyncReport",
     "Table",
     "VirtualReport",
+    "Workers",
     "decoders",
     "diff",
     "errors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -20,13 +21,13 @@ from PIL import Image, features
 
 import shardflow as sf
 from shardflow import native
+from shardflow.device.transforms.decode_jpeg import JpegBuffer
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, TooLargeError
 from shardflow.formats import quarantine, shard_index, ustar
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.loading.decoders.decoder import Decoder
-from shardflow.loading.decoders.raw import EncodedImages
 from shardflow.packing.recipe import make_recipe
 from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.contact_sheet import sample_tiles
@@ -104,10 +105,8 @@ def decode_on_device() -> None:
     cpu, decode = torch.device("cpu"), sf.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
     for data in BOMBS.values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
-        rows = torch.empty(EncodedImages.shape_for(files), dtype=torch.uint8)
-        EncodedImages.pack(rows, files, np.arange(2, dtype=np.uint64))
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):
-            decode(rows, cpu)
+            decode(JpegBuffer.pack(files, np.arange(2, dtype=np.uint64)), cpu)
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):  # as on a GPU
             decode._decode_on_gpu([torch.frombuffer(file, dtype=torch.uint8) for file in files], cpu)
 
@@ -326,14 +325,12 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
         for decoder, arguments in (
             (sf.decoders.RandomResizedCrop, (8,)),
             (sf.decoders.CenterCrop, (8,)),
-            (sf.decoders.Cover, ()),
+            (lambda **limit: functools.partial(sf.decoders.Cover(**limit), shape=(8, 12)), ()),
             (sf.decoders.Image, ()),
             (sf.decoders.Raw, ()),
         ):
-            assert decoder(*arguments, max_pixels=enough)([data], sizes, keys, shape=(8, 12)).failures == {}
-            ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)(
-                [data], sizes, keys, shape=(8, 12)
-            ).failures.items()
+            assert decoder(*arguments, max_pixels=enough)([data], sizes, keys).failures == {}
+            ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)([data], sizes, keys).failures.items()
             assert index == 0
             assert isinstance(error, TooLargeError)
             assert "60 x 40 pixels; the limit is 2,399 pixels" in str(error)

@@ -31,8 +31,8 @@ loader_options = option_group(
         "--loader",
         "user_function",
         metavar="FILE.py:FUNCTION",
-        help="Python function that returns your own loader, in place of URL; it is called with the settings to try: "
-        "num_workers, prefetch_factor.",
+        help="Python function that returns your own loader, in place of URL; `tune` calls it with "
+        "num_workers=Workers(...).",
     ),
 )
 

@@ -38,10 +38,11 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
     check_chosen(**chosen)
     with ending_at_once():  # here, because torch takes seconds to import
         from shardflow.diagnostics.tuning import tune as find_settings
+        from shardflow.loading.workers import Workers
 
     make_loader, _ = loader_factory(**chosen)
     with user_code_errors(chosen["user_function"]):
-        make_loader(num_workers=1, prefetch_factor=2)  # before the progress bar, so that errors stand alone
+        make_loader(num_workers=Workers(1, prefetch_factor=2))  # before the progress bar, so that errors stand alone
         begin = time.monotonic()
         with tqdm(total=seconds, desc="trying", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
 
@@ -53,7 +54,8 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
         print_json(report.to_json())
         return
     _print_trials(report)
-    settings = ", ".join(f"{name}={value}" for name, value in report.settings.items())
+    workers, factor = report.settings.values()
+    settings = f"num_workers=shardflow.Workers({workers}, prefetch_factor={factor})"
     if chosen["url"] is not None:
         call = "shardflow.Loader({url!r}, split={split!r}, batch_size={batch_size}, {settings})"
         settings = call.format(settings=settings, **chosen)

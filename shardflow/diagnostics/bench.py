@@ -17,7 +17,6 @@ from shardflow.loading.topology import usable_cores
 
 from .decode_baseline import DecodeBaseline, payloads
 from .loader_probe import LoaderProbe, Measurement
-from .stage_times import stage_cpu_ms
 
 _ROUNDS = 4
 STEPS = 2 * _ROUNDS  # calls of `progress`
@@ -139,13 +138,13 @@ def bench(
             decoded += baseline.measure(seconds * _BASELINE_SHARE / _ROUNDS)
             report_step()
     return BenchReport(
-        batch_size=loader.batch_sampler.batch_size,
-        workers=loader.data_loader.num_workers,
+        batch_size=loader.batch_size,
+        workers=loader.num_workers,
         cores=cores,
         loader=measured,
         first_batch_s=first_batch_s,
         image_bytes=sum(shard.bytes for shard in loader.split.shards) / len(loader.split),
         baseline=decoded,
-        stage_cpu_ms=stage_cpu_ms(loader, seconds * _STAGES_SHARE),
+        stage_cpu_ms=loader.profile(seconds * _STAGES_SHARE),
         step_ms=step_ms,
     )

@@ -53,11 +53,9 @@ def _limits(needed: int) -> Iterator[Check]:
 
 
 def _fork(loader: Loader) -> Iterator[Check]:
-    context = loader.data_loader.multiprocessing_context
-    method = context.get_start_method() if context is not None else torch.multiprocessing.get_start_method()
-    if not loader.data_loader.num_workers or method != "fork":
+    if not loader.num_workers or loader.workers.start_method != "fork":
         return
-    remedy = "pass multiprocessing_context='forkserver' to the loader"
+    remedy = "pass num_workers=Workers(..., multiprocessing_context='forkserver') to the loader"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield Check(
             "fork", f"CUDA was initialised before the workers are forked; a transform that uses it will fail: {remedy}"
@@ -73,9 +71,9 @@ def _fork(loader: Loader) -> Iterator[Check]:
 
 
 def _hardware(loader: Loader) -> Iterator[Check]:
-    if loader.data_loader.pin_memory and not torch.cuda.is_available():
+    if loader.workers.pin_memory and not torch.cuda.is_available():
         yield Check("pin_memory", "pin_memory=True, but there is no GPU: omit the argument to pin only with a GPU")
-    if torch.cuda.is_available() and not loader.data_loader.pin_memory:
+    if torch.cuda.is_available() and not loader.workers.pin_memory:
         yield Check("pin_memory", "pin_memory=False, but there is a GPU: omit the argument, so that copies overlap")
     if reason := native.limitation():
         state = "does not do all that it can" if native.available() else "is not active"

@@ -76,7 +76,7 @@ class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
 
     def measure(self, seconds: float) -> Measurement:
         """Measure for about `seconds`, and at least two batches per worker, after one batch per worker to warm up."""
-        workers = self.loader.data_loader.num_workers
+        workers = self.loader.num_workers
         for _ in range(workers):
             next(self._batches)
         before = self._counters(0)
@@ -84,7 +84,7 @@ class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
         while time.perf_counter() - begin < seconds or count < 2 * max(1, workers):
             next(self._batches)
             count += 1
-        return self._counters(count * self.loader.batch_sampler.batch_size) - before
+        return self._counters(count * self.loader.batch_size) - before
 
     def __exit__(self, *_: object) -> None:
         self._batches.close()

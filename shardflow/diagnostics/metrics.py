@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from shardflow.errors import ConfigError
 from shardflow.loading.stats import Stats
-from shardflow.loading.topology import resolve_rank
+from shardflow.loading.topology import resolve_group
 
 
 class _Measured(Protocol):
@@ -147,4 +147,4 @@ class OpenTelemetryExporter:
 
 
 def _rank(rank: int | None) -> int:
-    return resolve_rank(None, None)[0] if rank is None else rank
+    return resolve_group(None)[0] if rank is None else rank

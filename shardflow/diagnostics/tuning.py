@@ -19,6 +19,7 @@ from shardflow.errors import ConfigError
 from shardflow.loading.loader import Loader
 from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
 from shardflow.loading.topology import usable_cores
+from shardflow.loading.workers import Workers
 
 from .checks import Check, failed_checks
 from .loader_probe import LoaderProbe, Measurement
@@ -34,7 +35,7 @@ _OTHER_LOAD = 0.2
 _FROM_DISK = 0.5
 
 MakeLoader = Callable[..., Loader]
-"""Called with `num_workers` and `prefetch_factor`, it returns a new loader; all other settings are the user's."""
+"""Called with `num_workers`, it returns a new loader; all other settings are the user's."""
 
 
 class _Run(NamedTuple):
@@ -100,7 +101,7 @@ class TuneReport:
 
     @property
     def settings(self) -> dict[str, int]:
-        """The recommended arguments of the loader."""
+        """The recommended arguments of `Workers`."""
         return {"num_workers": self.best.num_workers, "prefetch_factor": self.best.prefetch_factor}
 
     def to_json(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def tune(
     """Find the number of workers and the prefetch factor that suit a loader on this machine.
 
     Args:
-        make_loader: A function with the arguments `num_workers` and `prefetch_factor` that returns a new `Loader`.
+        make_loader: A function with the argument `num_workers`, a `Workers`, that returns a new `Loader` with it.
         seconds: Approximate duration, above 0. Every setting is tried once, however long that takes.
         workers: The numbers of workers to try, each 1 or more; None tries one to twice the cores of this rank.
         progress: Called after each run.
@@ -149,8 +150,8 @@ def tune(
         ShardflowError: Reading or decoding failed.
 
     Example:
-        >>> def make_loader(**settings):                                                     # doctest: +SKIP
-        ...     return shardflow.Loader("photos256", batch_size=256, transform=mine, **settings)
+        >>> def make_loader(num_workers):                                                    # doctest: +SKIP
+        ...     return shardflow.Loader("photos256", batch_size=256, transform=mine, num_workers=num_workers)
         >>> shardflow.tune(make_loader).settings                                             # doctest: +SKIP
         {'num_workers': 7, 'prefetch_factor': 2}
     """
@@ -173,7 +174,7 @@ def tune(
         _run_settings(make_loader, runs, factors, seconds - share, report_run)
         trials = _trials(runs)  # of all rounds, so that the recommendation is not slower than any measured setting
         best = _best(trials)
-        loader = make_loader(num_workers=best.num_workers, prefetch_factor=best.prefetch_factor)
+        loader = make_loader(num_workers=Workers(best.num_workers, prefetch_factor=best.prefetch_factor))
     bottleneck, advice = _bottleneck(best, loader, cores)
     return TuneReport(
         trials=tuple(trials),
@@ -194,7 +195,7 @@ def _run_settings(
         started = time.monotonic()
         if turn >= len(settings) and started + longest > begin + seconds:
             break  # this run would end too late, and so would the next ones
-        with LoaderProbe(make_loader(num_workers=setting[0], prefetch_factor=setting[1])) as probe:
+        with LoaderProbe(make_loader(num_workers=Workers(setting[0], prefetch_factor=setting[1]))) as probe:
             measurement = probe.measure(seconds / (_ROUNDS * len(settings)) / 2)
         runs.setdefault(setting, []).append(_Run(measurement, probe.first_batch_s, probe.batch_bytes))
         longest = max(longest, time.monotonic() - started)

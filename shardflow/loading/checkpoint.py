@@ -9,10 +9,9 @@ from typing import Any
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
-from shardflow.order.epochs import Epochs
 from shardflow.order.shuffle import MOST_LANES
 
-from .sampler import EpochStart
+from .source import EpochStart, Source
 
 _ARGUMENTS = {
     "sampler": "sampler=, batch_size= and world_size=, or set_sampler before load_state_dict",
@@ -54,13 +53,14 @@ class Cursor:
         self.position, self.begun = position, True
 
 
-def identity(dataset: Dataset, split: str, limit: int | None, order: Epochs, lanes: int) -> dict[str, Any]:
+def identity(dataset: Dataset, source: Source, lanes: int) -> dict[str, Any]:
     """Return the settings that must be equal for a position to mean the same sample."""
+    order = source.epochs
     return {
         "version": STATE_VERSION,
         "fingerprint": dataset.fingerprint,
-        "split": split,
-        "limit": limit,
+        "split": source.split.name,
+        "limit": source.limit,
         "samples_per_epoch": order.samples_per_epoch,
         "seed": order.seed,
         "source": order.source,
@@ -72,10 +72,20 @@ def identity(dataset: Dataset, split: str, limit: int | None, order: Epochs, lan
     }
 
 
-def restore(state: Mapping[str, Any], expected: dict[str, Any], dataset: Dataset, order: Epochs) -> EpochStart:
-    """Return where a saved state starts; lanes that the run does not set itself are taken from the state."""
+def save(dataset: Dataset, source: Source, start: EpochStart) -> dict[str, Any]:
+    """Return the state of a source that goes on at a start: plain values, for `restore`."""
+    return {**identity(dataset, source, start.lanes), "epoch": start.epoch, "position": start.position}
+
+
+def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, lanes: int) -> EpochStart:
+    """Return where a saved state starts; lanes that the run does not set itself are taken from the state.
+
+    Raises:
+        ResumeMismatchError: The state belongs to another dataset, split or order, or is damaged.
+    """
     if not isinstance(state, Mapping):
         raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
+    expected, order = identity(dataset, source, lanes), source.epochs
     missing = sorted({*expected, "epoch", "position"} - set(state))
     if missing:
         inner = next(

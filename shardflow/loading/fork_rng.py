@@ -38,3 +38,14 @@ def fork_rng() -> Iterator[None]:
         torch.default_generator.set_state(saved[0])
         random.setstate(saved[1])
         np.random.set_state(saved[2])
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as a worker does: sums over pixels may depend on it in the last bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

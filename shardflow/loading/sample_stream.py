@@ -19,7 +19,7 @@ from shardflow.storage.cache import Cache
 
 from .facts import split_facts
 from .shard_prefetcher import prefetching
-from .topology import resolve_rank
+from .topology import resolve_group
 
 _CHUNK = 256
 
@@ -35,7 +35,7 @@ class Samples(IterableDataset[dict[str, Any]]):
     next (no workers, or persistent ones); `set_epoch` works everywhere.
 
     Args:
-        url, split, version, shuffle, seed, limit, rank, world_size, cache, storage_options: As for `Loader`.
+        url, split, version, shuffle, seed, limit, group, cache, storage_options: As for `Loader`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -51,15 +51,14 @@ class Samples(IterableDataset[dict[str, Any]]):
         shuffle: bool | Shuffle = True,
         seed: int = 0,
         limit: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        group: tuple[int, int] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
         self._split = dataset[split]
         self._order = Epochs(split_facts(self._split, dataset.classes, shuffle=shuffle, limit=limit), seed=seed)
-        self._rank, self._world_size = resolve_rank(rank, world_size)
+        self._rank, self._world_size = resolve_group(group)
         self._lanes = self._order.default_lanes(self._world_size)
         # The epoch, and how often it was set.
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]

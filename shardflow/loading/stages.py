@@ -6,10 +6,9 @@ Each is a WebDataset pipeline stage: called with the iterator of the stage befor
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.geometry.crops import Crops
 
 from .annotation_fields import AnnotationFields
+from .batch import Batch
 from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
 from .decoders.multi_view import view_keys
 from .decoders.pixels import Pixels
@@ -31,7 +31,6 @@ from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
 from .padding import Padding, image_sizes, pixel_mask
 from .pixel_cache import PixelCache
-from .sampler import Batch
 from .stats import BatchCounts
 from .tv_sample import transform_sample
 from .worker_errors import noting
@@ -66,7 +65,7 @@ class Read:
         """Return the batches, read."""
         for batch in batches:
             failures: dict[int, ShardflowError] = {}
-            places = zip(_sources(batch), batch.shards.tolist(), batch.records.tolist(), strict=False)
+            places = zip(batch.sources, batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (source, shard, record) in enumerate(places):
                 sample, pixel_cache = _DAMAGED, self._pixel_caches[source]
                 pixels = None if pixel_cache is None else pixel_cache.read(shard, record, index)
@@ -104,29 +103,24 @@ class Decode:
         self._decoders, self._allocator, self._substitute = decoders, allocator, substitute
         self._pixel_caches = pixel_caches
         self._groups = [decoders.index(decoder) for decoder in decoders]  # of equal ones, the number of the first
-        if len(set(self._groups)) > 1 and not all(decoder.rows_are_images for decoder in decoders):
-            raise ConfigError(
-                "images that are not decoded here mix with their like alone: give all loaders one decoder"
-            )
-        if len({len(decoder.views) for decoder in decoders}) > 1:
-            raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            reads = zip(_sources(batch), batch.samples, batch.pixels, strict=False)
+            reads = zip(batch.sources, batch.samples, batch.pixels, strict=True)
             files = [self._payload(*read) for read in reads]
             with noting(partial(_batch_place, "the decoder", batch)):
                 batch.images, batch.crops, errors = self._decode(batch, files)
             failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
-            substitute(batch, failures, self._substitute, self._decoders[0].copy_image)
+            substitute(batch, failures, self._substitute, self._decoders[batch.sources[0]].copy_image)
             yield batch
 
     def _decode(self, batch: Batch, files: list[Any]) -> Decoded:
-        groups = [self._groups[source] for source in batch.sources or (0,)]
+        groups = [self._groups[source] for source in batch.sources]
         if len(kinds := set(groups)) == 1:
             return self._decode_some(batch, files, [*range(len(files))], groups[0], self._allocator)
-        views: list[list[Any]] = [[None] * len(files) for _ in self._decoders[0].views or (None,)]
+        own_views = self._decoders[batch.sources[0]].views
+        views: list[list[Any]] = [[None] * len(files) for _ in own_views or (None,)]
         failures: dict[int, SampleError] = {}
         for kind in sorted(kinds):
             places = [place for place, group in enumerate(groups) if group == kind]
@@ -135,7 +129,7 @@ class Decode:
                 for place, image in zip(places, own, strict=True):
                     images[place] = image
             failures |= {places[index]: error for index, error in decoded.failures.items()}
-        return Decoded(tuple(views) if self._decoders[0].views else views[0], None, failures)
+        return Decoded(tuple(views) if own_views else views[0], None, failures)
 
     def _decode_some(
         self, batch: Batch, files: list[Any], places: list[int], number: int, allocator: Allocator
@@ -161,9 +155,14 @@ class Decode:
         return payload if pixels is None else pixels
 
 
-def _sources(batch: Batch) -> Iterable[int]:
-    """Return the source of each sample."""
-    return itertools.repeat(0) if batch.sources is None else batch.sources
+def check_mixable(decoders: Sequence[Decoder]) -> None:
+    """Check that images of these decoders can be in one batch; ConfigError if not."""
+    if any(each != decoders[0] for each in decoders) and not all(each.rows_are_images for each in decoders):
+        raise ConfigError("images that are not decoded here mix with their like alone: give all loaders one decoder")
+    if len({len(decoder.views) for decoder in decoders}) > 1:
+        raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
+    if any(decoder.padding != decoders[0].padding for decoder in decoders):
+        raise ConfigError("the loaders' decoders stack or pad batches differently; give all of them the same")
 
 
 def substitute(
@@ -187,8 +186,7 @@ def substitute(
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
         replaced[index] = good
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
-        if batch.sources is not None:
-            batch.sources[index] = batch.sources[good]
+        batch.sources[index] = batch.sources[good]
         if copy_image is not None:
             copy_image(batch.images, index, good)
         for crops in () if batch.crops is None else as_views(batch.crops):
@@ -211,16 +209,16 @@ class Annotate:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
             crops = self._crops(batch)
-            for index, (source, sample) in enumerate(zip(_sources(batch), batch.samples, strict=False)):
+            for index, (source, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
                 try:
                     annotations.append(self._annotations[source].read(sample, crops, index))
                 except SampleError as error:
                     annotations.append(None)
                     failures[index] = sample.located(error)
-            copy_image = self._decoders[0].copy_image
+            copy_image = self._decoders[batch.sources[0]].copy_image
             for index, good in substitute(batch, failures, self._substitute, copy_image).items():
                 annotations[index] = annotations[good]
-            first = self._annotations[0]
+            first = self._annotations[batch.sources[0]]
             batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}
             batch.objects = first.move(annotations, crops)
             yield batch
@@ -265,7 +263,7 @@ class Augment:
         images: list[Any] = []
         keys = view_keys(batch.keys, number).tolist()
         with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy, _image_remedy):
-            for source, image, key in zip(_sources(batch), view, keys, strict=False):
+            for source, image, key in zip(batch.sources, view, keys, strict=True):
                 transforms = self._transforms[source]
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
                 if transform is not None:
@@ -350,44 +348,46 @@ class Collate:
         self,
         splits: Sequence[Split],
         fields: Sequence[str],
-        batch_transform: Callable[..., Any] | None,
+        batch_transforms: Sequence[Callable[..., Any] | None],
         classes: int,
-        padding: Padding,
+        paddings: Sequence[Padding],
     ) -> None:
-        self._splits, self._fields, self._batch_transform, self._classes = splits, fields, batch_transform, classes
-        self._padding = padding
+        self._splits, self._fields, self._batch_transforms, self._classes = splits, fields, batch_transforms, classes
+        self._paddings = paddings
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
             columns = tuple(self._column(field, batch) for field in self._fields)
+            batch_transform = self._batch_transforms[batch.sources[0]]
             if batch.empty:
                 columns = tuple(_emptied(column) for column in columns)
-            if self._batch_transform is not None:
+            if batch_transform is not None:
                 with (
                     fork_rng(),
                     noting(partial(_batch_place, "batch_transform", batch), _float_remedy, _arguments_remedy),
                 ):
                     reseed(batch.key)
-                    columns = self._batch_transform(*columns)
+                    columns = batch_transform(*columns)
                 if columns is None:
                     raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
             yield WorkerOutput(columns, batch.substituted, counts)
 
     def _column(self, field: str, batch: Batch) -> Any:
+        padding = self._paddings[batch.sources[0]]
         if field == "image":
-            views = tuple(_join(images, batch.samples, self._padding) for images in as_views(batch.images))
+            views = tuple(_join(images, batch.samples, padding) for images in as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
         if field in batch.masks:
-            return self._padding.join_masks(batch.masks[field])
+            return padding.join_masks(batch.masks[field])
         if field in batch.objects:
             return batch.objects[field]
         if field in CROP_FIELDS:
             return _crop_column(field, batch)
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
-            return sizes if field == "image_size" else pixel_mask(sizes, *self._padding.size(batch.images))
+            return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
         return _column(field, batch, self._splits, self._classes)
 
 
@@ -415,10 +415,10 @@ def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> 
     if field == "random_key":
         return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
     if field == "source":
-        return torch.tensor(batch.sources or [batch.source] * len(batch.samples), dtype=torch.int64)
+        return torch.tensor(batch.sources, dtype=torch.int64)
     if field == "index":
         shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
-        sources, numbers = np.array(batch.sources or [0] * len(shards)), np.empty_like(shards)
+        sources, numbers = np.array(batch.sources), np.empty_like(shards)
         for source in set(sources.tolist()):
             here = sources == source
             numbers[here] = splits[source].first_sample(shards[here]) + records[here]

@@ -6,6 +6,7 @@ Only this module reads a launcher's environment variables.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
@@ -14,22 +15,22 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 
-def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return (rank, world_size): torch.distributed's when initialised, else the arguments, else RANK and WORLD_SIZE.
+def resolve_group(group: tuple[int, int] | None) -> tuple[int, int]:
+    """Return (rank, size): torch.distributed's when initialised, else the argument, else RANK and WORLD_SIZE.
 
-    `rank=0, world_size=1` always reads everything in this process, so that one rank can evaluate alone.
+    (0, 1) always reads everything in this process, so that one rank can evaluate alone.
     """
-    if (rank is None) != (world_size is None):
-        raise ConfigError(f"rank and world_size go together, found rank={rank} and world_size={world_size}")
     arguments = None
-    if rank is not None and world_size is not None:
-        arguments = check_integer("rank", rank), check_integer("world_size", world_size)
+    if group is not None:
+        if not isinstance(group, Sequence) or len(group) != 2:
+            raise ConfigError(f"group must be (rank, size), such as (0, 8); found {group!r}")
+        arguments = check_integer("rank", group[0]), check_integer("the size of the group", group[1])
     if dist.is_available() and dist.is_initialized():
         actual = dist.get_rank(), dist.get_world_size()
         if arguments not in (None, actual, (0, 1)):
             raise ConfigError(
-                f"rank and world_size are {arguments}, torch.distributed has {actual}; leave them out, "
-                "or pass rank=0, world_size=1 to read everything on this rank"
+                f"group is {arguments}, torch.distributed has {actual}; leave it out, or pass group=(0, 1) to read "
+                "everything on this rank"
             )
         return arguments or actual
     if arguments is not None:

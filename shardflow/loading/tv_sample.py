@@ -16,7 +16,7 @@ from shardflow._imports import import_large
 from shardflow.errors import ConfigError
 from shardflow.geometry.objects import BOXES, KEYPOINTS
 
-from .sampler import Batch
+from .batch import Batch
 
 VISIBILITY = "keypoint_visibility"
 """The third numbers of the keypoints: `KeyPoints` has room for two."""

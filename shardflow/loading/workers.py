@@ -17,15 +17,18 @@ import threading
 import warnings
 import weakref
 from collections.abc import Generator, Iterator
+from dataclasses import KW_ONLY, dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
 from .shared_memory import forget
+from .topology import usable_cores
 from .worker_errors import SentError
 
 _RUN_AGAIN = 78  # the exit code of a worker that was about to start workers of its own
@@ -35,26 +38,62 @@ _UNGUARDED = (
 )
 
 
-class WorkerPool:
-    """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process.
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The worker processes of a loader; `num_workers=8` stands for `num_workers=Workers(8)`.
 
-    The arguments are those of `Loader`; `pin_memory` None pins where there is a GPU.
+    >>> loader = shardflow.Loader("photos256", batch_size=256, num_workers=shardflow.Workers(8, prefetch_factor=2))
+    ...     # doctest: +SKIP
+
+    Attributes:
+        num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
+        prefetch_factor: Batches prefetched by each worker, 1 or more.
+        persistent_workers: Keep the workers from epoch to epoch.
+        pin_memory: Put batches into pinned memory; by default where there is a GPU.
+        multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
+
+    Raises:
+        ConfigError: A value is out of its range.
     """
 
-    def __init__(
-        self,
-        pipeline: IterableDataset[Any],
-        *,
-        num_workers: int,
-        prefetch_factor: int,
-        pin_memory: bool | None,
-        multiprocessing_context: Any,
-    ) -> None:
+    num_workers: int | None = None
+    _: KW_ONLY
+    prefetch_factor: int = 4
+    persistent_workers: bool = True
+    pin_memory: bool | None = None
+    multiprocessing_context: Any = None
+
+    def __post_init__(self) -> None:
+        number = usable_cores() if self.num_workers is None else check_integer("num_workers", self.num_workers, 0)
+        object.__setattr__(self, "num_workers", number)
+        object.__setattr__(self, "prefetch_factor", check_integer("prefetch_factor", self.prefetch_factor, 1))
+        if self.pin_memory is None:
+            object.__setattr__(self, "pin_memory", torch.cuda.is_available())
         methods = multiprocessing.get_all_start_methods()
-        if num_workers and isinstance(multiprocessing_context, str) and multiprocessing_context not in methods:
+        if number and isinstance(self.multiprocessing_context, str) and self.multiprocessing_context not in methods:
             raise ConfigError(
-                f"multiprocessing_context must be one of {', '.join(methods)}, found {multiprocessing_context!r}"
+                f"multiprocessing_context must be one of {', '.join(methods)}, found {self.multiprocessing_context!r}"
             )
+
+    @property
+    def count(self) -> int:
+        """The number of worker processes."""
+        return self.num_workers or 0
+
+    @property
+    def start_method(self) -> str:
+        """How they are started: "fork", "spawn" or "forkserver"."""
+        context = self.multiprocessing_context
+        method = context.get_start_method() if hasattr(context, "get_start_method") else context
+        default = multiprocessing.get_start_method(allow_none=True)
+        return method or default or multiprocessing.get_all_start_methods()[0]
+
+
+class WorkerPool:
+    """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process."""
+
+    def __init__(self, pipeline: IterableDataset[Any], workers: Workers) -> None:
+        num_workers = workers.count
         with warnings.catch_warnings():  # torch warns of many workers here, and again when it starts them
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self.data_loader: DataLoader[Any] = DataLoader(
@@ -62,10 +101,10 @@ class WorkerPool:
                 batch_size=None,
                 collate_fn=_unchanged,
                 num_workers=num_workers,
-                prefetch_factor=prefetch_factor if num_workers else None,
+                prefetch_factor=workers.prefetch_factor if num_workers else None,
                 persistent_workers=num_workers > 0,
-                pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-                multiprocessing_context=multiprocessing_context if num_workers else None,
+                pin_memory=bool(workers.pin_memory),
+                multiprocessing_context=workers.multiprocessing_context if num_workers else None,
                 worker_init_fn=functools.partial(_start_worker, os.getpid()),
                 # A generator of its own: creating an iterator draws from it, and must not disturb the user's state.
                 generator=torch.Generator(),
@@ -133,16 +172,18 @@ class WorkerPool:
             iterator._worker_pids_set = False
 
 
-def check_sendable(context: Any, **objects: Any) -> None:
+def check_sendable(workers: Workers, **objects: Any) -> None:
     """Check that workers with this start method can receive objects of the user, by the names of their arguments."""
-    method = context.get_start_method() if hasattr(context, "get_start_method") else context
-    method = method or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if method == "fork":
+    method = workers.start_method
+    if not workers.count or method == "fork":
         return
     main = sys.modules["__main__"]
     for name, value in objects.items():
         where = f"workers that are started by {method!r}"
-        remedy = "define it in a module of its own and import it from there, or pass multiprocessing_context='fork'"
+        remedy = (
+            "define it in a module of its own and import it from there, or pass num_workers=Workers(..., "
+            "multiprocessing_context='fork')"
+        )
         try:
             sent = bytes(ForkingPickler.dumps(value))
         except Exception as error:  # pickle's own, or nearly any other

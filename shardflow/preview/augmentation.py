@@ -15,14 +15,14 @@ from shardflow.formats.coordinates import Coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
-from shardflow.loading import augmented_sample
 from shardflow.loading.annotation_fields import AnnotationFields
-from shardflow.loading.augmented_sample import AugmentedSample
 from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
+from shardflow.loading.explained_sample import ExplainedSample, explain_sample
 from shardflow.loading.facts import split_facts
 from shardflow.loading.loader import Loader
-from shardflow.loading.pipeline import PipelineSource
+from shardflow.loading.source import Source
 from shardflow.order.epochs import Epochs
+from shardflow.order.schedule import Schedule
 
 from .annotation_overlay import draw_arrays
 from .contact_sheet import SIDE, ContactSheet, Tile, sample_tiles
@@ -37,16 +37,16 @@ def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, se
     declared = dataset.manifest.annotations
     labels = [_LABELS] if declared.boxes is not None and "labels" in declared.boxes.fields else []
     fields = [mask_field(mask) for mask in declared.masks] + [BOXES, *labels, KEYPOINTS]
-    source = PipelineSource(
-        split=dataset[split],
-        decoder=RandomResizedCrop(SIDE),
-        pixel_cache=None,
-        annotations=AnnotationFields(fields, declared, CroppedBoxes(), MAX_PIXELS),
-        transform=None,
-    )
     order = Epochs(split_facts(dataset[split], dataset.classes), seed=seed)
+    source = Source(
+        split=dataset[split],
+        epochs=order,
+        schedule=Schedule(length=order.length, batch_size=1),
+        decoder=RandomResizedCrop(SIDE),
+        annotations=AnnotationFields(fields, declared, CroppedBoxes(), MAX_PIXELS),
+    )
     visits = (order.visit(number, epoch, 1) for epoch in range(epochs))
-    found = [augmented_sample.of_source(source, sample, visit) for visit in visits if visit is not None]
+    found = [explain_sample(source, sample, visit) for visit in visits if visit is not None]
     subtitle = f"as packed, and cropped and flipped by a loader with seed {seed} in each epoch"
     return _with_tiles(dataset, split, number, sample, found, subtitle)
 
@@ -64,8 +64,8 @@ def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> ContactS
         raise ConfigError(f"the preview shows the samples of one Loader, found {loader!r:.80}; of a Mix, give a loader")
     described = loader.describe()
     dataset = loader.dataset.dataset
-    sample = _read_sample(dataset, loader.split.name, number, loader.order.samples)
-    found = [augmented_sample.of_loader(loader, sample, number, epoch) for epoch in range(epochs)]
+    sample = _read_sample(dataset, loader.split.name, number, len(loader.dataset))
+    found = [loader.explain(number, epoch=epoch) for epoch in range(epochs)]
     subtitle = "as packed, and as returned by the loader in each epoch"
     if described["samples_per_epoch"] is not None:
         subtitle = "as packed, and as returned by the loader in each pass over the split (here called epoch)"
@@ -98,7 +98,7 @@ def _with_tiles(
     split: str,
     number: int,
     sample: Sample,
-    epochs: Sequence[AugmentedSample | None],
+    epochs: Sequence[ExplainedSample | None],
     subtitle: str,
 ) -> ContactSheet:
     """Return the sheet. Images that are not uint8 are drawn on one scale for all epochs, which the subtitle states."""
@@ -127,7 +127,7 @@ def _with_tiles(
     return ContactSheet(f"Sample {number} of {split}", subtitle, tiles)
 
 
-def _with_annotations(picture: Image.Image, augmented: AugmentedSample) -> tuple[Image.Image, str]:
+def _with_annotations(picture: Image.Image, augmented: ExplainedSample) -> tuple[Image.Image, str]:
     """Return a picture with the annotations over it, and what was drawn."""
     masks = [mask.numpy() for mask in augmented.masks.values()]
     arrays = {field: values.numpy() for field, values in augmented.objects.items()}

@@ -44,7 +44,9 @@ def on_cpu(batches: Any) -> list[Any]:
 def test_batches_are_those_of_the_cpu(dataset: Path, pin_memory: bool, buffers: int) -> None:
     """Pinned by the loader or not, with any number of buffers, batches kept to the end are those of the CPU."""
     expected = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cpu"))
-    batches = shardflow.DevicePrefetcher(loader(dataset, pin_memory=pin_memory), "cuda", buffers=buffers)
+    batches = shardflow.DevicePrefetcher(
+        loader(dataset, num_workers=shardflow.Workers(0, pin_memory=pin_memory)), "cuda", buffers=buffers
+    )
     torch.testing.assert_close(on_cpu([*batches]), expected, rtol=0, atol=0)
 
 

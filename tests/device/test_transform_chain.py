@@ -23,8 +23,8 @@ TRANSFORMS = [
 def pixels(url: Path, epoch: int = 0, transforms: Any = TRANSFORMS, **options: Any) -> dict[int, torch.Tensor]:
     """Return the pixels of every sample by label, for one epoch over all simulated ranks."""
     found = {}
-    for rank in range(options.get("world_size", 1)):
-        whole = keyed_loader(url, **{"rank": rank, "world_size": 1, **options})
+    for rank in range(world_size := options.pop("world_size", 1)):
+        whole = keyed_loader(url, **{"group": (rank, world_size), **options})
         whole.set_epoch(epoch)
         for images, labels in shardflow.DevicePrefetcher(whole, "cpu", transforms):
             found.update(zip(labels.tolist(), images, strict=True))
@@ -96,7 +96,7 @@ def test_an_empty_batch_passes_all_transforms(dataset: Path) -> None:
     """A rank that has no sample in the last step gets an empty batch of the right shapes through all transforms."""
     transforms = [*TRANSFORMS, shardflow.OneOf([shardflow.MixUp(num_classes=60), shardflow.CutMix(num_classes=60)])]
     *_, (images, targets) = shardflow.DevicePrefetcher(
-        keyed_loader(dataset, rank=6, world_size=7, batch_size=2), "cpu", transforms
+        keyed_loader(dataset, group=(6, 7), batch_size=2), "cpu", transforms
     )
     assert images.shape == (0, 3, 8, 8)
     assert targets.shape == (0, 60)

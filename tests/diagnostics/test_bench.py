@@ -19,9 +19,10 @@ from shardflow.diagnostics.bench import STEPS, BenchReport, bench
 from shardflow.diagnostics.chart import COLOURS
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.diagnostics.loader_probe import LoaderProbe, Measurement
-from shardflow.diagnostics.stage_times import STAGES, stage_cpu_ms
 from shardflow.errors import ConfigError, DeadlineError
 from shardflow.geometry.crops import Crops
+from shardflow.loading.source import EpochStart
+from shardflow.loading.stage_times import STAGES, stage_cpu_ms
 from tests.helpers.folders import encoded
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
@@ -98,11 +99,12 @@ def test_every_stage_is_timed(tmp_path: Path) -> None:
     fullest = loader(
         url, num_workers=0, transform=lambda sample: sample, decoder=CountMasks(16), fields=("image", "mask")
     )
-    _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    _, *rest_of, _, _ = fullest._pipeline.pipeline
     assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
     assert {*STAGES} <= {*COLOURS}
-    next(iter(fullest))
-    ticks = stage_cpu_ms(fullest, 0.1, clock=lambda: float(CountingCrops.ticks))
+    assert set(fullest.profile(0.1)) == set(STAGES)
+    fullest._control.begin(0, len(fullest), [EpochStart(0, 0, 1)])
+    ticks = stage_cpu_ms(fullest._pipeline, 0.1, batch_size=4, clock=lambda: float(CountingCrops.ticks))
     assert ticks == dict.fromkeys(STAGES, 0.0) | {"annotate": 1000.0}  # a mask per image
 
 

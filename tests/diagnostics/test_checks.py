@@ -16,6 +16,7 @@ from shardflow import native
 from shardflow.diagnostics.checks import Check, failed_checks, on_rotating_disk
 from shardflow.loading.topology import usable_cores
 from tests.helpers.kernel import without_kernel
+from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset
 
 
@@ -28,7 +29,7 @@ def url(tmp_path: Path) -> Path:
 def failures(url: object, *, shared_bytes: int = 1000, **options: Any) -> dict[str, str]:
     """The failed checks of a loader, name → message."""
     settings = {"num_workers": 2, "multiprocessing_context": "fork", **options}
-    loader = shardflow.Loader(str(url), batch_size=4, **settings)
+    loader = shardflow.Loader(str(url), batch_size=4, **with_workers(settings))
     checks = failed_checks(loader, shared_bytes=shared_bytes)
     assert all(isinstance(check, Check) and "\n" not in check.message for check in checks)
     return dict(checks)

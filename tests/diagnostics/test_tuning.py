@@ -47,17 +47,17 @@ def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
     assert len(tries) >= 5
     assert all(trial.shared_bytes > 0 and trial.first_batch_s > 0 for trial in found.trials)
     assert json.loads(json.dumps(found.to_json()))["settings"] == found.settings
-    assert next(iter(make_loader(**found.settings)))
+    assert next(iter(make_loader(num_workers=shardflow.Workers(**found.settings))))
 
 
 def test_no_measured_setting_is_faster(make_loader: Any) -> None:
     """If the machine slows down between the two phases, the recommended setting is still a fast one."""
     slow = False
 
-    def slowing(**settings: int) -> shardflow.Loader:
+    def slowing(num_workers: shardflow.Workers) -> shardflow.Loader:
         nonlocal slow
-        slow = slow or settings["prefetch_factor"] != 4
-        return make_loader(**settings, **({"transform": rest_long} if slow else {}))  # type: ignore[no-any-return]
+        slow = slow or num_workers.prefetch_factor != 4
+        return make_loader(num_workers=num_workers, **({"transform": rest_long} if slow else {}))  # type: ignore[no-any-return]
 
     found = tune(slowing, seconds=1.0, workers=(1, 3))
     assert found.best.images_per_s >= 0.97 * max(trial.images_per_s for trial in found.trials)

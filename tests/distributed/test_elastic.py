@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from shardflow.loading.sampler import EpochStart, PlanSampler, WorkerControl
+from shardflow.loading.source import EpochStart
 from shardflow.order.epochs import Epochs
 from shardflow.order.schedule import TAILS, Schedule
 from shardflow.order.shuffle import Shuffle
-from tests.helpers.loading import epochs_of, unread_split
+from tests.helpers.loading import epochs_of, unread_split, whole_batches
 from tests.helpers.making import make_dataset
 
 orders = st.fixed_dictionaries(
@@ -44,9 +44,9 @@ def global_batches(
     ranks = []
     for rank in range(world_size):
         schedule = Schedule(length=order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
-        ranks.append(PlanSampler(unread_split([]), order, schedule, WorkerControl(0)))
+        ranks.append(whole_batches(unread_split([]), order, schedule))
     for step in range(schedule.steps(start.position)):
-        batches = [source.batch(start, step) for source in ranks]
+        batches = [plan.batch(plan.advance([start], 0, step), step) for plan in ranks]
         yield [
             place
             for batch in batches
@@ -130,9 +130,7 @@ def test_global_batches_do_not_depend_on_the_workers(dataset: Path, tail: str, s
     expected = [sorted(batch) for batch in rank_batches(dataset, batch_size=8, num_workers=0, **options)]
     for world_size in (1, 2, 4):
         ranks = [
-            rank_batches(
-                dataset, batch_size=8 // world_size, rank=rank, world_size=world_size, num_workers=2, **options
-            )
+            rank_batches(dataset, batch_size=8 // world_size, group=(rank, world_size), num_workers=2, **options)
             for rank in range(world_size)
         ]
         assert [sorted(chain(*batches)) for batches in zip(*ranks, strict=True)] == expected

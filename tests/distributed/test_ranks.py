@@ -83,11 +83,11 @@ def contradictions(url: Path) -> dict[str, Any]:
     """What comes of saying something else about rank and world size than torch.distributed does."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     try:
-        make_loader(url, batch_size=2, rank=rank, world_size=world_size + 1)
+        make_loader(url, batch_size=2, group=(rank, world_size + 1))
         refusal = "none"
     except ConfigError as error:
         refusal = str(error)
-    everything = make_loader(url, batch_size=50, tail="short", rank=0, world_size=1)
+    everything = make_loader(url, batch_size=50, tail="short", group=(0, 1))
     os.environ.update(RANK="7", WORLD_SIZE="9")
     despite = make_loader(url, batch_size=50, tail="short")
     return {

@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from shardflow.dataset.dataset import Split
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard import Shard
+from shardflow.geometry.objects import CroppedBoxes
+from shardflow.loading.annotation_fields import AnnotationFields
+from shardflow.loading.batch_sampler import WholeBatches
+from shardflow.loading.decoders.center_crop import CenterCrop
 from shardflow.loading.facts import split_facts
+from shardflow.loading.source import Source
+from shardflow.loading.workers import Workers
 from shardflow.order.epochs import Epochs
+from shardflow.order.mixture import Shares
+from shardflow.order.schedule import Schedule
 from shardflow.storage.local import LocalStorage
 
 PROJECT = Path(__file__).parents[2]
@@ -40,6 +49,21 @@ def epochs_of(
 ) -> Epochs:
     """Return the epochs of a split without labels, as a loader has them; `facts` are its arguments."""
     return Epochs(split_facts(split, None, **facts), sampler, seed=seed, samples_per_epoch=samples_per_epoch)
+
+
+def whole_batches(split: Split, epochs: Epochs, schedule: Schedule) -> WholeBatches:
+    """Return the batches of one source, as a loader has them."""
+    annotations = AnnotationFields((), Annotations(), CroppedBoxes(), 1)
+    source = Source(split=split, epochs=epochs, schedule=schedule, decoder=CenterCrop(), annotations=annotations)
+    return WholeBatches([source], Shares([1]))
+
+
+def with_workers(options: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of a loader, in which those of its workers may stand by themselves."""
+    names = ("prefetch_factor", "persistent_workers", "pin_memory", "multiprocessing_context")
+    chosen = {name: value for name, value in options.items() if name in names}
+    others = {name: value for name, value in options.items() if name not in names}
+    return {**others, "num_workers": Workers(options.get("num_workers"), **chosen)} if chosen else others
 
 
 def until(condition: Callable[[], bool], seconds: float = 10) -> bool:

@@ -262,8 +262,10 @@ def _train(local: Path, url: str, options: dict[str, Any], folder: Path, epochs:
     cache, checkpoint = folder / "disk/cache", folder / "checkpoint"
     shuffle = shardflow.Shuffle(window=8, lanes=2)
     common: dict[str, Any] = {"batch_size": 8, "shuffle": shuffle, "decoder": shardflow.decoders.CenterCrop(64)}
-    common["multiprocessing_context"] = "fork"  # a worker that was spawned would import torch again after each kill
-    far = shardflow.Loader(url, storage_options=options, cache=shardflow.Cache(cache, limit), num_workers=2, **common)
+    # A worker that was spawned would import torch again after each kill.
+    workers = shardflow.Workers(2, multiprocessing_context="fork")
+    cached = shardflow.Cache(cache, limit)
+    far = shardflow.Loader(url, storage_options=options, cache=cached, num_workers=workers, **common)
     near = shardflow.Loader(local, num_workers=0, **common)
     list(near)  # opens all files, so that workers which are forked sooner or later inherit the same descriptors
     state, labels = far.state_dict(), []

@@ -240,7 +240,8 @@ def test_masks_are_padded_and_listed_as_the_images_are(dataset: Path, padding: i
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_send_the_same_batches(dataset: Path, context: str) -> None:
     """Batches with lists of any length arrive from other processes as they are made in this one."""
-    options = {"multiprocessing_context": context, "tail": "pad", "num_workers": 2 if context == "fork" else 1}
+    workers = shardflow.Workers(2 if context == "fork" else 1, multiprocessing_context=context)
+    options = {"tail": "pad", "num_workers": workers}
     through = loader(dataset, *FIELDS, "valid", batch_size=7, **options)
     direct = loader(dataset, *FIELDS, "valid", batch_size=7, tail="pad")
     for batch, expected in zip(through, direct, strict=True):

@@ -38,7 +38,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_step_has_one_shape_on_all_ranks(dataset: Path, workers: int) -> None:
     """All ranks have the same shape in a step, and each sample comes once."""
-    ranks = [list(loader(dataset, rank=rank, world_size=2, num_workers=workers)) for rank in range(2)]
+    ranks = [list(loader(dataset, group=(rank, 2), num_workers=workers)) for rank in range(2)]
     shapes = [{tuple(images.shape[2:]) for images, _ in step} for step in zip(*ranks, strict=True)]
     assert all(len(found) == 1 for found in shapes)
     assert set().union(*shapes) == set(SHAPES)
@@ -51,8 +51,8 @@ def test_the_tail_has_one_shape_on_all_ranks(dataset: Path, tail: str, world_siz
     """Ranks that have no sample of the last step, or fill it up with others, have the shape of those that have one."""
     ranks = []
     for rank in range(world_size):
-        options: dict[str, Any] = {"batch_size": batch_size, "world_size": world_size, "tail": tail}
-        ranks.append([images.shape[2:] for images, *_ in loader(dataset, rank=rank, **options)])
+        options: dict[str, Any] = {"batch_size": batch_size, "tail": tail}
+        ranks.append([images.shape[2:] for images, *_ in loader(dataset, group=(rank, world_size), **options)])
     assert all(len(set(step)) == 1 for step in zip(*ranks, strict=True))
 
 
@@ -119,7 +119,7 @@ def test_resume_gives_the_rest(dataset: Path) -> None:
     rest = [(images, labels.tolist()) for images, labels in resumed]
     assert [labels for _, labels in rest] == [labels for _, labels in whole[5:]]
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(rest, whole[5:], strict=True))
-    ranks = [loader(dataset, rank=rank, world_size=2, batch_size=2) for rank in range(2)]
+    ranks = [loader(dataset, group=(rank, 2), batch_size=2) for rank in range(2)]
     for rank in ranks:
         rank.load_state_dict(stopped.state_dict())
     steps = zip(*([labels.tolist() for _, labels in rank] for rank in ranks), strict=True)
@@ -162,9 +162,9 @@ def test_what_does_not_go_together(dataset: Path, tmp_path: Path) -> None:
         ({"samples_per_epoch": 6}, "multiples of the 4 that this sampler keeps together"),
         ({"samples_per_epoch": 8}, "a pass of 90 samples"),
         ({"sampler": of_classes, "batch_size": 1}, "composes whole batches already"),
-        ({"fields": ("label",)}, "go together, with 'image' among the fields"),
-        ({"decoder": shardflow.decoders.RandomResizedCrop(12)}, "go together"),
-        ({"decoder": shardflow.decoders.Cover(), "sampler": None}, "go together"),
+        ({"fields": ("label",)}, "add 'image' to the fields"),
+        ({"decoder": shardflow.decoders.RandomResizedCrop(12)}, "does not crop; use decoders.Cover"),
+        ({"decoder": shardflow.decoders.Cover(), "sampler": None}, "no sampler chose one"),
     ):
         with pytest.raises(ConfigError, match=message):
             loader(dataset, **options)

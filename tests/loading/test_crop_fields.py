@@ -149,7 +149,7 @@ def test_a_replaced_sample_has_those_of_the_other(url: Path, tmp_path: Path) -> 
         views = (each if isinstance(each, tuple) else (each,) for each in (images, flipped, crops))
         for view in zip(*views, strict=True):
             check(*view, numbers)
-    rest = load(url, CROP, limit=13, tail="short", rank=1, world_size=2)[-1]
+    rest = load(url, CROP, limit=13, tail="short", group=(1, 2))[-1]
     assert [len(column) for column in rest] == [0] * 4
 
 

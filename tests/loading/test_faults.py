@@ -17,7 +17,7 @@ import torch
 
 import shardflow
 from shardflow.errors import DecodeError, IntegrityError, WorkerError
-from tests.helpers.loading import PROJECT, labels, open_files, until
+from tests.helpers.loading import PROJECT, labels, open_files, until, with_workers
 from tests.helpers.making import flip, make_dataset
 
 
@@ -30,7 +30,9 @@ def dataset(tmp_path: Path) -> Path:
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops; its workers are this process's children, as they are not by default in Python 3.14."""
     small: dict[str, Any] = {"batch_size": 4, "decoder": shardflow.decoders.RandomResizedCrop(8)}
-    return shardflow.Loader(url, **{**small, "num_workers": 2, "multiprocessing_context": "fork", **options})
+    return shardflow.Loader(
+        url, **with_workers({**small, "num_workers": 2, "multiprocessing_context": "fork", **options})
+    )
 
 
 def damage(url: Path, numbers: list[int]) -> None:
@@ -126,7 +128,7 @@ def test_worker_killed_during_the_callers_step_is_raised_by_the_loader(
     batches = iter(some)
     handed_out = 1
     next(batches)
-    iteration = weakref.ref(some.data_loader._iterator)
+    iteration = weakref.ref(some._pool.data_loader._iterator)
     for pid in children() - before:
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.5)  # where torch would raise from its signal handler

@@ -105,11 +105,17 @@ def test_a_view_is_what_its_decoder_returns_alone(known: bool) -> None:
     assert not torch.equal(images[0], images[1])
 
 
+SPAWNED = shardflow.Workers(1, multiprocessing_context="spawn")
+
+
 @pytest.mark.parametrize(
     ("options", "transform"),
     [
         ({"num_workers": 2}, brighten),
-        ({"num_workers": 1, "multiprocessing_context": "spawn"}, [halve, None, brighten, None, halve, None]),
+        (
+            {"num_workers": shardflow.Workers(1, multiprocessing_context="spawn")},
+            [halve, None, brighten, None, halve, None],
+        ),
         ({"batch_size": 11, "num_workers": 1}, None),
     ],
 )
@@ -164,7 +170,7 @@ def test_batch_transforms_and_empty_batches_have_all_views(dataset: Path) -> Non
         dataset, batch_size=4, decoder=VIEWS, batch_transform=swap, max_bad=2, num_workers=0
     )
     assert first.shape == second.shape == (4, 3, 24, 24)
-    last = load(dataset, limit=13, rank=1, world_size=2, max_bad=1)[-1]
+    last = load(dataset, limit=13, group=(1, 2), max_bad=1)[-1]
     assert [tuple(view.shape) for view in last[0]][::2] == [(0, 3, 24, 24), (0, 3, 20, 20), (0, 3, 10, 10)]
 
 

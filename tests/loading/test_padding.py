@@ -107,7 +107,7 @@ def test_lists_hold_every_image(dataset: Path) -> None:
         assert isinstance(images, list)
         assert [list(image.shape[1:]) for image in images] == sizes.tolist()
         assert all(torch.equal(image, samples[label][0]) for image, label in zip(images, labels.tolist(), strict=True))
-    *_, (images, labels) = load(dataset, decoder, limit=13, rank=1, world_size=2)
+    *_, (images, labels) = load(dataset, decoder, limit=13, group=(1, 2))
     assert (images, len(labels)) == ([], 0)
 
 

@@ -11,6 +11,7 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
+from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset
 
 
@@ -38,12 +39,13 @@ TRANSFORMS = {
 def pixels(url: Path, epoch: int = 0, **options: Any) -> dict[int, bytes]:
     """The pixels of every sample, by label, for one epoch over all simulated ranks."""
     found = {}
-    for rank in range(options.get("world_size", 1)):
+    options = with_workers(options)
+    for rank in range(world_size := options.pop("world_size", 1)):
         loader = shardflow.Loader(
             url,
             decoder=shardflow.decoders.RandomResizedCrop(12),
             tail="short",
-            **{"batch_size": 6, "rank": rank, "world_size": 1, "num_workers": 0, **options},
+            **{"batch_size": 6, "group": (rank, world_size), "num_workers": 0, **options},
         )
         loader.set_epoch(epoch)
         for images, labels in loader:
@@ -99,7 +101,7 @@ def test_sizes_by_epoch_are_those_of_fresh_loaders(dataset: Path, workers: int) 
     epochs, pids = [], []
     for _ in range(4):
         epochs.append([images for images, _ in growing])
-        pids.append([worker.pid for worker in getattr(growing.data_loader._iterator, "_workers", ())])
+        pids.append([worker.pid for worker in getattr(growing._pool.data_loader._iterator, "_workers", ())])
     assert len(pids[0]) == workers
     assert pids == pids[:1] * 4
     for epoch, size in enumerate((16, 24, 24, 20)):
@@ -166,7 +168,7 @@ def test_draws_of_a_batch_belong_to_its_first_position(dataset: Path) -> None:
     """Ranks and seeds draw differently for their batches, a resumed run as before, whatever the size of a batch."""
 
     def draws(batch_size: int = 4, state: Any = None, **options: Any) -> dict[int, list[float]]:
-        settings = {"batch_size": batch_size, "tail": "short", "rank": 0, "world_size": 1, **options}
+        settings = {"batch_size": batch_size, "tail": "short", "group": (0, 1), **options}
         loader = shardflow.Loader(dataset, num_workers=0, batch_transform=Draws(), fields=("index",), **settings)
         if state is not None:
             loader.load_state_dict(state)
@@ -177,7 +179,7 @@ def test_draws_of_a_batch_belong_to_its_first_position(dataset: Path) -> None:
     assert all(one != other for one, other in itertools.pairwise(whole.values()))
     larger = draws(8)
     assert larger == {position: whole[position] for position in larger}
-    ranks = [draws(rank=rank, world_size=2) for rank in range(2)]
+    ranks = [draws(group=(rank, 2)) for rank in range(2)]
     found = [one for rank in [*ranks, draws(seed=1)] for one in rank.values()]
     assert len(set(map(tuple, found))) == len(found)
     stopped = shardflow.Loader(dataset, batch_size=4, num_workers=0, tail="short")

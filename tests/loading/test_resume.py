@@ -77,15 +77,14 @@ sys.stdout.buffer.write(pickle.dumps(this.contents(resumed)))
 )
 def test_resume_may_change_topology(dataset: Path, after: dict[str, Any]) -> None:
     """With another batch size, world size or number of workers, what was seen stays seen and the rest comes once."""
-    before = [
-        loader(dataset, rank=rank, world_size=2, shuffle=shardflow.Shuffle(window=16, lanes=2)) for rank in range(2)
-    ]
+    before = [loader(dataset, group=(rank, 2), shuffle=shardflow.Shuffle(window=16, lanes=2)) for rank in range(2)]
     seen = [label for rank in before for label in labels(itertools.islice(rank, 2))]
     state = before[0].state_dict()
     assert state == before[1].state_dict()
     rest = []
-    for rank in range(after.get("world_size", 1)):
-        resumed = loader(dataset, **{"rank": rank, "world_size": 1, **after})
+    others = {name: value for name, value in after.items() if name != "world_size"}
+    for rank in range(world_size := after.get("world_size", 1)):
+        resumed = loader(dataset, group=(rank, world_size), **others)
         resumed.load_state_dict(state)
         rest += labels(resumed)
     assert sorted(seen + rest) == list(range(TOTAL))
@@ -93,7 +92,7 @@ def test_resume_may_change_topology(dataset: Path, after: dict[str, Any]) -> Non
 
 def test_state_inside_the_loop_counts_what_was_handed_out(dataset: Path) -> None:
     """In the body for batch k the state stands behind batch k, however much was prefetched."""
-    some = loader(dataset, num_workers=2, prefetch_factor=4)
+    some = loader(dataset, num_workers=shardflow.Workers(2, prefetch_factor=4))
     positions = [some.state_dict()["position"] for _ in some]
     assert positions == [7, 14, 21, 28, 35, 42, 49, 56, 60]
     assert (some.state_dict()["epoch"], some.state_dict()["position"]) == (1, 0)
@@ -182,9 +181,9 @@ def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message
 
 def test_lanes_travel_with_the_state(dataset: Path) -> None:
     """A run that chose no lanes takes those of the state, so that the order stays the one that was begun."""
-    begun = loader(dataset, rank=0, world_size=4)
+    begun = loader(dataset, group=(0, 4))
     next(iter(begun))
-    resumed = loader(dataset, rank=0, world_size=1)
+    resumed = loader(dataset, group=(0, 1))
     resumed.load_state_dict(begun.state_dict())
     assert resumed.state_dict()["lanes"] == 32
 

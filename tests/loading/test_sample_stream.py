@@ -45,9 +45,8 @@ def test_samples_are_webdataset_samples(dataset: Path) -> None:
 def test_order_is_the_loaders(dataset: Path) -> None:
     """Samples come in the order in which a loader of the same seed uses them, epoch by epoch."""
     source = shardflow.samples(dataset, seed=3)
-    loader = shardflow.Loader(
-        dataset, seed=3, batch_size=7, tail="short", num_workers=0, fields=("label",), persistent_workers=False
-    )
+    workers = shardflow.Workers(0, persistent_workers=False)
+    loader = shardflow.Loader(dataset, seed=3, batch_size=7, tail="short", num_workers=workers, fields=("label",))
     for _ in range(2):
         assert labels(source) == [label for (numbers,) in loader for label in numbers.tolist()]
 
@@ -58,7 +57,7 @@ def test_epoch_is_exact_over_ranks_and_workers(dataset: Path, workers: int, worl
     """All ranks and all DataLoader workers together yield every sample once, in shares that differ by one at most."""
     shares = []
     for rank in range(world_size):
-        source = shardflow.samples(dataset, rank=rank, world_size=world_size)
+        source = shardflow.samples(dataset, group=(rank, world_size))
         pipeline = wds.DataPipeline(source)
         shares.append(labels(wds.WebLoader(pipeline, batch_size=None, num_workers=workers)))
     assert sorted(label for share in shares for label in share) == list(range(TOTAL))

@@ -21,15 +21,17 @@ import shardflow
 from shardflow.dataset import reader as reader_module
 from shardflow.dataset.dataset import Split
 from shardflow.errors import IntegrityError, NotFoundError, TransientError
-from shardflow.loading.sampler import Batch, EpochStart, PlanSampler, WorkerControl
+from shardflow.loading.batch import Batch
+from shardflow.loading.batch_sampler import BatchSampler, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT, prefetching
+from shardflow.loading.source import EpochStart
 from shardflow.loading.stages import Read
 from shardflow.order.epochs import ShardSpan
 from shardflow.order.schedule import Schedule
 from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import CountingStorage, SlowStorage
-from tests.helpers.loading import epochs_of, open_files, run_script, unread_split, until
+from tests.helpers.loading import epochs_of, open_files, run_script, unread_split, until, whole_batches
 from tests.helpers.making import make_dataset
 
 SHARDS = 24
@@ -74,10 +76,10 @@ class Stream:
         plan = {"seed": 1, "shuffle": Shuffle(window=window), **plan}
         self.order = order = epochs_of(self.split, **plan)
         schedule = Schedule(length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size)
-        self.shared, self.lanes, self.epoch = WorkerControl(workers), lanes, -1
+        self.shared, self.lanes, self.epoch, self.steps = WorkerControl(workers), lanes, -1, schedule.steps()
         self.batches = wds.WebLoader(
             wds.DataPipeline(
-                PlanSampler(self.split, order, schedule, self.shared),
+                BatchSampler(whole_batches(self.split, order, schedule), self.shared),
                 Read(self.split, substitute=False),
                 labels_of,
             ),
@@ -89,7 +91,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[list[int]]:
         self.epoch += 1
-        self.shared.begin(EpochStart(self.epoch, 0, self.lanes))
+        self.shared.begin(0, self.steps, [EpochStart(self.epoch, 0, self.lanes)])
         return iter(self.batches)
 
     def transfers(self) -> int:
@@ -147,7 +149,10 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
         for position, shard in zip(positions.tolist(), located.tolist(), strict=True):
             assert any(need.shard == shard and need.begin <= position < need.end for need in needs)
     assert all(need.end > first and need.begin < order.length for need in needs)
-    both = list(PlanSampler(split, order, schedule, WorkerControl(0)).needs(EpochStart(epoch, first, lanes)))
+    sampler, before = BatchSampler(whole_batches(split, order, schedule), WorkerControl(0)), epoch * order.length
+    endless = sampler.needs(0, EpochStart(epoch, first, lanes))
+    count = len(needs) + len(list(order.needs(epoch + 1, 0, lanes, rank, world_size)))
+    both = [ShardSpan(shard, begin - before, end - before) for shard, begin, end in itertools.islice(endless, count)]
     assert both[: len(needs)] == needs
     for step in range(schedule.steps()):
         positions, _ = schedule.positions(0, step)
@@ -221,14 +226,14 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     order = epochs_of(far, seed=1, shuffle=False)
-    source = PlanSampler(far, order, Schedule(length=TOTAL, batch_size=2), WorkerControl(0))
-    start = EpochStart(0, 0, 1)
+    plan = whole_batches(far, order, Schedule(length=TOTAL, batch_size=2))
+    source, start = BatchSampler(plan, WorkerControl(0)), EpochStart(0, 0, 1)
     read = Read(far, fields=("key",), substitute=False)
-    with prefetching(far, source.needs(start), workers=1, period=TOTAL) as advance:
+    with prefetching(far, source.needs(0, start), workers=1, period=TOTAL) as advance:
         advance(0, 2)
         assert until(lambda: any(tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")))
         try:
-            (batch,) = read(iter([source.batch(start, 0)]))
+            (batch,) = read(iter([plan.batch([start], 0)]))
             assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"0", b"1"]
             assert [sample.key for sample in batch.samples] == ["000000000", "000000001"]
             assert not any(map(far.reader.is_local, range(SHARDS)))

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 import shardflow
 from shardflow.errors import WorkerError
 from shardflow.loading import shared_memory
-from tests.helpers.loading import until
+from tests.helpers.loading import until, with_workers
 from tests.helpers.making import make_dataset
 
 
@@ -38,7 +38,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader whose batches are large enough for the shared slots."""
     options = {"batch_size": 16, "num_workers": 2, "prefetch_factor": 2, **options}
-    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(64), **options)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(64), **with_workers(options))
 
 
 def slots_in_use() -> list[int]:
@@ -186,7 +186,9 @@ class _Peculiar(shardflow.decoders.RandomResizedCrop):
 
 def test_whatever_a_decoder_does_with_its_slot(dataset: Path) -> None:
     """A slot that comes back in another form, in part or not at all gives right batches, and is free afterwards."""
-    through = shardflow.Loader(dataset, batch_size=16, num_workers=2, prefetch_factor=2, decoder=_Peculiar())
+    through = shardflow.Loader(
+        dataset, batch_size=16, num_workers=shardflow.Workers(2, prefetch_factor=2), decoder=_Peculiar()
+    )
     direct = loader(dataset, num_workers=0)
     kept = []
     for _ in range(4):
@@ -271,7 +273,7 @@ def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
 
 def test_batches_without_samples_take_no_slot(dataset: Path) -> None:
     """A rank that has no sample in the last step gets an empty batch, and the slot it was decoded to is free again."""
-    through = loader(dataset, rank=1, world_size=2, tail="short", limit=33)
+    through = loader(dataset, group=(1, 2), tail="short", limit=33)
     for _ in range(9):
         sizes = [len(images) for images, _ in through]
         assert sizes == [16, 0]

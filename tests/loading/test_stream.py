@@ -53,8 +53,7 @@ def test_stream_is_exact_over_ranks_and_resumable(dataset: Path) -> None:
     """Over ranks, and over a resume with another topology, each pass of the stream has each sample once."""
     seen: Counter[int] = Counter()
     ranks = [
-        loader(dataset, samples_per_epoch=72, rank=rank, world_size=3, shuffle=shardflow.Shuffle(lanes=3))
-        for rank in range(3)
+        loader(dataset, samples_per_epoch=72, group=(rank, 3), shuffle=shardflow.Shuffle(lanes=3)) for rank in range(3)
     ]
     states = []
     for rank in ranks:
@@ -105,8 +104,8 @@ def test_the_largest_epochs_are_exact(dataset: Path, epoch: int, length: int) ->
         {"batch_size": 2**31 + 1},
         {"batch_size": 2**64, "sampler": shardflow.samplers.ClassBatches(2**64)},
         {"sampler": shardflow.samplers.ClassBatches(2**64)},
-        {"rank": 0, "world_size": 2**64},
-        {"rank": 0, "world_size": 2**64, "tail": "pad"},
+        {"group": (0, 2**64)},
+        {"group": (0, 2**64), "tail": "pad"},
         {"limit": -(2**64)},
         {"sampler": shardflow.samplers.Weighted([2**64] * TOTAL)},
         {"sampler": shardflow.samplers.Weighted(2.0**80)},

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from shardflow.errors import ConfigError
-from shardflow.loading.topology import resolve_rank, usable_cores
+from shardflow.loading.topology import resolve_group, usable_cores
 
 
 @pytest.fixture
@@ -22,18 +22,18 @@ def test_alone_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher a process is rank 0 of 1."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert resolve_rank(None, None) == (0, 1)
+    assert resolve_group(None) == (0, 1)
 
 
 def test_environment_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
     """RANK and WORLD_SIZE count when nothing else is said; arguments come before them."""
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert resolve_rank(None, None) == (2, 4)
-    assert resolve_rank(1, 3) == (1, 3)
+    assert resolve_group(None) == (2, 4)
+    assert resolve_group((1, 3)) == (1, 3)
     monkeypatch.setenv("RANK", "two")
     with pytest.raises(ConfigError, match="RANK must be an integer, found 'two'"):
-        resolve_rank(None, None)
+        resolve_group(None)
 
 
 @pytest.mark.usefixtures("distributed")
@@ -41,9 +41,9 @@ def test_torch_distributed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """An initialised torch.distributed wins over the environment, and arguments that contradict it are refused."""
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert resolve_rank(None, None) == (0, 1)
+    assert resolve_group(None) == (0, 1)
     with pytest.raises(ConfigError, match=r"\(1, 4\), torch\.distributed has \(0, 1\)"):
-        resolve_rank(1, 4)
+        resolve_group((1, 4))
 
 
 def test_cores_are_shared_by_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_a_subset_keeps_its_order(dataset: Path, workers: int) -> None:
     some = make()
     assert [numbers(some), numbers(some)] == [given] * 2
     assert numbers(make(limit=42)) == [3, 3, 0, 41, 21, 20, 19, 3]
-    ranks = [list(make(rank=rank, world_size=2, batch_size=1)) for rank in range(2)]
+    ranks = [list(make(group=(rank, 2), batch_size=1)) for rank in range(2)]
     assert numbers(itertools.chain.from_iterable(zip(*ranks, strict=True))) == given
     stopped = make()
     next(iter(stopped))
@@ -189,7 +189,7 @@ def test_resume_may_change_topology(dataset: Path) -> None:
     before = [n for _, batch in itertools.islice(stopped, 4) for n in batch.tolist()]
     after: list[int] = []
     for rank in range(3):
-        resumed = make_loader(dataset, VALUES, rank=rank, world_size=3, batch_size=5)
+        resumed = make_loader(dataset, VALUES, group=(rank, 3), batch_size=5)
         resumed.load_state_dict(stopped.state_dict())
         after += [n for _, batch in resumed for n in batch.tolist()]
     assert sorted(before + after) == sorted(numbers)
@@ -368,16 +368,13 @@ def test_batches_of_classes(long_tailed: Path, workers: int) -> None:
     for labels, _ in epoch:
         assert sorted(Counter(labels).values()) == [2, 2, 2]
     by_rank = [
-        [
-            index.tolist()
-            for _, _, index in make_loader(long_tailed, ClassBatches(2), rank=rank, world_size=2, **options)
-        ]
+        [index.tolist() for _, _, index in make_loader(long_tailed, ClassBatches(2), group=(rank, 2), **options)]
         for rank in range(2)
     ]
     assert [by_rank[0][0], by_rank[1][0], by_rank[0][1]] == [index for _, index in epoch]
     stopped = make_loader(long_tailed, ClassBatches(2), **options)
     next(iter(stopped))
-    resumed = make_loader(long_tailed, ClassBatches(2), rank=1, world_size=2, **options)
+    resumed = make_loader(long_tailed, ClassBatches(2), group=(1, 2), **options)
     resumed.load_state_dict(stopped.state_dict())
     assert [index.tolist() for _, _, index in resumed] == [epoch[2][1]]
     with pytest.raises(ResumeMismatchError, match=r"sampler is .*class_batches.*batch_size="):

@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 import shardflow
 from shardflow.errors import ConfigError, WorkerError
 from shardflow.loading.worker_errors import SentError
-from tests.helpers.loading import PROJECT
+from tests.helpers.loading import PROJECT, with_workers
 from tests.helpers.making import make_dataset
 
 
@@ -95,7 +95,10 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader in the split's order."""
     return shardflow.Loader(
         url,
-        **{"batch_size": 4, "num_workers": 1, "shuffle": False, "decoder": shardflow.decoders.CenterCrop(8), **options},
+        batch_size=4,
+        shuffle=False,
+        decoder=shardflow.decoders.CenterCrop(8),
+        **with_workers({"num_workers": 1, **options}),
     )
 
 
@@ -215,7 +218,8 @@ def test_memory_is_suspected_only_where_a_worker_was_killed(dataset: Path, code:
 
 UNGUARDED = """
 import shardflow
-for batch in shardflow.Loader({url!r}, batch_size=4, num_workers=2, multiprocessing_context={context!r}):
+workers = shardflow.Workers(2, multiprocessing_context={context!r})
+for batch in shardflow.Loader({url!r}, batch_size=4, num_workers=workers):
     pass
 """
 
@@ -241,8 +245,8 @@ class Mine:
     def __call__(self, image):
         return image
 def make(context):
-    return shardflow.Loader({str(dataset)!r}, batch_size=4, num_workers=1, transform=Mine(),
-        multiprocessing_context=context)
+    workers = shardflow.Workers(1, multiprocessing_context=context)
+    return shardflow.Loader({str(dataset)!r}, batch_size=4, num_workers=workers, transform=Mine())
 make("fork")
 try:
     make("forkserver")

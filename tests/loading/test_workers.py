@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shardflow.errors import ConfigError
+from shardflow.loading.workers import Workers
 from tests.helpers.loading import run_script
 from tests.helpers.making import make_dataset
 
@@ -32,3 +35,17 @@ next(batches)
 """
     done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefetch_factor": 0}, "prefetch_factor must be 1 or more"),
+        ({"multiprocessing_context": "foo"}, "must be one of .*forkserver.*'foo'"),
+        ({"num_workers": -1}, "num_workers must be 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(options: dict[str, Any], message: str) -> None:
+    """A setting of the workers that is out of its range is an error that says what is allowed."""
+    with pytest.raises(ConfigError, match=message):
+        Workers(**{"num_workers": 1, **options})

@@ -98,8 +98,9 @@ import shardflow, torch
 
 if __name__ == "__main__":
     decoder = shardflow.decoders.CenterCrop(8)
+    workers = shardflow.Workers(2, multiprocessing_context="{context}")
     there, here = (
-        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=2, multiprocessing_context="{context}")
+        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=workers)
         for url in ({url!r}, {str(local)!r})
     )
     for (images, labels), (expected, expected_labels) in zip(there, here, strict=True):
@@ -148,7 +149,8 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
         cache=shardflow.Cache(tmp_path / "cache", limit),
         batch_size=4,
         shuffle=shardflow.Shuffle(window=8, lanes=2),
-        prefetch_factor=1,  # a worker that the machine holds up stays within what the small cache keeps for it
+        # A worker that the machine holds up stays within what the small cache keeps for it.
+        num_workers=shardflow.Workers(2, prefetch_factor=1),
     )
     for epoch in range(1, 4):
         assert sorted(label for _, labels in some for label in labels.tolist()) == list(range(8 * shards))
@@ -196,7 +198,9 @@ def test_store_that_stops_answering_is_an_error_within_its_deadline(
 
 def test_worker_killed_in_a_transfer_is_named_at_once(proxy: Proxy, far: Open) -> None:
     """A worker that dies while it waits for a shard is a WorkerError that says so without waiting for the shard."""
-    some = far(proxy.endpoint, num_workers=1, multiprocessing_context="fork")  # this process's child in any Python
+    some = far(
+        proxy.endpoint, num_workers=shardflow.Workers(1, multiprocessing_context="fork")
+    )  # this process's child in any Python
     hung = threading.Event()
     proxy.add(Fault(hang=True, before=hung.set), contains=".tar")
     before = children()

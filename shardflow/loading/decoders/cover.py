@@ -32,8 +32,6 @@ class Cover(CropDecoder):
         ConfigError: A value is out of its range.
     """
 
-    needs_shape = True
-
     def __init__(self, *, random: bool = True, hflip: float = 0.5, max_pixels: int = MAX_PIXELS) -> None:
         self.random, self.hflip = bool(random), check_probability("hflip", hflip)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
@@ -45,7 +43,10 @@ class Cover(CropDecoder):
             ConfigError: The batch has no shape.
         """
         if shape is None:
-            raise ConfigError("decoders.Cover needs sampler=samplers.AspectBuckets([...]), which decides on shapes")
+            raise ConfigError(
+                "decoders.Cover crops to the shape of a batch, and no sampler chose one; give the loader "
+                "sampler=samplers.AspectBuckets([...]), or use RandomResizedCrop"
+            )
         height, width = shape
         known = np.maximum(sizes, 1)
         scale = np.maximum(width / known[:, 0], height / known[:, 1])[:, None]

@@ -303,18 +303,21 @@ def open_way(name: str, given: Setting) -> Iterable[Any]:
     crop = shardflow.decoders.RandomResizedCrop(given.size)
     if name == "DALI":
         return _Dali(given)
+    unpinned = shardflow.Workers(given.workers, pin_memory=False)
     decoder, transforms, options = {
         "kernel in the workers": (crop, [], {}),
-        "kernel in the workers, not pinned by the loader": (crop, [], {"pin_memory": False}),
+        "kernel in the workers, not pinned by the loader": (
+            crop,
+            [],
+            {"num_workers": unpinned},
+        ),
         "torchvision in the workers": (_torchvision_decoder(given.size), [], {}),
         "DecodeJpeg": (shardflow.decoders.Raw(), [_Strict(crop)], {}),
     }[name]
     if not native.available():
         raise RuntimeError("the native kernel is not available")
-    workers, options = given.workers, {"samples_per_epoch": ENDLESS, **options}
-    loader = shardflow.Loader(
-        given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, num_workers=workers, **options
-    )
+    options = {"num_workers": given.workers, "samples_per_epoch": ENDLESS, **options}
+    loader = shardflow.Loader(given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, **options)
     transforms = [*transforms, shardflow.Normalize()]
     return shardflow.DevicePrefetcher(loader, given.device, transforms, dtype=torch.bfloat16, channels_last=True)
 

@@ -30,7 +30,6 @@ from shardflow.errors import TransientError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.loading.facts import split_facts
-from shardflow.loading.sampler import EpochStart, PlanSampler, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT
 from shardflow.order.epochs import Epochs
 from shardflow.order.schedule import Schedule
@@ -71,8 +70,8 @@ def start() -> str:
     order = Epochs(split_facts(split, None), seed=0)
     lanes = order.default_lanes(RANKS)
     schedule = Schedule(length=order.length, batch_size=BATCH, rank=RANK, world_size=RANKS, tail="drop")
-    sampler, begin = PlanSampler(split, order, schedule, WorkerControl(WORKERS)), EpochStart(0, 0, lanes)
-    step("plan the epoch, first batch", lambda: sampler.batch(begin, 0), lambda _: f"{lanes:,} lanes")
+    first, _ = schedule.positions(0, 0)
+    step("plan the epoch, first batch", lambda: order.locate(0, first, lanes), lambda _: f"{lanes:,} lanes")
     step(
         "all shards of the rank",
         lambda: sum(1 for _ in order.needs(0, 0, lanes, RANK, RANKS)),

@@ -99,8 +99,7 @@ def resume_s(url: Path, place: float, lanes: int, window: int, workers: int) -> 
         batch_size=REAL_BATCH,
         decoder=shardflow.decoders.CenterCrop(32),
         shuffle=shardflow.Shuffle(lanes=lanes, window=window),
-        num_workers=workers,
-        persistent_workers=False,
+        num_workers=shardflow.Workers(workers, persistent_workers=False),
     )
     position = int(place * len(loader)) * REAL_BATCH
     state = {**loader.state_dict(), "position": position}

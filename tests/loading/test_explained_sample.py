@@ -19,7 +19,7 @@ import shardflow
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations, Boxes
-from shardflow.loading import augmented_sample
+from shardflow.loading.explained_sample import ExplainedSample
 from tests.helpers.making import jpeg, write_dataset
 
 COUNT, EPOCHS = 26, 4
@@ -81,7 +81,7 @@ def seen_by(loader: shardflow.Loader, epochs: int) -> list[dict[int, list[Any]]]
     return found
 
 
-def is_row(made: augmented_sample.AugmentedSample, row: list[torch.Tensor]) -> bool:
+def is_row(made: ExplainedSample, row: list[torch.Tensor]) -> bool:
     """Return whether a sample is this row of a batch, in which its image may be padded."""
     values = [*made.images, *made.masks.values(), *made.objects.values()]
     height, width = made.images[0].shape[-2:]
@@ -117,7 +117,7 @@ def test_it_is_what_a_batch_has(url: Path, fields: tuple[str, ...], options: dic
     )
     for epoch, rows in enumerate(seen_by(loader, EPOCHS)):
         for number in range(COUNT):
-            made = augmented_sample.of_loader(loader, read(loader, number), number, epoch)
+            made = loader.explain(number, epoch=epoch)
             assert (made is None) == (number not in rows)
             assert made is None or any(is_row(made, row) for row in rows[number])
 
@@ -131,7 +131,7 @@ def test_passes_over_the_split(url: Path) -> None:
     for number in range(COUNT):
         rows = [row for rows in epochs for row in rows.get(number, [])]
         for turn_of_it in range(3):
-            made = augmented_sample.of_loader(loader, read(loader, number), number, turn_of_it)
+            made = loader.explain(number, epoch=turn_of_it)
             assert made is not None
             assert is_row(made, rows[turn_of_it])
             sizes.add(made.images[0].shape[1])
@@ -142,4 +142,4 @@ def test_a_loader_without_images(url: Path) -> None:
     """A loader that returns no images makes none."""
     loader = shardflow.Loader(url, batch_size=4, num_workers=0, fields=("label",))
     with pytest.raises(ConfigError, match="add 'image'"):
-        augmented_sample.of_loader(loader, read(loader, 0), 0, 0)
+        loader.explain(0)

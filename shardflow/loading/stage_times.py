@@ -10,41 +10,44 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
+import webdataset as wds
 
-from shardflow.loading.loader import Loader
+from .fork_rng import one_thread
 
 STAGES = ("plan", "read", "decode", "annotate", "augment", "collate")
 
 
-def stage_cpu_ms(loader: Loader, seconds: float, *, clock: Callable[[], float] = time.thread_time) -> dict[str, float]:
-    """Return the CPU milliseconds per image of each stage of a loader; the first of several batches does not count.
+def stage_cpu_ms(
+    pipeline: wds.DataPipeline, seconds: float, *, batch_size: int, clock: Callable[[], float] = time.thread_time
+) -> dict[str, float]:
+    """Return the CPU milliseconds per image of each stage; the first of several batches does not count.
 
-    A stage that the loader has not takes none. `clock` returns the seconds that this thread has computed.
+    A stage that the pipeline has not takes none. `clock` returns the seconds that this thread has computed.
     """
-    source, *rest = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    source, *rest = pipeline.pipeline
     clocks = [_TimedIterator(iter(source), clock)]
     for stage in rest[:-2]:  # the last two forward errors and send batches, which does not happen here
         clocks.append(_TimedIterator(stage(clocks[-1]), clock))
     names = ["plan", *(type(stage).__name__.lower() for stage in rest)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker
-    try:
-        begin, batches = time.perf_counter(), 0
-        for _ in clocks[-1]:
-            batches += 1
-            if batches == 1 and len(loader) > 1:
-                for timed in clocks:
-                    timed.cpu_s = 0.0
-            elif time.perf_counter() - begin > seconds:
-                break
-    finally:
-        torch.set_num_threads(threads)
-        for timed in reversed(clocks):
-            timed.close()
-    images = max(1, batches - 1) * loader.batch_sampler.batch_size
+    with one_thread():
+        try:
+            begin, batches, counted = time.perf_counter(), 0, 0
+            for _ in clocks[-1]:
+                batches, counted = batches + 1, counted + 1
+                if time.perf_counter() - begin > seconds and batches > 1:
+                    break
+                if batches == 1:
+                    first = [timed.cpu_s for timed in clocks]
+        finally:
+            for timed in reversed(clocks):
+                timed.close()
+    if batches > 1:
+        counted -= 1
+        for timed, cpu_s in zip(clocks, first, strict=True):
+            timed.cpu_s -= cpu_s
     inclusive = [0.0, *(timed.cpu_s for timed in clocks)]
     own = {name: inclusive[number + 1] - inclusive[number] for number, name in enumerate(names[: len(clocks)])}
+    images = max(1, counted) * batch_size
     # All that the pipeline has, so that none of its time is taken for that of the transfer.
     return {name: 1000 * max(0.0, cpu_s) / images for name, cpu_s in (dict.fromkeys(STAGES, 0.0) | own).items()}
 

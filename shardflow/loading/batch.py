@@ -1,0 +1,40 @@
+"""The record of a batch on its way through a worker's pipeline; each stage fills in its part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardflow.dataset.sample import Sample
+from shardflow.geometry.crops import Crops
+from shardflow.order import keyed_rng
+from shardflow.order.sampler import Shape
+from shardflow.order.window_shuffle import I64
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """A batch in a worker's pipeline; each stage fills in its part."""
+
+    epoch: int
+    shape: Shape | None  # that of all its images, if the sampler decides on it
+    key: int  # the batch's own 64-bit key
+    keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
+    shards: I64  # [B], where the samples lie
+    records: I64
+    valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
+    empty: bool  # no sample for this rank: the batch carries one, for its shapes and dtypes, and `Collate` removes it
+    sources: list[int]  # [B], the number of each sample's source
+    samples: list[Sample] = field(default_factory=list)
+    pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
+    images: Any = None  # from the decoder, then from the transform
+    crops: Crops | tuple[Crops, ...] | None = None  # with views one for each
+    masks: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # field → [B], uint8 or int32 [1 or 3, H, W]
+    objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
+    read_bytes: int = 0  # of the samples' parts
+    network_bytes: int = 0  # of the shards that were downloaded since the batch before
+    substituted: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces

@@ -1,0 +1,233 @@
+"""The batch sampler, the first stage of the pipeline: which samples of which source make each batch of this rank.
+
+A loader has batches of one source, and a mix of several: either whole batches of each, or rows. A *row* is one sample
+for each rank, all from the same source: the n-th row of a source is the next `world_size` positions of its endless
+stream of epochs. So every rank has the same shares, reads the lanes that it reads as a loader, and each source's
+samples come exactly once per pass, whatever the number of ranks.
+
+Steps are counted from the start of epoch 0. Everything is arithmetic on where each source is before a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shardflow.order import keyed_rng
+from shardflow.order.epochs import ShardSpan
+from shardflow.order.mixture import Shares
+
+from .batch import Batch
+from .shard_prefetcher import prefetching
+from .source import EpochStart, Source
+
+Starts = Sequence[EpochStart]
+"""Where each source is."""
+
+
+class BatchPlan(Protocol):
+    """How the samples of sources become batches.
+
+    Attributes:
+        sources: The sources.
+        unit: The positions of a source that go on together.
+    """
+
+    sources: list[Source]
+    unit: int
+
+    def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
+        """Return where the sources are so many steps after step `first`, before which they are at `starts`."""
+        ...
+
+    def batch(self, starts: Starts, step: int) -> Batch:
+        """Return the batch of a step, its samples located but not read; before it, the sources are at `starts`."""
+        ...
+
+    def residue(self, source: int, epoch: int) -> int:
+        """Return the remainder, modulo the world size, of this rank's positions in an epoch of a source."""
+        ...
+
+
+class WholeBatches(BatchPlan):
+    """Each batch comes from one source."""
+
+    def __init__(self, sources: Sequence[Source], shares: Shares) -> None:
+        self.sources, self._shares = list(sources), shares
+        self.unit = max(source.schedule.global_batch for source in sources)
+
+    def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
+        """Return where the sources are so many steps later."""
+        counts = self._shares.counts(first, first + steps)
+        pairs = zip(self.sources, starts, counts, strict=True)
+        return [source.after(start, count) for source, start, count in pairs]
+
+    def batch(self, starts: Starts, step: int) -> Batch:
+        """Return the batch of a step."""
+        (number,) = self._shares.source_of(np.array([step])).tolist()
+        source, start = self.sources[number], starts[number]
+        epochs = source.epochs
+        positions, valid = source.schedule.positions(start.position, 0)
+        empty = not len(positions)
+        if empty:
+            positions, valid = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
+        shards, records, keys = epochs.locate(start.epoch, positions, start.lanes)
+        return Batch(
+            epoch=start.epoch,
+            shape=epochs.shape(start.epoch, start.position, start.lanes),
+            key=keyed_rng.key(epochs.key_seed, "batch", start.epoch, int(positions[0])),
+            keys=keys,
+            shards=shards,
+            records=records,
+            valid=valid,
+            empty=empty,
+            sources=[number] * len(positions),
+        )
+
+    def residue(self, source: int, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
+        """Return the remainder of this rank's positions."""
+        return self.sources[source].schedule.rank
+
+
+class Rows(BatchPlan):
+    """The samples of a batch come from all sources. `steps` is the number of batches in an epoch."""
+
+    def __init__(self, sources: Sequence[Source], shares: Shares, steps: int) -> None:
+        self.sources, self._shares, self.steps = list(sources), shares, steps
+        schedule = sources[0].schedule
+        self._batch_size, self._rank, self.unit = schedule.batch_size, schedule.rank, schedule.world_size
+
+    def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
+        """Return where the sources are so many steps later."""
+        counts = self._shares.counts(first * self._batch_size, (first + steps) * self._batch_size)
+        return [
+            source.at(source.stream_position(start) + rows * self.unit, start.lanes)
+            for source, start, rows in zip(self.sources, starts, counts, strict=True)
+        ]
+
+    def batch(self, starts: Starts, step: int) -> Batch:
+        """Return the batch of a step."""
+        sources = self._shares.source_of(np.arange(step * self._batch_size, (step + 1) * self._batch_size))
+        shards, records = np.empty_like(sources), np.empty_like(sources)
+        keys = np.empty(len(sources), dtype=np.uint64)
+        before = [source.stream_position(start) for source, start in zip(self.sources, starts, strict=True)]
+        for number in np.unique(sources).tolist():
+            here, start = np.flatnonzero(sources == number), starts[number]
+            first = start.position + (self._rank - before[number]) % self.unit
+            mine = first + self.unit * np.arange(len(here))
+            located = self.sources[number].epochs.locate(start.epoch, mine, start.lanes)
+            shards[here], records[here], keys[here] = located
+        number = int(sources[0])
+        return Batch(
+            epoch=step // self.steps,
+            shape=None,
+            key=keyed_rng.key(self.sources[0].epochs.seed, "mixed batch", number, before[number] + self._rank),
+            keys=keys,
+            shards=shards,
+            records=records,
+            valid=np.ones(len(sources), dtype=np.bool_),
+            empty=False,
+            sources=sources.tolist(),
+        )
+
+    def residue(self, source: int, epoch: int) -> int:
+        """Return the remainder of this rank's positions: those of the stream are dealt out."""
+        return (self._rank - epoch * self.sources[source].epochs.length) % self.unit
+
+
+class WorkerControl:
+    """A few integers in shared memory, through which the training process and its workers talk.
+
+    The training process publishes the first step of the current iteration, the number of its steps, and where the
+    sources are before it; each worker publishes the step it works on.
+    """
+
+    def __init__(self, workers: int, sources: int = 1) -> None:
+        self._steps_at = 3 + 3 * sources
+        values = torch.zeros(self._steps_at + max(1, workers), dtype=torch.int64)
+        self._values = values.share_memory_()  # type: ignore[no-untyped-call]
+
+    def begin(self, first: int, steps: int, starts: Starts) -> int:
+        """Publish a new iteration, which ends the one before it, and return its number."""
+        places = [number for start in starts for number in (start.epoch, start.position, start.lanes)]
+        self._values[1 : self._steps_at] = torch.tensor([first, steps, *places])
+        self._values[self._steps_at :] = -1
+        self.end()
+        return self.iteration()
+
+    def end(self) -> None:
+        """Declare the current iteration over, because the cursor has been moved."""
+        self._values[0] += 1
+
+    def iteration(self) -> int:
+        """Return the number of the current iteration."""
+        return int(self._values[0])
+
+    def begun(self) -> tuple[int, int, list[EpochStart]]:
+        """Return the first step of the current iteration, the number of its steps, and where the sources start."""
+        first, steps, *places = self._values[1 : self._steps_at].tolist()
+        return first, steps, [EpochStart(*places[at : at + 3]) for at in range(0, len(places), 3)]
+
+    def begin_step(self, worker: int, step: int) -> None:
+        """Publish that a worker begins the batch of a step of the iteration."""
+        self._values[self._steps_at + worker] = step
+
+    def steps_begun(self) -> dict[int, int]:
+        """Return the step that each worker began last, without workers that began none."""
+        return {worker: step for worker, step in enumerate(self._values[self._steps_at :].tolist()) if step >= 0}
+
+
+class BatchSampler(IterableDataset[Batch]):
+    """Yields this worker's batches of an iteration: every `workers`-th batch of the rank, as the DataLoader expects."""
+
+    def __init__(self, plan: BatchPlan, control: WorkerControl) -> None:
+        self.plan, self._control = plan, control
+
+    def __iter__(self) -> Iterator[Batch]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        iteration, plan = self._control.iteration(), self.plan
+        first, steps, starts = self._control.begun()
+        done = 0
+        with contextlib.ExitStack() as stack:
+            advances = [
+                stack.enter_context(
+                    prefetching(
+                        source.split,
+                        self.needs(number, start),
+                        workers=workers,
+                        period=source.epochs.pass_length,
+                        sources=len(plan.sources),
+                    )
+                )
+                for number, (source, start) in enumerate(zip(plan.sources, starts, strict=True))
+            ]
+            for step in range(worker, steps, workers):
+                if self._control.iteration() != iteration:
+                    return  # the iteration was left early: batches still in the queue will be thrown away
+                self._control.begin_step(worker, step)
+                starts, done = plan.advance(starts, first + done, step - done), step
+                after = plan.advance(starts, first + step, 1)
+                for source, advance, start, end in zip(plan.sources, advances, starts, after, strict=True):
+                    position, stop = source.stream_position(start), source.stream_position(end)
+                    advance(position, max(stop, position + plan.unit))  # a step may have nothing of a source
+                yield plan.batch(starts, first + step)
+
+    def needs(self, number: int, start: EpochStart) -> Iterator[ShardSpan]:
+        """Yield the shards that this rank reads from a start on, without end, by places in the source's stream."""
+        source, first, idle = self.plan.sources[number], start.position, 0
+        for epoch in itertools.count(start.epoch):
+            idle += 1
+            before, residue = epoch * source.epochs.length, self.plan.residue(number, epoch)
+            for span in source.epochs.needs(epoch, first, start.lanes, residue, source.schedule.world_size):
+                idle = 0
+                yield ShardSpan(span.shard, span.begin + before, span.end + before)
+            if idle > source.schedule.world_size:
+                return  # fewer samples than ranks: this one never has any
+            first = 0

@@ -1,0 +1,241 @@
+"""The engine: hands out the batches of one or several sources, in the order of the plan, whatever happens to workers.
+
+The cursor (epoch, position) is the whole state. It lives here, in the training process, and moves when a batch is
+handed out; workers receive the start of an iteration and compute everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from shardflow.errors import ConfigError, IntegrityError, WorkerError
+
+from .batch_sampler import BatchPlan, BatchSampler, WorkerControl
+from .checkpoint import Cursor
+from .pipeline import build_pipeline, describe_batches
+from .shared_memory import SLOTS_BEYOND_PREFETCH
+from .source import EpochStart
+from .stage_times import stage_cpu_ms
+from .stats import Stats, StatsRecorder
+from .workers import WorkerPool, Workers
+
+logger = logging.getLogger(__name__)
+
+
+class EpochSetter(NamedTuple):
+    """The one attribute of a torch DataLoader that trainers look for on a loader.
+
+    Lightning calls `loader.batch_sampler.sampler.set_epoch` and reads `loader.batch_sampler.batch_size`. There is no
+    `loader.sampler`: where that exists, Lightning replaces it to shuffle by itself.
+    """
+
+    sampler: Any  # the loader or mix itself
+    batch_size: int
+
+
+class Engine(ABC):
+    """What a `Loader` and a `Mix` have in common: iterating, measuring, and ending in the middle.
+
+    Attributes:
+        fields: What a batch consists of.
+        batch_size: Samples per batch and rank; those of the first loader of a mix.
+        workers: The settings of the worker processes.
+        classes: The class names of the labels, label 0 first; empty without labels.
+        max_bad: Number of damaged samples that others may replace.
+        substituted: The problem of each sample that was replaced by another.
+    """
+
+    _kind = "loader"
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        *,
+        fields: Sequence[str],
+        classes: Sequence[str],
+        labels: int,
+        workers: Workers,
+        max_bad: int,
+    ) -> None:
+        self.fields, self.classes = tuple(fields), list(classes)
+        self.batch_size = plan.sources[0].schedule.batch_size
+        self.workers, self.max_bad = workers, max_bad
+        self.substituted: set[str] = set()
+        self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()
+        self._control = WorkerControl(workers.count, len(plan.sources))
+        self._pipeline = build_pipeline(
+            BatchSampler(plan, self._control),
+            plan.sources,
+            fields=fields,
+            classes=labels,
+            substitute=max_bad > 0,
+            slots=workers.prefetch_factor + SLOTS_BEYOND_PREFETCH,
+        )
+        self._pool = WorkerPool(self._pipeline, workers)
+
+    @abstractmethod
+    def _steps(self, position: int) -> int:
+        """Return the number of steps from a position of the cursor to the end of the epoch."""
+
+    @abstractmethod
+    def _after(self, position: int, steps: int) -> int:
+        """Return the position of the cursor so many steps later."""
+
+    @abstractmethod
+    def _begin(self, epoch: int, position: int) -> tuple[int, list[EpochStart]]:
+        """Return the number of the next step, and where the sources are before it."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Check what must be as it was, and equal on all ranks, which call this together; ConfigError if it is not."""
+
+    def __len__(self) -> int:
+        """Return the number of batches that each rank gets in a whole epoch, also after a resume: see `remaining`."""
+        return self._steps(0)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of worker processes."""
+        return self.workers.count
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that was handed out last; before the first, the one that iterating begins with."""
+        return self._cursor.epoch
+
+    @property
+    def remaining(self) -> int:
+        """The batches of this epoch that are not handed out yet: all of them before it begins, fewer after a resume."""
+        return self._steps(self._cursor.position)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The label of each class name."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def batch_sampler(self) -> EpochSetter:
+        """Where Lightning looks for `set_epoch` and the batch size."""
+        return EpochSetter(sampler=self, batch_size=self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
+
+        The start is fixed when the first batch is requested: Lightning calls `iter` before it sets the epoch.
+        One iteration at a time: starting another, or moving the loader, ends the one before it.
+        """
+        if self._cursor.begun:
+            self._cursor.set(self._cursor.epoch + 1)
+        self._check()
+        epoch, position = self._cursor.epoch, self._cursor.position
+        first, starts = self._begin(epoch, position)
+        steps = self._steps(position)
+        iteration = self._control.begin(first, steps, starts)
+        with contextlib.closing(self._batches(iteration, steps)) as batches:
+            for handed_out, columns in batches:
+                self._cursor.advance(self._after(position, handed_out))
+                yield columns
+        if self._control.iteration() != iteration:
+            return
+        self._cursor.set(epoch + 1)
+        if not self.workers.persistent_workers:
+            self._pool.end()
+
+    def _batches(self, iteration: int, steps: int) -> Generator[tuple[int, Any], None, None]:
+        """Yield each batch of an iteration of so many steps, with the number of those handed out by then.
+
+        Raises:
+            ConfigError: Another iteration began, or the cursor was moved, before all steps were done.
+            WorkerError: A worker died; the message says on what.
+        """
+        handed_out = 0
+        outputs = self._pool.batches()
+        try:
+            for output in self._stats.timed(outputs):
+                if output.substituted:
+                    self._record_substituted(output.substituted)
+                self._stats.count(output.counts, len(output.substituted))
+                handed_out += 1
+                yield handed_out, output.columns
+                if self._control.iteration() != iteration:
+                    break
+            else:
+                if handed_out != steps:
+                    raise WorkerError(
+                        f"the workers ended after {handed_out} of {steps} batches; start the iteration again"
+                    )
+        except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
+            raise
+        except Exception as error:
+            self._pool.end()  # their state is unknown
+            if isinstance(error, WorkerError):
+                raise WorkerError(f"{error}. {self._in_progress()}") from None
+            raise
+        finally:
+            outputs.close()
+        if self._control.iteration() != iteration and handed_out < steps:
+            plural = f"{self._kind}es" if self._kind.endswith("x") else f"{self._kind}s"
+            raise ConfigError(
+                f"the {self._kind} was iterated again, or moved by set_epoch or load_state_dict, which ended this "
+                f"iteration; move it between iterations, and use two {plural} for two at once"
+            )
+
+    def _record_substituted(self, problems: Sequence[str]) -> None:
+        for problem in problems:
+            if problem not in self.substituted:
+                self.substituted.add(problem)
+                logger.warning("substituted: %s", problem)
+        if len(self.substituted) > self.max_bad:
+            raise IntegrityError(
+                f"{len(self.substituted)} samples are damaged, {self.max_bad} are allowed (max_bad); the last: "
+                f"{problems[-1]}"
+            )
+
+    def _in_progress(self) -> str:
+        """Describe the batches that the workers began last: a dead worker died on one of them."""
+        first, _, starts = self._control.begun()
+        batches = {
+            worker: self._plan.batch(self._plan.advance(starts, first, step), first + step)
+            for worker, step in self._control.steps_begun().items()
+        }
+        return describe_batches(batches, self._plan.sources)
+
+    def stats(self, *, whole_run: bool = False) -> Stats:
+        """Return where the time went since the iteration began, or in all; its `str` says what to do about it."""
+        return self._stats.stats(whole_run=whole_run)
+
+    def profile(self, seconds: float = 1.0) -> dict[str, float]:
+        """Return the CPU milliseconds per image of each stage of the workers, measured in this process.
+
+        The stages make batches from the cursor on for about so many seconds, which moves nothing, but ends an
+        iteration in progress. Sending batches to the training process is not among them.
+
+        >>> loader.profile()      # doctest: +SKIP
+        {'plan': 0.01, 'read': 0.02, 'decode': 0.61, 'annotate': 0.0, 'augment': 0.0, 'collate': 0.03}
+        """
+        epoch, position = self._cursor.epoch, self._cursor.position
+        if self._cursor.begun or not self._steps(position):
+            epoch, position = epoch + 1, 0
+        first, starts = self._begin(epoch, position)
+        self._control.begin(first, self._steps(position), starts)
+        try:
+            return stage_cpu_ms(self._pipeline, seconds, batch_size=self.batch_size)
+        finally:
+            self._control.end()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration run through `epoch`, from its start.
+
+        Setting the epoch of a state that was just loaded keeps its position, so that the usual
+        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes at the right place.
+        """
+        if self._cursor.set_epoch(epoch):
+            self._control.end()
+
+    def close(self) -> None:
+        """End the worker processes now; another iteration starts new ones."""
+        self._pool.end()

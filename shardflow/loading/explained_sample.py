@@ -1,0 +1,73 @@
+"""One sample as training gets it: its pixels and its annotations, before they are stacked into a batch.
+
+The stages are those of the workers, so what is explained is what a worker makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shardflow.dataset.sample import Sample
+from shardflow.geometry.crops import Crops
+from shardflow.order.epochs import Visit
+
+from .batch import Batch
+from .decoders.decoder import allocate, as_views
+from .fork_rng import one_thread
+from .pipeline import sample_stages
+from .source import Source
+
+
+class ExplainedSample(NamedTuple):
+    """A sample, decoded, annotated and transformed.
+
+    Attributes:
+        key: Its key.
+        random_key: The key of its random numbers.
+        images: Each view of its image, as the transform returns it, or else uint8 [C, H, W].
+        crops: The crop of each view; None where the decoder does not say.
+        masks: Field → mask [C, H, W].
+        objects: Field → boxes, fields of boxes, keypoints.
+    """
+
+    key: str
+    random_key: int
+    images: tuple[Any, ...]
+    crops: tuple[Crops, ...] | None
+    masks: dict[str, torch.Tensor]
+    objects: dict[str, torch.Tensor]
+
+
+def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSample:
+    """Return a sample of a source as a worker makes it at a visit."""
+    nothing = np.zeros(1, dtype=np.int64)
+    batch = Batch(
+        epoch=visit.epoch,
+        shape=visit.shape,
+        key=0,
+        keys=np.array([visit.key], dtype=np.uint64),
+        shards=nothing + sample.shard,
+        records=nothing + sample.record,
+        valid=nothing == 0,
+        empty=False,
+        sources=[0],
+        samples=[sample],
+        pixels=[None],
+    )
+    batches = iter([batch])
+    with one_thread():
+        for stage in sample_stages([replace(source, pixel_cache=None)], allocator=allocate, substitute=False):
+            batches = stage(batches)
+        (batch,) = batches
+    return ExplainedSample(
+        key=sample.key,
+        random_key=visit.key,
+        images=tuple(view[0] for view in as_views(batch.images)),
+        crops=None if batch.crops is None else as_views(batch.crops),
+        masks={field: masks[0] for field, masks in batch.masks.items()},
+        objects={field: values[0] for field, values in batch.objects.items()},
+    )

@@ -1,0 +1,66 @@
+"""A source: one split, and how its samples are chosen, read, decoded and transformed. A mix has several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardflow.dataset.dataset import Split
+from shardflow.order.epochs import Epochs
+from shardflow.order.schedule import Schedule
+
+from .annotation_fields import AnnotationFields
+from .decoders.decoder import Decoder
+from .pixel_cache import PixelCache
+from .stages import Transforms
+
+
+@dataclass(slots=True)
+class EpochStart:
+    """Where an iteration starts in a source."""
+
+    epoch: int
+    position: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One split, as a loader was asked to read it.
+
+    Attributes:
+        split: The split.
+        limit: Only so many of its samples take part; None for all.
+        epochs: The order of its samples.
+        schedule: The part of this rank in an epoch.
+        decoder, transform, batch_transform: As given to the loader.
+        pixel_cache: The cache of decoded images; None without one.
+        annotations: Which of the fields follow the crops, and which boxes stay.
+    """
+
+    split: Split
+    limit: int | None = None
+    epochs: Epochs
+    schedule: Schedule
+    decoder: Decoder
+    transform: Transforms = None
+    batch_transform: Callable[..., Any] | None = None
+    pixel_cache: PixelCache | None = None
+    annotations: AnnotationFields
+
+    def after(self, start: EpochStart, steps: int) -> EpochStart:
+        """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""
+        if steps < (left := self.schedule.steps(start.position)):
+            return EpochStart(start.epoch, self.schedule.after(start.position, steps), start.lanes)
+        epochs, step = divmod(steps - left, self.schedule.steps())
+        return EpochStart(start.epoch + 1 + epochs, self.schedule.after(0, step), start.lanes)
+
+    def stream_position(self, start: EpochStart) -> int:
+        """Return the place of a start in the endless stream of the source's epochs."""
+        return start.epoch * self.epochs.length + start.position
+
+    def at(self, position: int, lanes: int) -> EpochStart:
+        """Return the start at a place of that stream."""
+        epoch, within = divmod(position, self.epochs.length)
+        return EpochStart(epoch, within, lanes)
