@@ -25,12 +25,12 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-_STAGES = str(Path(__file__).with_name("stages.py"))
+_STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collate.py")]
 
 
 @contextlib.contextmanager
-def noting(describe: Callable[[], str], *remedies: Callable[[Exception], str | None]) -> Iterator[None]:
-    """Add to an error of the user's code what it was called for, and remedies for well-known mistakes."""
+def noting(describe: Callable[[], str]) -> Iterator[None]:
+    """Add to an error of the user's code what it was called for."""
     try:
         yield
     except ShardflowError:
@@ -39,9 +39,6 @@ def noting(describe: Callable[[], str], *remedies: Callable[[Exception], str | N
         info = get_worker_info()
         place = "" if info is None else f", in worker {info.id}"
         add_note(error, f"shardflow: raised by {describe()}{place}")
-        for remedy in remedies:
-            if (note := remedy(error)) is not None:
-                add_note(error, f"shardflow: {note}")
         raise
 
 
@@ -56,7 +53,7 @@ class SentError:
             (frame.filename, frame.lineno or 1, frame.name) for frame in traceback.extract_tb(error.__traceback__)
         ]
         # What called the stage is the worker's own business.
-        stage = max((number for number, (filename, *_) in enumerate(frames) if filename == _STAGES), default=0)
+        stage = max((number for number, (filename, *_) in enumerate(frames) if filename in _STAGES), default=0)
         self._frames = frames[stage:]
         earlier = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
         self._earlier = SentError(earlier) if isinstance(earlier, Exception) else None
