@@ -61,7 +61,7 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
     def measured(**options: Any) -> dict[str, float]:
         begun = loader(url, num_workers=0, **options)
         next(iter(begun))
-        return stage_cpu_ms(begun, 0.3)
+        return begun.profile(0.3)
 
     burning = measured(transform=burn)
     assert tuple(burning) == STAGES

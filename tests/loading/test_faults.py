@@ -163,7 +163,7 @@ def test_worker_killed_between_epochs_is_raised_by_the_loader(dataset: Path) -> 
     """A worker killed between two epochs is a WorkerError of the next one, which then starts again from its start."""
     some = loader(dataset)
     list(some)
-    os.kill(next(iter(children() & set(some._workers.pids()))), signal.SIGKILL)
+    os.kill(next(iter(children() & set(some._pool.pids()))), signal.SIGKILL)
     with pytest.raises(WorkerError):
         next(iter(some))
     whole = loader(dataset)
@@ -201,7 +201,7 @@ from tests.loading import test_faults as this
 some = this.loader(Path({str(dataset)!r}), samples_per_epoch=4_000_000, multiprocessing_context={context!r})
 batches = iter(some)
 next(batches)
-print(*some._workers.pids(), flush=True)
+print(*some._pool.pids(), flush=True)
 for _ in batches:
     pass
 """

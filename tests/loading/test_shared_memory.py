@@ -102,7 +102,7 @@ def test_workers_that_end_before_the_first_batch_leave_no_slab(dataset: Path) ->
 
     def kill() -> None:
         if until(lambda: bool(shared_memory._slabs)):
-            os.kill(through._workers.pids()[0], signal.SIGKILL)
+            os.kill(through._pool.pids()[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()

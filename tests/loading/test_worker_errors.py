@@ -92,8 +92,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
         url,
         batch_size=4,
         shuffle=False,
-        decoder=shardflow.decoders.CenterCrop(8),
-        **with_workers({"num_workers": 1, **options}),
+        **{"decoder": shardflow.decoders.CenterCrop(8), **with_workers({"num_workers": 1, **options})},
     )
 
 
@@ -173,8 +172,8 @@ def test_a_batch_transform_must_return_the_batch(dataset: Path) -> None:
         list(loader(dataset, batch_transform=Returns(None)))
 
 
-def test_batch_transforms_in_floats_follow_a_conversion(dataset: Path) -> None:
-    """A batch transform that computes in floats works behind `ToDtype`, as documented."""
+def test_floats_can_be_mixed_in_a_worker(dataset: Path) -> None:
+    """MixUp, which computes in floats, works as documented: images are converted before it."""
     to_float: Sequence[Any] = [v2.ToDtype(torch.float32, scale=True), v2.MixUp(num_classes=12)]
     images, labels = next(iter(loader(dataset, batch_transform=v2.Compose(to_float))))
     assert (images.dtype, tuple(labels.shape)) == (torch.float32, (4, 12))
