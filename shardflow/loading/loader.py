@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import numpy as np
-
 from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
 from shardflow._wording import plural
 from shardflow.dataset.dataset import Split, open_dataset
+from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.geometry.objects import CroppedBoxes
 from shardflow.order.epochs import Epochs
 from shardflow.order.mixture import Shares
-from shardflow.order.sampler import Sampler, Shape
+from shardflow.order.sampler import Sampler
 from shardflow.order.schedule import MOST_BATCH, Schedule
 from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
@@ -29,7 +28,7 @@ from .annotation_fields import AnnotationFields
 from .batch_sampler import WholeBatches
 from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
-from .decoders.decoder import Decoder, as_views, check_decoder
+from .decoders.decoder import Decoder, check_decoder
 from .decoders.random_resized_crop import RandomResizedCrop
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
@@ -293,12 +292,12 @@ class Loader(Engine):
             f"{plural(self.num_workers, 'worker')}; epoch {self.epoch}, {self.remaining} of its batches left>"
         )
 
-    def explain(self, number: int, *, epoch: int = 0) -> ExplainedSample | None:
+    def explain(self, number: int, *, epoch: int = 0, sample: Sample | None = None) -> ExplainedSample | None:
         """Return sample `number` of the split as training gets it in an epoch; None if it does not come there.
 
         The stages of the workers make it, in this process; `batch_transform` and what happens on a device are left out.
         With `samples_per_epoch`, `epoch` counts the passes over the split. Of a sample that comes several times, the
-        first.
+        first. A `sample` that was read already, as `loader.split[number]`, is not read again.
 
         >>> loader.explain(17, epoch=3).images[0]      # doctest: +SKIP
 
@@ -311,7 +310,8 @@ class Loader(Engine):
         visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._lanes)
         if visit is None:
             return None
-        return explain_sample(self.source, self.split.reader.read(*self.split.locate(number)), visit)
+        sample = self.split.reader.read(*self.split.locate(number)) if sample is None else sample
+        return explain_sample(self.source, sample, visit)
 
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data and to load it again: plain JSON, without credentials.
@@ -445,11 +445,13 @@ def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], trans
             f"a list of transforms has one for each view of a MultiView; found {len(transform)} for "
             f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
         )
+    if bool(shapes) != decoder.needs_shape or (shapes and "image" not in fields):
+        raise ConfigError(
+            f"{decoder!r} and the sampler: decoders.Cover and samplers.AspectBuckets go together, with 'image' among "
+            "the fields"
+        )
     if "image" in fields:
-        _check_shapes(decoder, shapes)
         decoder.load_libraries()
-    elif shapes:
-        raise ConfigError("the sampler decides on the shape of images; add 'image' to the fields")
     return decoder
 
 
@@ -459,15 +461,3 @@ def _pixel_cache(cache: object, fields: Sequence[str], split: Split, decoder: De
     if "image" not in fields:
         raise ConfigError(f"Cache(pixels=...) needs 'image' among the fields, found {tuple(fields)}")
     return PixelCache(split, cache, decoder)
-
-
-def _check_shapes(decoder: Decoder, shapes: Sequence[Shape]) -> None:
-    """Check that a decoder crops to the shapes of the sampler; ConfigError if not."""
-    sizes, keys = np.array([[64, 64]]), np.zeros(1, dtype=np.uint64)
-    for shape in shapes or (None,):
-        crops = decoder.plan(0, shape, sizes, keys)
-        if shape is not None and any(each is None or each.size != shape[::-1] for each in as_views(crops)):
-            raise ConfigError(
-                f"the sampler makes batches of shape {shape[0]} x {shape[1]}, to which {decoder!r} does not crop; use "
-                "decoders.Cover()"
-            )

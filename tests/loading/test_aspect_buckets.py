@@ -162,9 +162,9 @@ def test_what_does_not_go_together(dataset: Path, tmp_path: Path) -> None:
         ({"samples_per_epoch": 6}, "multiples of the 4 that this sampler keeps together"),
         ({"samples_per_epoch": 8}, "a pass of 90 samples"),
         ({"sampler": of_classes, "batch_size": 1}, "composes whole batches already"),
-        ({"fields": ("label",)}, "add 'image' to the fields"),
-        ({"decoder": shardflow.decoders.RandomResizedCrop(12)}, "does not crop; use decoders.Cover"),
-        ({"decoder": shardflow.decoders.Cover(), "sampler": None}, "no sampler chose one"),
+        ({"fields": ("label",)}, "go together, with 'image' among the fields"),
+        ({"decoder": shardflow.decoders.RandomResizedCrop(12)}, "go together"),
+        ({"decoder": shardflow.decoders.Cover(), "sampler": None}, "go together"),
     ):
         with pytest.raises(ConfigError, match=message):
             loader(dataset, **options)

@@ -154,6 +154,18 @@ def test_a_subclass_that_decodes_otherwise_is_not_taken_for_its_base(tmp_path: P
     assert Grey(16) == Grey(16) != decoders.RandomResizedCrop(16)
 
 
+def test_views_may_cover_the_shape_of_a_batch(tmp_path: Path) -> None:
+    """A `MultiView` of a `Cover` needs the shape that a sampler decides on, and hands it on."""
+    sampler = shardflow.samplers.AspectBuckets([(10, 14)])
+    both = decoders.MultiView([decoders.Cover(), decoders.CenterCrop(8)])
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "decoder": both}
+    url = make_dataset(tmp_path / "set", [8])
+    (views, _), *_ = shardflow.Loader(url, sampler=sampler, **options)
+    assert [tuple(view.shape) for view in views] == [(4, 3, 10, 14), (4, 3, 8, 8)]
+    with pytest.raises(ConfigError, match="go together"):
+        shardflow.Loader(url, **options)
+
+
 def test_decoders_are_equal_by_their_settings() -> None:
     """Decoders of one class with equal settings are equal; settings that are not plain have to be the same object."""
     for decoder in DECODERS:

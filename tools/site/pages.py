@@ -34,11 +34,7 @@ class Reference(NamedTuple):
 
 REFERENCE = {
     "packing": Reference("Packing", ("packing.", "formats."), ("pack", "extend", "repair", "verify")),
-    "decoders": Reference(
-        "Decoders",
-        ("loading.decoders", "loading.aspect_buckets", "loading.multi_view"),
-        ("decoders.RandomResizedCrop",),
-    ),
+    "decoders": Reference("Decoders", ("loading.decoders", "geometry."), ("decoders",)),
     "loading": Reference("Loading", ("loading.", "storage.", "interop.", "diagnostics."), ("Loader", "Mix")),
     "device": Reference("On the device", ("device.",), ("DevicePrefetcher",)),
     "datasets": Reference("Datasets", ("dataset.",), ("open", "Dataset", "Split")),

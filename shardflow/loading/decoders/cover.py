@@ -32,6 +32,8 @@ class Cover(CropDecoder):
         ConfigError: A value is out of its range.
     """
 
+    needs_shape = True
+
     def __init__(self, *, random: bool = True, hflip: float = 0.5, max_pixels: int = MAX_PIXELS) -> None:
         self.random, self.hflip = bool(random), check_probability("hflip", hflip)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)

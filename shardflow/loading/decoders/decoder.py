@@ -99,6 +99,7 @@ class Decoder(ABC):
         padding: What becomes of images of different sizes in a batch.
         views: The decoder of each view, where the images of a batch are a tuple with a tensor for each; else empty.
         keeps_sizes: Whether images have the sizes that the index says, which are then checked before loading begins.
+        needs_shape: Whether it crops to the shape of a batch, on which a sampler has to decide.
         rows_are_images: Whether each row is an image by itself, so that rows of several decoders can form one batch.
         pixels_version: Names all that the decoded pixels of a whole image depend on; None for a decoder that takes
             encoded images alone. With one, `decode` gets pixels in the place of files that are in the pixel cache.
@@ -108,6 +109,7 @@ class Decoder(ABC):
     padding: Padding = Padding()
     views: tuple[Decoder, ...] = ()
     keeps_sizes: bool = False
+    needs_shape: bool = False
     rows_are_images: bool = True
 
     def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Plan:  # noqa: ARG002
