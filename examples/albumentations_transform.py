@@ -85,7 +85,7 @@ def main() -> None:
     net = Net(len(shardflow.open(given.dataset).classes or ()))
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     total = torch.zeros(())
-    for images, labels in shardflow.DevicePrefetcher(loader, "cpu"):
+    for images, labels in shardflow.device.Prefetcher(loader, "cpu"):
         loss = F.cross_entropy(net(images), labels)
         optimiser.zero_grad()
         loss.backward()

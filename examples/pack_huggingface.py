@@ -4,7 +4,7 @@
 
 What to look at:
 
-- The columns with images and classes are found by their types; `shardflow.Collection` names others.
+- The columns with images and classes are found by their types; `shardflow.sources.Collection` names others.
 - Images are not decoded on the way: their files go to the packer, and those that need no change could be kept
   byte for byte (`preset="original"`).
 - The files are copied to the directory for temporary files first, where the workers read them.

@@ -43,11 +43,11 @@ def main() -> None:
         (photos / f"{number}.json").write_text(json.dumps({"boxes": [disc(number)], "labels": [number % 3]}))
         (photos / f"{number}.txt").write_text(f"a disc in {COLOURS[number % 3]}")
 
-    boxes = shardflow.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
+    boxes = shardflow.annotations.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
     report = shardflow.pack(
-        shardflow.Folder(photos, parts=("txt",)),
+        shardflow.sources.Folder(photos, parts=("txt",)),
         folder / "packed",
-        annotations=shardflow.Annotations(masks=("mask.png",), boxes=boxes),
+        annotations=shardflow.annotations.Annotations(masks=("mask.png",), boxes=boxes),
         short_side=64,
         square=True,
         workers=1,

@@ -10,7 +10,7 @@ What to look at:
 
 - Paths are relative to the table; URLs of any scheme that fsspec serves do as well.
 - The column "split" is found by its name, and so would "label" be.
-- A row whose image is missing would be quarantined, and counted against `max_bad`.
+- A row whose image is missing would be quarantined, and counted against `max_errors`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
             colour, split = COLOURS[number % 3], "val" if number % 5 == 0 else "train"
             table.writerow([f"photos/{number}.jpg", colour, split, f"a disc in {colour}", f"no {number % 2}"])
 
-    source = shardflow.Table(folder / "photos.csv", label="colour", caption="text")
+    source = shardflow.sources.Table(folder / "photos.csv", label="colour", caption="text")
     report = shardflow.pack(source, folder / "packed", short_side=64, workers=1)
 
     dataset = shardflow.open(folder / "packed")

@@ -5,7 +5,7 @@
 What to look at:
 
 - A target that is an integer or a name is the class; one that is an image is a mask; dictionaries are annotations.
-- Class names come from the dataset's `classes`, if it has them, or from `shardflow.Collection(..., classes=...)`.
+- Class names come from its `classes`, if it has them, or from `shardflow.sources.Collection(..., classes=...)`.
 - Give it without a transform that crops or augments: that is what the training does, every epoch anew.
 """
 
@@ -26,7 +26,7 @@ def main() -> None:
     packed = parser.parse_args().packed
 
     images = torchvision.datasets.FakeData(size=40, image_size=(3, 80, 120), num_classes=4)
-    source = shardflow.Collection(images, classes=["ant", "bee", "cat", "dog"])
+    source = shardflow.sources.Collection(images, classes=["ant", "bee", "cat", "dog"])
     shardflow.pack(source, packed, short_side=64, workers=1)
 
     decoder = shardflow.decoders.RandomResizedCrop(48)

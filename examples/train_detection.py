@@ -42,10 +42,10 @@ def main() -> None:
         given.dataset,
         batch_size=given.batch_size,
         decoder=shardflow.decoders.RandomResizedCrop(given.size, scale=(0.3, 1), hflip=0),
-        fields=("image", shardflow.CroppedBoxes(min_visibility=0.25), "box_labels", "random_key"),
+        fields=("image", shardflow.annotations.CroppedBoxes(min_visibility=0.25), "box_labels", "random_key"),
         num_workers=given.workers,
     )
-    batches = shardflow.DevicePrefetcher(loader, device, [shardflow.RandomHorizontalFlip()])
+    batches = shardflow.device.Prefetcher(loader, device, [shardflow.device.RandomHorizontalFlip()])
     torch.manual_seed(0)
     make = getattr(detection, given.model)
     if given.model.startswith("fasterrcnn"):  # these resize their images, by default to other sizes

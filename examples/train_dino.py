@@ -47,8 +47,8 @@ def main() -> None:
         fields=("image", "random_key"),
         num_workers=given.workers,
     )
-    batches = shardflow.DevicePrefetcher(
-        loader, device, [shardflow.ColorJitter(0.4, 0.4, 0.2, 0.1), shardflow.Normalize()]
+    batches = shardflow.device.Prefetcher(
+        loader, device, [shardflow.device.ColorJitter(0.4, 0.4, 0.2, 0.1), shardflow.device.Normalize()]
     )
     torch.manual_seed(0)
     student = Net(given.outputs).to(device)

@@ -204,7 +204,7 @@ class Training:
             print(line, flush=True)
 
 
-def train_batches(given: argparse.Namespace, device: torch.device, classes: int) -> shardflow.DevicePrefetcher:
+def train_batches(given: argparse.Namespace, device: torch.device, classes: int) -> shardflow.device.Prefetcher:
     """Return the training data, augmented on the device."""
     crop = shardflow.decoders.RandomResizedCrop(given.size)
     on_device = given.decode == "device"
@@ -217,20 +217,20 @@ def train_batches(given: argparse.Namespace, device: torch.device, classes: int)
         num_workers=given.workers,
     )
     transforms = [
-        *([shardflow.DecodeJpeg(crop)] if on_device else []),
-        shardflow.Normalize(),
-        shardflow.RandomErasing(given.erase),
-        shardflow.OneOf(
+        *([shardflow.device.DecodeJpeg(crop)] if on_device else []),
+        shardflow.device.Normalize(),
+        shardflow.device.RandomErasing(given.erase),
+        shardflow.device.OneOf(
             [
-                shardflow.MixUp(alpha=given.mixup, num_classes=classes),
-                shardflow.CutMix(alpha=given.cutmix, num_classes=classes),
+                shardflow.device.MixUp(alpha=given.mixup, num_classes=classes),
+                shardflow.device.CutMix(alpha=given.cutmix, num_classes=classes),
             ]
         ),
     ]
-    return shardflow.DevicePrefetcher(loader, device, transforms, channels_last=True)
+    return shardflow.device.Prefetcher(loader, device, transforms, channels_last=True)
 
 
-def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.DevicePrefetcher:
+def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.device.Prefetcher:
     """Return the evaluation data: every sample once, whatever the number of ranks."""
     loader = shardflow.Loader(
         given.dataset,
@@ -241,7 +241,7 @@ def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.De
         tail="short",
         num_workers=shardflow.Workers(given.workers, persistent_workers=False),
     )
-    return shardflow.DevicePrefetcher(loader, device, [shardflow.Normalize()], channels_last=True)
+    return shardflow.device.Prefetcher(loader, device, [shardflow.device.Normalize()], channels_last=True)
 
 
 def groups(net: nn.Module) -> list[dict[str, Any]]:

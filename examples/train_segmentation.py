@@ -53,26 +53,30 @@ def main() -> None:
         shuffle=False,
         num_workers=given.workers,
     )
-    augment = [shardflow.ColorJitter(0.3, 0.3, 0.3), shardflow.Normalize(), shardflow.RandomErasing(mask_value=IGNORED)]
+    augment = [
+        shardflow.device.ColorJitter(0.3, 0.3, 0.3),
+        shardflow.device.Normalize(),
+        shardflow.device.RandomErasing(mask_value=IGNORED),
+    ]
     torch.manual_seed(0)
     model = getattr(segmentation, given.model)(weights=None, weights_backbone=None, num_classes=given.classes)
     model.to(device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     for epoch in range(given.epochs):
         model.train()
-        batches = shardflow.DevicePrefetcher(train, device, augment)
+        batches = shardflow.device.Prefetcher(train, device, augment)
         for images, masks in batches:
             loss = F.cross_entropy(model(images)["out"], masks[:, 0].long(), ignore_index=IGNORED)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        iou = evaluate(model, shardflow.DevicePrefetcher(val, device, [shardflow.Normalize()]), given.classes)
+        iou = evaluate(model, shardflow.device.Prefetcher(val, device, [shardflow.device.Normalize()]), given.classes)
         print(f"epoch {epoch}: {len(batches)} steps, loss {float(loss.detach()):.3f}, mean IoU {iou:.1%}")
     print(batches.stats())
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, batches: shardflow.DevicePrefetcher, classes: int) -> float:
+def evaluate(model: torch.nn.Module, batches: shardflow.device.Prefetcher, classes: int) -> float:
     """Return the mean over classes of intersection by union, from the counts of all pixels."""
     model.eval()
     counts = torch.zeros(classes, classes, dtype=torch.int64)

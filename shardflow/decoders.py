@@ -4,27 +4,21 @@ A decoder inherits from `CropDecoder` and has a `plan`, which chooses a crop of 
 `decode`, which makes the images.
 """
 
-from .geometry.crops import Crops
-from .loading.decoders.center_crop import CenterCrop
-from .loading.decoders.cover import Cover
-from .loading.decoders.crop_decoder import CropDecoder
-from .loading.decoders.decoder import Decoder, Payloads
-from .loading.decoders.multi_view import MultiView
-from .loading.decoders.random_resized_crop import RandomResizedCrop
-from .loading.decoders.raw import Raw
-from .loading.decoders.whole_image import Image
-from .loading.padding import Padding
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CenterCrop",
-    "Cover",
-    "CropDecoder",
-    "Crops",
-    "Decoder",
-    "Image",
-    "MultiView",
-    "Padding",
-    "Payloads",
-    "RandomResizedCrop",
-    "Raw",
-]
+from ._imports import lazy_names
+
+if TYPE_CHECKING:
+    from .geometry.crops import Crops as Crops
+    from .loading.decoders.center_crop import CenterCrop as CenterCrop
+    from .loading.decoders.cover import Cover as Cover
+    from .loading.decoders.crop_decoder import CropDecoder as CropDecoder
+    from .loading.decoders.decoder import Decoder as Decoder
+    from .loading.decoders.decoder import Payloads as Payloads
+    from .loading.decoders.multi_view import MultiView as MultiView
+    from .loading.decoders.random_resized_crop import RandomResizedCrop as RandomResizedCrop
+    from .loading.decoders.raw import Raw as Raw
+    from .loading.decoders.whole_image import Image as Image
+    from .loading.padding import Padding as Padding
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

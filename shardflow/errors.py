@@ -49,7 +49,7 @@ class ShardflowError(Exception):
     shard: str | None = None
     key: str | None = None
 
-    def at(self, *, shard: str, key: str | None = None) -> ShardflowError:
+    def with_location(self, *, shard: str, key: str | None = None) -> ShardflowError:
         """Attach the place to the error and its message, unless it has one already. Return the error."""
         if self.shard is None:
             place = shard if key is None else f"{shard}, sample {key}"
@@ -133,7 +133,7 @@ class DeadlineError(StoreError, TimeoutError):
 
 
 class SampleError(ShardflowError, ValueError):
-    """One sample cannot be used; the others can. `pack` quarantines it, up to `max_bad` of them."""
+    """One sample cannot be used; the others can. `pack` quarantines it, up to `max_errors` of them."""
 
 
 class DecodeError(SampleError):

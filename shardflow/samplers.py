@@ -4,21 +4,19 @@ A sampler is any object with `bind(facts) -> EpochSampler`; it decides which sam
 how they form batches.
 """
 
-from .order.aspect_buckets import AspectBuckets
-from .order.class_batches import ClassBatches
-from .order.list_plan import ListPlan
-from .order.sampler import EpochPlan, EpochSampler, Facts, Sampler
-from .order.subset_sampler import Subset
-from .order.weighted import Weighted
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AspectBuckets",
-    "ClassBatches",
-    "EpochPlan",
-    "EpochSampler",
-    "Facts",
-    "ListPlan",
-    "Sampler",
-    "Subset",
-    "Weighted",
-]
+from ._imports import lazy_names
+
+if TYPE_CHECKING:
+    from .order.aspect_buckets import AspectBuckets as AspectBuckets
+    from .order.class_batches import ClassBatches as ClassBatches
+    from .order.list_plan import ListPlan as ListPlan
+    from .order.sampler import EpochPlan as EpochPlan
+    from .order.sampler import EpochSampler as EpochSampler
+    from .order.sampler import Facts as Facts
+    from .order.sampler import Sampler as Sampler
+    from .order.subset_sampler import Subset as Subset
+    from .order.weighted import Weighted as Weighted
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

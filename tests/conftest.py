@@ -24,7 +24,7 @@ settings.load_profile("tests")
 multiprocessing.set_forkserver_preload(["torch.distributed", "torchvision", "webdataset", "shardflow.loading.loader"])
 
 _LONG = ("docs/", "examples/", "trainers/", "native/test_sanitizers.py", "packing/test_crashes.py", "s3/test_soak.py")
-_LONG += ("order/test_plan_processes.py", "packing/executors/test_ray.py", "packing/test_interleavings.py")
+_LONG += ("order/test_shuffle_plan_processes.py", "packing/executors/test_ray.py", "packing/test_interleavings.py")
 _LONG += ("distributed/", "demo/", "test_limits.py", "test_run_guard.py", "s3/test_packing.py")
 """Files of few and long tests. They come first, or one process would end with them while the others are idle."""
 

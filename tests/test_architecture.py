@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -21,7 +22,7 @@ LAYERS = [
     {"errors", "_cores", "_imports", "_version", "_wording"},
     {"_validation"},
     {"order", "formats"},
-    {"geometry", "samplers"},
+    {"geometry"},
     {"native", "_orientation"},
     {"_pillow"},
     {"_colour"},
@@ -31,7 +32,7 @@ LAYERS = [
     {"packing", "loading"},
     {"device", "preview", "interop"},
     {"diagnostics"},
-    {"decoders"},
+    {"annotations", "decoders", "metrics", "reports", "samplers", "sources"},
     {"demo"},
     {"cli"},
 ]
@@ -77,7 +78,7 @@ LIBRARIES = {
     "prometheus_client": ("diagnostics/metrics.py",),
     "opentelemetry": ("diagnostics/metrics.py",),
     "tqdm": ("cli/", "packing/progress.py"),
-    "importlib": ("_imports.py", "cli/", "native/", "loading/provenance.py"),
+    "importlib": ("_imports.py", "cli/", "native/", "loading/run_metadata.py"),
     # A dataset is data: reading one runs nothing that it names.
     "pickle": (),
     "marshal": (),
@@ -88,7 +89,12 @@ LIBRARIES = {
 PACKAGE = Path(shardflow.__file__).parent
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
+NAMESPACES = ["shardflow", *(f"shardflow.{name}" for name in ("annotations", "decoders", "device", "metrics"))]
+NAMESPACES += [f"shardflow.{name}" for name in ("reports", "samplers", "sources")]
+"""The modules whose names are public, beside `shardflow.errors`."""
+
 every_file = pytest.mark.parametrize("file", FILES)
+every_namespace = pytest.mark.parametrize("namespace", NAMESPACES)
 
 
 @functools.cache
@@ -227,25 +233,39 @@ def test_public_names_are_sorted(file: str) -> None:
             assert names == sorted(set(names), key=lambda name: (not name.isupper(), name[0].islower(), name))
 
 
-def test_public_names_resolve() -> None:
+@every_namespace
+def test_public_names_resolve(namespace: str) -> None:
     """Every name of `__all__` is there, `dir` lists nothing else, and any other name is an AttributeError."""
-    assert dir(shardflow) == sorted([*shardflow.__all__, "__version__"])
-    for name in dir(shardflow):
-        assert hasattr(shardflow, name)
+    module = importlib.import_module(namespace)
+    assert dir(module) == sorted([*module.__all__, *(["__version__"] if module is shardflow else [])])
+    for name in dir(module):
+        assert hasattr(module, name)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        shardflow.nothing  # noqa: B018
+        module.nothing  # noqa: B018
 
 
-def test_public_names_are_what_the_package_imports() -> None:
-    """`__all__` is exactly what the package takes out of its modules, and has what its docstring promises."""
-    taken = {
-        alias.asname or alias.name
-        for node in ast.walk(tree("__init__.py"))
-        if isinstance(node, ast.ImportFrom) and node.level
-        for alias in node.names
-    }
-    assert taken == {*shardflow.__all__, "__version__"}
-    assert set(re.findall(r"shardflow\.(\w+)\(", str(shardflow.__doc__))) <= taken
+@every_namespace
+def test_public_names_are_what_type_checkers_see(namespace: str) -> None:
+    """What is imported on first use has the name and the place of the import that is there for type checkers."""
+    module, code = importlib.import_module(namespace), ast.Module(body=[], type_ignores=[])
+    for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.If):
+            code.body += node.body
+    checked: dict[str, object] = {"__name__": namespace, "__package__": str(module.__package__)}
+    exec(compile(code, namespace, "exec"), checked)
+    assert {name for name in checked if not name.startswith("_")} == {*module.__all__}
+    for name in module.__all__:
+        assert getattr(module, name) is checked[name]
+
+
+def test_the_docstring_names_the_surface() -> None:
+    """The docstring of the package names every public function and every namespace, and nothing that is not there."""
+    described = set(re.findall(r"shardflow\.(\w+)", str(shardflow.__doc__)))
+    assert described - {"Dataset"} <= set(shardflow.__all__)
+    modules = {name.partition(".")[2] for name in NAMESPACES} - {""}
+    functions = {name for name in shardflow.__all__ if inspect.isfunction(getattr(shardflow, name))}
+    assert modules | functions <= described
+    assert len(shardflow.__all__) <= 30, "a new name belongs into a namespace"
 
 
 def test_no_module_has_the_name_of_a_public_function() -> None:
@@ -257,11 +277,16 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
 def test_public_names_survive_importing_every_module() -> None:
     """Importing all modules of the package puts none of them in the place of a public name."""
-    before = {name: getattr(shardflow, name) for name in shardflow.__all__}
+
+    def public() -> dict[tuple[str, str], object]:
+        modules = {name: importlib.import_module(name) for name in NAMESPACES}
+        return {(name, each): getattr(module, each) for name, module in modules.items() for each in module.__all__}
+
+    before = public()
     for module in pkgutil.walk_packages(shardflow.__path__, "shardflow."):
         if not module.name.startswith("shardflow.native._") and not module.name.endswith("executors.ray"):
             importlib.import_module(module.name)
-    assert {name: getattr(shardflow, name) for name in shardflow.__all__} == before
+    assert public() == before
 
 
 def test_import_is_light() -> None:
@@ -270,6 +295,7 @@ def test_import_is_light() -> None:
 import sys
 import shardflow
 dir(shardflow), shardflow.Dataset, shardflow.open, shardflow.verify, shardflow.pack
+dir(shardflow.decoders), dir(shardflow.device), shardflow.sources.Table, shardflow.annotations.Boxes
 heavy = ("torch", "torchvision", "ray", "webdataset", "fsspec", "s3fs", "boto3", "botocore", "aiohttp", "datasets")
 print(sorted(sys.modules.keys() & set(heavy)))
 """

@@ -59,7 +59,7 @@ def test_message_is_the_text(cls: type[ShardflowError]) -> None:
 @every_class
 def test_survives_pickling(cls: type[ShardflowError]) -> None:
     """An error keeps its class, message and place on the way to another process."""
-    error = cls("is damaged").at(shard="train/000001.tar", key="000000042")
+    error = cls("is damaged").with_location(shard="train/000001.tar", key="000000042")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is cls
     assert str(copy) == str(error) == "train/000001.tar, sample 000000042: is damaged"
@@ -70,8 +70,8 @@ def test_survives_pickling(cls: type[ShardflowError]) -> None:
 def test_place_is_attached_once(cls: type[ShardflowError]) -> None:
     """The first place wins, also after a pickle: no caller can name another or repeat it."""
     error = cls("is damaged")
-    assert error.at(shard="a.tar") is error
-    again = pickle.loads(pickle.dumps(error)).at(shard="b.tar", key="7").at(shard="a.tar")
+    assert error.with_location(shard="a.tar") is error
+    again = pickle.loads(pickle.dumps(error)).with_location(shard="b.tar", key="7").with_location(shard="a.tar")
     assert str(again) == "a.tar: is damaged"
     assert (again.shard, again.key) == ("a.tar", None)
 
@@ -79,5 +79,5 @@ def test_place_is_attached_once(cls: type[ShardflowError]) -> None:
 def test_place_is_unknown_at_first() -> None:
     """An error without a place says None for both, and does not share its place with others."""
     error = errors.DecodeError("x")
-    errors.DecodeError("y").at(shard="a.tar")
+    errors.DecodeError("y").with_location(shard="a.tar")
     assert (error.shard, error.key) == (None, None)

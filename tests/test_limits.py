@@ -67,7 +67,7 @@ def assert_too_large(said: Any) -> None:
 def pack(root: Path) -> None:
     """Pack the folder in both ways: all bombs are quarantined as too large, and whatever is packed is whole."""
     for preset in ("imagenet", "original"):
-        report = sf.pack(root / "src", root / preset, preset=preset, executor="serial", max_bad=99)
+        report = sf.pack(root / "src", root / preset, preset=preset, executor="serial", max_errors=99)
         assert report.inputs == len(BOMBS) + len(BURDENS) + 1
         rows = {row["path"]: row for row in quarantined(root / preset)}
         assert set(BOMBS) <= set(rows) <= {*BOMBS, *BURDENS}
@@ -81,16 +81,18 @@ def pack(root: Path) -> None:
 
 
 def load(root: Path, cache: sf.Cache | None) -> None:
-    """Load the tar: the bombs are bad samples, which others replace, and without `max_bad` the first is the error."""
+    """Load the tar: the bombs are bad samples, which others replace; without `max_errors` the first is the error."""
     for name, decoder in DECODERS.items():
         if cache is not None and name == "encoded":
             continue
         options: dict[str, Any] = {"shuffle": False, "num_workers": 0, "decoder": decoder, "cache": cache}
         whole = {"transform": lambda image: image[:, :1, :1]} if name == "whole" else {}
-        loader = sf.Loader(root / "indexed", batch_size=len(BOMBS) + len(BURDENS) + 1, max_bad=99, **options, **whole)
+        loader = sf.Loader(
+            root / "indexed", batch_size=len(BOMBS) + len(BURDENS) + 1, max_errors=99, **options, **whole
+        )
         for _ in range(2 if cache else 1):
             next(iter(loader))
-        large = [problem for problem in loader.substituted if "too large" in problem or "limit" in problem]
+        large = [problem for problem in loader.replaced if "too large" in problem or "limit" in problem]
         for bomb in BOMBS:
             (problem,) = [problem for problem in large if f"sample {bomb.replace('.', '-')}:" in problem]
             assert "0.tar" in problem
@@ -102,7 +104,7 @@ def load(root: Path, cache: sf.Cache | None) -> None:
 
 def decode_on_device() -> None:
     """Give the encoded images to the device's decoder, which does not rely on the loader's check."""
-    cpu, decode = torch.device("cpu"), sf.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
+    cpu, decode = torch.device("cpu"), sf.device.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
     for data in BOMBS.values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):
@@ -134,7 +136,7 @@ def every_door(root: Path, way: str) -> None:
     torch.zeros(3, 40, 40, dtype=torch.uint8)
     warnings.simplefilter("error")
     bombs.enter_limits()
-    sf.index(root / "tars", root / "indexed", max_bad=99)
+    sf.index(root / "tars", root / "indexed", max_errors=99)
     pack(root)
     for cache in (None, sf.Cache(root / "cache", pixels="100GB")):
         load(root, cache)
@@ -281,10 +283,16 @@ def read_sparse(url: Path) -> None:
     with pytest.raises(IntegrityError, match=r"000000\.tar.*1: its parts have 1,700,00"):
         train[1]
     loader = sf.Loader(
-        url, batch_size=3, shuffle=False, num_workers=0, decoder=DECODERS["centre crop"], fields=("image",), max_bad=1
+        url,
+        batch_size=3,
+        shuffle=False,
+        num_workers=0,
+        decoder=DECODERS["centre crop"],
+        fields=("image",),
+        max_errors=1,
     )
     next(iter(loader))
-    assert len(loader.substituted) == 1
+    assert len(loader.replaced) == 1
 
 
 def largest(mode: str, kind: str, bytes_per_pixel: int, **options: Any) -> Callable[[int], bytearray]:
@@ -337,7 +345,7 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match="max_pixels must be 1 or more"):
                 decoder(*arguments, max_pixels=0)
         for most, packed in ((enough, 2), (60 * 40 - 1, 1)):
-            report = sf.pack(src, tmp_path / f"{most}", max_pixels=most, short_side=8, executor="serial", max_bad=1)
+            report = sf.pack(src, tmp_path / f"{most}", max_pixels=most, short_side=8, executor="serial", max_errors=1)
             assert report.packed == packed
             assert sf.open(tmp_path / f"{most}").manifest.recipe["max_pixels"] == most
 

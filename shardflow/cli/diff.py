@@ -41,7 +41,7 @@ def diff(a: str, b: str, as_json: bool) -> int:
     return 0 if found.same else 1
 
 
-def _lines(found: shardflow.Diff) -> Iterator[tuple[str, str]]:
+def _lines(found: shardflow.reports.Diff) -> Iterator[tuple[str, str]]:
     if found.same:
         yield "same", found.fingerprints[0]
         return

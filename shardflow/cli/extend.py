@@ -33,7 +33,7 @@ from .terminal import say
 )
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count known, new and conflicting inputs; write nothing.")
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of new inputs that are not packed.")
+@click.option("--max-errors", default=0, show_default=True, help="Maximum number of new inputs that are not packed.")
 def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any) -> None:
     """Add the new images of SRC to the dataset at DST, as new shards.
 
@@ -84,7 +84,10 @@ def _dry_run_lines(counts: ExtendDryRun, on_conflict: str) -> Iterator[tuple[str
         paths = first_few([*map(repr, counts.conflicting)], 3)
         yield "conflicting", f"{_conflicting(len(counts.conflicting))}: {paths}"
     if counts.skipped:
-        yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
+        yield (
+            "skipped",
+            f"{describe_skipped(counts.skipped)}; or leave them out with --max-errors {len(counts.skipped)}",
+        )
     if counts.classes:
         yield "new classes", ", ".join(counts.classes)
     if counts.conflicting and on_conflict == "error":

@@ -24,13 +24,13 @@ _NAMED = 20
 @click.option("--to", type=PathOrUrl(), help="Destination of manifest and indexes.  [default: beside the tars]")
 @click.option("--classes", type=PathOrUrl(exists=True, dir_okay=False), help="File with the class names, one per line.")
 @annotation_options
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of samples that cannot be indexed.")
-def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: int, **declared: Any) -> None:
+@click.option("--max-errors", default=0, show_default=True, help="Maximum number of samples that cannot be indexed.")
+def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors: int, **declared: Any) -> None:
     """Index existing WebDataset tars, so that the loader can read them where they are.
 
     URL is a directory, a tar, or a quoted pattern with braces or wildcards, on a disk, in a bucket or behind https.
     Each tar is read once, to find its samples and compute checksums. Samples that are incomplete, duplicate or not
-    contiguous are reported and left out, up to --max-bad of them.
+    contiguous are reported and left out, up to --max-errors of them.
 
     \b
     Examples:
@@ -46,7 +46,9 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: i
                 bars.append(stack.enter_context(tqdm(total=total, desc="reading", unit=" tars")))
             bars[0].update(done - bars[0].n)
 
-        report = shardflow.index(urls, to, classes=classes, annotations=annotations, max_bad=max_bad, progress=progress)
+        report = shardflow.index(
+            urls, to, classes=classes, annotations=annotations, max_errors=max_errors, progress=progress
+        )
     for bad in report.bad[:_NAMED]:
         say(f"left out: {bad.path}: {bad.reason}")
     if len(report.bad) > _NAMED:

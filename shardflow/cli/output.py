@@ -82,7 +82,7 @@ def operation_counts(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
 
 
-def print_report(report: shardflow.VirtualReport | shardflow.IndexReport, dst: str) -> None:
+def print_report(report: shardflow.reports.VirtualReport | shardflow.reports.IndexReport, dst: str) -> None:
     """Print what a virtual dataset consists of."""
     splits = {
         split: f"{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}"

@@ -50,7 +50,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of inputs that are not packed.")
+@click.option("--max-errors", default=0, show_default=True, help="Maximum number of inputs that are not packed.")
 def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
@@ -68,7 +68,7 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
     """
     source = source_of(src, settings)
     settings["annotations"] = annotations_of(settings)
-    run = {name: settings.pop(name) for name in ("workers", "executor", "ray_address", "max_bad")}
+    run = {name: settings.pop(name) for name in ("workers", "executor", "ray_address", "max_errors")}
     plan = {"shuffle": not no_shuffle, **{name: value for name, value in settings.items() if value is not None}}
     if dry_run:
         print_lines(_dry_run_lines(count_pack(source, dst, **plan), dst), 13)
@@ -78,7 +78,7 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
     print_lines(_report_lines(report, dst), 13)
 
 
-def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:
+def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tuple[str, str]]:
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
     yield "packed", f"{report.packed:,} of {inputs} into {shards} in {shown_url(dst)}"
     splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())
@@ -121,11 +121,17 @@ def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
         yield "labels", "none"
     yield "would write", plural(counts.shards, "shard")
     if counts.skipped:
-        yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
+        yield (
+            "skipped",
+            f"{describe_skipped(counts.skipped)}; or leave them out with --max-errors {len(counts.skipped)}",
+        )
     if counts.bad:
         named = "; ".join(f"{bad.path!r} ({bad.reason})" for bad in counts.bad[:3])
         found = f"{plural(len(counts.bad), 'input')} that could not be packed, such as {named}"
-        yield "bad", f"{found}; repair them, or leave them out with --max-bad {len(counts.bad) + len(counts.skipped)}"
+        yield (
+            "bad",
+            f"{found}; repair them, or leave them out with --max-errors {len(counts.bad) + len(counts.skipped)}",
+        )
     if counts.ignored:
         yield "left out", _extensions(counts.ignored)
     state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)

@@ -12,7 +12,7 @@ from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.quarantine import FILE_NAME, UNFINISHED_NAME, Quarantined, from_bytes
-from shardflow.loading.provenance import describe_versions
+from shardflow.loading.run_metadata import describe_versions
 from shardflow.packing.sources.table import Table
 from shardflow.preview.contact_sheet import ContactSheet, draw_contact_sheet, sample_tiles
 from shardflow.preview.html_page import write_page

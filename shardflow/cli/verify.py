@@ -76,7 +76,7 @@ def verify(
         shard_bar(shards, "verifying", disable=as_json) as progress,
     ):
         if source is None:
-            findings: Sequence[shardflow.Finding] = verify_dataset(dataset, progress=progress)
+            findings: Sequence[shardflow.reports.Finding] = verify_dataset(dataset, progress=progress)
         else:
             report = shardflow.repair(url, given[-1] if source else None, progress=progress)
             findings = report.left

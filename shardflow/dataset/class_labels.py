@@ -63,7 +63,7 @@ def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
         return sample_labels(lambda part: reader.part(shard, record, part)) or ()
     except DecodeError as error:
         message = f"{error}; run `shardflow verify`"
-        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error
+        raise IntegrityError(message).with_location(shard=reader.url(shard), key=reader.key(shard, record)) from error
 
 
 class _NumberTexts(NamedTuple):

@@ -176,7 +176,7 @@ class Dataset(Mapping[str, Split]):
             if len(found) != expected:
                 raise FormatError(f"it lists {len(found)} inputs, this version has {expected}; restore it from a copy")
         except FormatError as error:
-            raise error.at(shard=self.storage.url(name)) from error
+            raise error.with_location(shard=self.storage.url(name)) from error
         return found
 
     def read_quarantine(self) -> tuple[str, bytes] | None:
@@ -279,7 +279,7 @@ def _read_version(storage: Storage, version: str, cache: Cache | None) -> manife
         message = f"{storage} is not {version} and has no {name}: it never was that version, or is a copy"
         raise NotFoundError(f"{message}; `shardflow sync` copies only the newest version") from None
     if content.fingerprint != version:
-        raise ManifestError(f"holds version {content.fingerprint}; restore it").at(shard=storage.url(name))
+        raise ManifestError(f"holds version {content.fingerprint}; restore it").with_location(shard=storage.url(name))
     return content
 
 
@@ -287,4 +287,4 @@ def _read_manifest(storage: Storage, name: str, cache: Cache | None) -> manifest
     try:
         return manifest.from_bytes(storage.read(name, cache))
     except ManifestError as error:
-        raise error.at(shard=storage.url(name)) from error
+        raise error.with_location(shard=storage.url(name)) from error

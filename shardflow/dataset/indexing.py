@@ -73,7 +73,7 @@ def index(
     *,
     classes: Classes = None,
     annotations: Annotations | None = None,
-    max_bad: int = 0,
+    max_errors: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -95,7 +95,7 @@ def index(
         classes: Class names in the order of their labels, or a file with one name a line. By default the numbers in
             `.cls` are the names.
         annotations: Which parts of the samples are masks, and where boxes and keypoints stand.
-        max_bad: How many samples may be left out; if there are more, nothing is written.
+        max_errors: How many samples may be left out; if there are more, nothing is written.
         src_options, dst_options: Options of fsspec's file systems, where the tars or `to` are URLs.
         progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
 
@@ -103,10 +103,10 @@ def index(
         ConfigError: There are no such tars, a label has no class, only some tars of a split have labels, samples have
             not the parts that are declared, or `to` is missing.
         DatasetExistsError: There is a dataset already.
-        PackIncompleteError: More than `max_bad` samples cannot be used.
+        PackIncompleteError: More than `max_errors` samples cannot be used.
         StoreError: A tar cannot be read, or the manifest cannot be written. A directory is tried before tars are read.
     """
-    max_bad = check_integer("max_bad", max_bad, 0)
+    max_errors = check_integer("max_errors", max_errors, 0)
     patterns = [urls] if isinstance(urls, str | os.PathLike) else urls
     tars = [tar for pattern in patterns for tar in _find_tars(pattern, src_options)]
     if len({tar.url for tar in tars}) < len(tars):
@@ -130,12 +130,12 @@ def index(
     indexes, bad = _usable_samples(tars, scans)
     _check_labels(tars, scans)
     _check_annotations(indexes, annotations)
-    if len(bad) > max_bad:
+    if len(bad) > max_errors:
         shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
         more = f"; {len(bad) - _SHOWN_NAMES} more" if len(bad) > _SHOWN_NAMES else ""
         raise PackIncompleteError(
-            f"samples that cannot be used: {len(bad)}, allowed are {max_bad}: {shown}{more}. "
-            f"Leave them out with --max-bad {len(bad)}"
+            f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {shown}{more}. "
+            f"Leave them out with --max-errors {len(bad)}"
         )
     if not any(map(len, indexes)):
         message = f"{' '.join(map(shown_url, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"

@@ -77,7 +77,7 @@ class OpenShard:
         try:
             begin, end, used = self.rows.payload_span(record, unused)
         except IntegrityError as error:
-            raise error.at(shard=self._url, key=self.key(record)) from None
+            raise error.with_location(shard=self._url, key=self.key(record)) from None
         read: Callable[[int, int], memoryview] = self._file.read
         if end - begin <= 2 * used + _GAP_BYTES:  # one request instead of one for each part
             read = reader_of(self._file.read(begin, end), begin)
@@ -134,14 +134,14 @@ class OpenShard:
         size, expected = self._file.status.st_size, self._shard.bytes
         if size != expected:
             message = f"has {size} bytes, the manifest says {expected}; run `shardflow verify` and restore the shard"
-            raise IntegrityError(message).at(shard=self._url)
+            raise IntegrityError(message).with_location(shard=self._url)
 
     def _read_key(self, record: int) -> str:
         try:
             begin, end = self.rows.key_span(record)
             return self.rows.key(record, self._file.read(begin, end), begin)
         except IntegrityError as error:
-            raise error.at(shard=self._url) from error.__cause__
+            raise error.with_location(shard=self._url) from error.__cause__
 
     def _rebuilt_rows(self) -> ShardRows:
         shard = self._shard
@@ -149,7 +149,7 @@ class OpenShard:
             data = shard_index.rebuild(self._file.map(), shard.index_sha256)
             index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
         except (FormatError, IntegrityError) as error:
-            raise error.at(shard=self._url) from None
+            raise error.with_location(shard=self._url) from None
         return ShardRows.from_index(index, shard.samples)
 
 
@@ -180,11 +180,11 @@ class _File:
                 read = os.preadv(self._descriptor, [data[done:]], begin + done)
             except OSError as error:
                 message = f"it cannot be read: {error.strerror or error}; check the disk"
-                raise IntegrityError(message).at(shard=self._url) from error
+                raise IntegrityError(message).with_location(shard=self._url) from error
             done += read
         if done < len(data):
             message = f"the tar ends {len(data) - done} bytes too early; run `shardflow verify`"
-            raise IntegrityError(message).at(shard=self._url)
+            raise IntegrityError(message).with_location(shard=self._url)
         return data
 
     def sha256(self) -> str:

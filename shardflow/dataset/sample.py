@@ -42,10 +42,10 @@ class Sample:
             self.key_source = self.key_source(self.record)
         return self.key_source
 
-    def located(self, error: ShardflowError) -> ShardflowError:
+    def with_sample(self, error: ShardflowError) -> ShardflowError:
         """Return an error with this sample as the place where it happened."""
         try:
             key = self.key
         except IntegrityError:
             key = f"record {self.record}"
-        return error.at(shard=self.url, key=key)
+        return error.with_location(shard=self.url, key=key)

@@ -72,7 +72,7 @@ def _field(split: Split, name: str, shard: int, record: int) -> Any:
     try:
         content = {} if payload is None else json.loads(bytes(payload))
     except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"part {_PART!r} is not JSON: {error}").at(
+        raise IntegrityError(f"part {_PART!r} is not JSON: {error}").with_location(
             shard=reader.url(shard), key=reader.key(shard, record)
         ) from error
     if not isinstance(content, dict) or name not in content:

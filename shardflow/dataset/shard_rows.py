@@ -123,7 +123,7 @@ class ShardRows(NamedTuple):
             if zlib.crc32(payload) != crc32:
                 message = f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`"
                 # No variable for the error: its traceback would keep the tar in memory.
-                raise Sample(parts, (0, 0), shard, record, url, key).located(IntegrityError(message))
+                raise Sample(parts, (0, 0), shard, record, url, key).with_sample(IntegrityError(message))
             parts[part] = payload
         return Sample(parts, image_size or (0, 0), shard, record, url, key)
 
@@ -133,10 +133,10 @@ class ShardRows(NamedTuple):
         try:
             key = self.key(record, data, begin)
         except IntegrityError as error:
-            raise error.at(shard=url) from error.__cause__
+            raise error.with_location(shard=url) from error.__cause__
         if len(data) != end - begin:
             message = f"the tar ends {end - begin - len(data)} bytes too early; run `shardflow verify`"
-            raise IntegrityError(message).at(shard=url, key=key)
+            raise IntegrityError(message).with_location(shard=url, key=key)
         return self.sample(record, reader_of(data, begin), shard=shard, url=url, key=key)
 
     def key(self, record: int, tar: memoryview, begin: int = 0) -> str:
@@ -181,7 +181,7 @@ def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
     try:
         return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except ShardIndexError as error:
-        raise error.at(shard=storage.url(shard.name)) from None
+        raise error.with_location(shard=storage.url(shard.name)) from None
 
 
 def read_index_bytes(storage: Storage, shard: Shard) -> bytes:

@@ -122,7 +122,7 @@ def _draw_pictures(folder: Path, pictures: tuple[int, int], workers: int, report
 def _pack(images: Path, url: Path, workers: int, report: Report, *, shard_samples: int) -> None:
     report("pack", f"resizing {images} to a short side of 256 pixels, as shards in {url}")
     # Bad files do not end the demo, they are reported.
-    packed = shardflow.pack(images, url, workers=max(1, workers), shard_samples=shard_samples, max_bad=1 << 62)
+    packed = shardflow.pack(images, url, workers=max(1, workers), shard_samples=shard_samples, max_errors=1 << 62)
     sizes = f"{packed.bytes_in / 1e6:.1f} -> {packed.bytes_out / 1e6:.1f} MB"
     speed = f"in {packed.seconds:.1f} s: {packed.inputs / packed.seconds:.0f} images/s"
     report("", f"{packed.packed} of {packed.inputs} images in {plural(packed.shards, 'shard')}, {sizes} {speed}")

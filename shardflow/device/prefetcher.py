@@ -28,12 +28,12 @@ class _Resumable(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class DevicePrefetcher:
+class Prefetcher:
     """Iterates over a loader with its batches on a device, augmented there; usable wherever the loader is.
 
     >>> loader = shardflow.Loader(url, batch_size=256, fields=("image", "label", "random_key"))      # doctest: +SKIP
-    >>> transforms = [shardflow.RandomErasing(0.25), shardflow.Normalize()]                           # doctest: +SKIP
-    >>> batches = shardflow.DevicePrefetcher(loader, "cuda", transforms, dtype=torch.bfloat16)        # doctest: +SKIP
+    >>> transforms = [shardflow.device.RandomErasing(0.25), shardflow.device.Normalize()]  # doctest: +SKIP
+    >>> batches = shardflow.device.Prefetcher(loader, "cuda", transforms, dtype=torch.bfloat16)  # doctest: +SKIP
     >>> for images, labels in batches:                                                                # doctest: +SKIP
     ...     train_step(images, labels)
 
@@ -253,7 +253,7 @@ class DevicePrefetcher:
         stats, counts = self._stats.stats(whole_run=whole_run), {}
         if callable(loader_stats := getattr(self.loader, "stats", None)):  # it may be some batches ahead
             loaded = loader_stats(whole_run=whole_run)
-            counts = {name: getattr(loaded, name) for name in ("samples", "read_bytes", "network_bytes", "substituted")}
+            counts = {name: getattr(loaded, name) for name in ("samples", "read_bytes", "network_bytes", "replaced")}
         return dataclasses.replace(stats, transforms_s=stats.transforms_s + self._timer.seconds(), **counts)
 
     def _resumable(self) -> _Resumable:

@@ -13,8 +13,8 @@ import torch
 
 from shardflow import native
 from shardflow.dataset.dataset import Split
+from shardflow.loading.distributed import usable_cores
 from shardflow.loading.loader import Loader
-from shardflow.loading.topology import usable_cores
 
 _SMALL_SHARD, _LARGE_SHARD = 4_000_000, 4_000_000_000
 _MANY_SHARDS = 64
@@ -110,7 +110,7 @@ def _storage(split: Split) -> Iterator[Check]:
         yield Check(
             "rotating disk",
             f"{directory} is on a rotating disk, which is slow until the page cache holds the data "
-            f"({size / 1e9:.1f} GB): move it to an SSD, or read fewer shards at a time with Shuffle(lanes=1)",
+            f"({size / 1e9:.1f} GB): move it to an SSD, or read fewer shards at a time with Shuffle(streams=1)",
         )
 
 

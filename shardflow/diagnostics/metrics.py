@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardflow.errors import ConfigError
+from shardflow.loading.distributed import resolve_group
 from shardflow.loading.stats import Stats
-from shardflow.loading.topology import resolve_group
 
 
 class _Measured(Protocol):
@@ -49,8 +49,8 @@ _COUNTERS = (
     ),
     _Counter(field="network_bytes", name="network", unit="By", suffix="_bytes", about="Bytes of shards downloaded"),
     _Counter(
-        field="substituted",
-        name="substituted",
+        field="replaced",
+        name="replaced",
         unit="{sample}",
         suffix="_samples",
         about="Damaged samples that others replaced",
@@ -63,7 +63,7 @@ _ABOUT_WAITS = "Quantiles of the wait for a batch, over the last 10,000 batches"
 class PrometheusExporter:
     """A collector of prometheus_client for a loader, a mix or a device prefetcher; it is registered when it is made.
 
-    >>> shardflow.PrometheusExporter(loader)                        # doctest: +SKIP
+    >>> shardflow.metrics.PrometheusExporter(loader)  # doctest: +SKIP
     >>> prometheus_client.start_http_server(9400)                   # doctest: +SKIP
 
     Args:
@@ -109,7 +109,7 @@ class PrometheusExporter:
 class OpenTelemetryExporter:
     """Observable instruments of OpenTelemetry for a loader, a mix or a device prefetcher.
 
-    >>> shardflow.OpenTelemetryExporter(loader)                     # doctest: +SKIP
+    >>> shardflow.metrics.OpenTelemetryExporter(loader)  # doctest: +SKIP
 
     Args:
         loader: What training iterates over.

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from shardflow._cores import allowed_cores
-from shardflow.loading.provenance import describe_versions, package_version
+from shardflow.loading.run_metadata import describe_versions, package_version
 from shardflow.storage.cache import default_directory
 
 _S3_CLIENT = ("fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp")

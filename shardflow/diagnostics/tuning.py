@@ -16,9 +16,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from shardflow.errors import ConfigError
+from shardflow.loading.distributed import usable_cores
 from shardflow.loading.loader import Loader
 from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
-from shardflow.loading.topology import usable_cores
 from shardflow.loading.workers import Workers
 
 from .checks import Check, failed_checks

@@ -37,4 +37,4 @@ class Batch:
     objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
     read_bytes: int = 0  # of the samples' parts
     network_bytes: int = 0  # of the shards that were downloaded since the batch before
-    substituted: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces
+    replaced: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces

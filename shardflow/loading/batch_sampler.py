@@ -2,7 +2,7 @@
 
 A loader has batches of one source, and a mix of several: either whole batches of each, or rows. A *row* is one sample
 for each rank, all from the same source: the n-th row of a source is the next `world_size` positions of its endless
-stream of epochs. So every rank has the same shares, reads the lanes that it reads as a loader, and each source's
+stream of epochs. So every rank has the same shares, reads the streams that it reads as a loader, and each source's
 samples come exactly once per pass, whatever the number of ranks.
 
 Steps are counted from the start of epoch 0. Everything is arithmetic on where each source is before a step.
@@ -60,7 +60,7 @@ class WholeBatches(BatchPlan):
 
     def __init__(self, sources: Sequence[Source], shares: Shares) -> None:
         self.sources, self._shares = list(sources), shares
-        self.unit = max(source.schedule.global_batch for source in sources)
+        self.unit = max(source.partition.global_batch for source in sources)
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
         """Return where the sources are so many steps later."""
@@ -73,14 +73,14 @@ class WholeBatches(BatchPlan):
         (number,) = self._shares.source_of(np.array([step])).tolist()
         source, start = self.sources[number], starts[number]
         epochs = source.epochs
-        positions, valid = source.schedule.positions(start.position, 0)
+        positions, valid = source.partition.positions(start.position, 0)
         empty = not len(positions)
         if empty:
             positions, valid = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
-        shards, records, keys = epochs.locate(start.epoch, positions, start.lanes)
+        shards, records, keys = epochs.locate(start.epoch, positions, start.streams)
         return Batch(
             epoch=start.epoch,
-            shape=epochs.shape(start.epoch, start.position, start.lanes),
+            shape=epochs.shape(start.epoch, start.position, start.streams),
             key=keyed_rng.key(epochs.key_seed, "batch", start.epoch, int(positions[0])),
             keys=keys,
             shards=shards,
@@ -92,7 +92,7 @@ class WholeBatches(BatchPlan):
 
     def residue(self, source: int, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
         """Return the remainder of this rank's positions."""
-        return self.sources[source].schedule.rank
+        return self.sources[source].partition.rank
 
 
 class Rows(BatchPlan):
@@ -100,14 +100,14 @@ class Rows(BatchPlan):
 
     def __init__(self, sources: Sequence[Source], shares: Shares, steps: int) -> None:
         self.sources, self._shares, self.steps = list(sources), shares, steps
-        schedule = sources[0].schedule
-        self._batch_size, self._rank, self.unit = schedule.batch_size, schedule.rank, schedule.world_size
+        partition = sources[0].partition
+        self._batch_size, self._rank, self.unit = partition.batch_size, partition.rank, partition.world_size
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
         """Return where the sources are so many steps later."""
         counts = self._shares.counts(first * self._batch_size, (first + steps) * self._batch_size)
         return [
-            source.at(source.stream_position(start) + rows * self.unit, start.lanes)
+            source.at(source.stream_position(start) + rows * self.unit, start.streams)
             for source, start, rows in zip(self.sources, starts, counts, strict=True)
         ]
 
@@ -121,7 +121,7 @@ class Rows(BatchPlan):
             here, start = np.flatnonzero(sources == number), starts[number]
             first = start.position + (self._rank - before[number]) % self.unit
             mine = first + self.unit * np.arange(len(here))
-            located = self.sources[number].epochs.locate(start.epoch, mine, start.lanes)
+            located = self.sources[number].epochs.locate(start.epoch, mine, start.streams)
             shards[here], records[here], keys[here] = located
         number = int(sources[0])
         return Batch(
@@ -155,7 +155,7 @@ class WorkerControl:
 
     def begin(self, first: int, steps: int, starts: Starts) -> int:
         """Publish a new iteration, which ends the one before it, and return its number."""
-        places = [number for start in starts for number in (start.epoch, start.position, start.lanes)]
+        places = [number for start in starts for number in (start.epoch, start.position, start.streams)]
         self._values[1 : self._steps_at] = torch.tensor([first, steps, *places])
         self._values[self._steps_at :] = -1
         self.end()
@@ -225,9 +225,9 @@ class BatchSampler(IterableDataset[Batch]):
         for epoch in itertools.count(start.epoch):
             idle += 1
             before, residue = epoch * source.epochs.length, self.plan.residue(number, epoch)
-            for span in source.epochs.needs(epoch, first, start.lanes, residue, source.schedule.world_size):
+            for span in source.epochs.needs(epoch, first, start.streams, residue, source.partition.world_size):
                 idle = 0
                 yield ShardSpan(span.shard, span.begin + before, span.end + before)
-            if idle > source.schedule.world_size:
+            if idle > source.partition.world_size:
                 return  # fewer samples than ranks: this one never has any
             first = 0

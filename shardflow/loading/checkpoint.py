@@ -9,13 +9,13 @@ from typing import Any
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
-from shardflow.order.shuffle import MOST_LANES
+from shardflow.order.shuffle import MOST_STREAMS
 
 from .source import EpochStart, Source
 
 _ARGUMENTS = {
     "sampler": "sampler=, batch_size= and world_size=, or set_sampler before load_state_dict",
-    "sticky": "shuffle=Shuffle(sticky=...)",
+    "shard_affinity": "shuffle=Shuffle(shard_affinity=...)",
     "source": "its place among the sources of a Mix",
 }
 """The arguments behind entries that have other names."""
@@ -23,7 +23,7 @@ _ARGUMENTS = {
 MOST_EPOCHS = 2**31 - 1
 """The largest number of an epoch that a run can be set to: it goes on from there, and workers get it in 64 bits."""
 
-_BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "lanes": (1, MOST_LANES)}
+_BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "streams": (1, MOST_STREAMS)}
 
 STATE_VERSION = 1
 
@@ -53,7 +53,7 @@ class Cursor:
         self.position, self.begun = position, True
 
 
-def identity(dataset: Dataset, source: Source, lanes: int) -> dict[str, Any]:
+def identity(dataset: Dataset, source: Source, streams: int) -> dict[str, Any]:
     """Return the settings that must be equal for a position to mean the same sample."""
     order = source.epochs
     return {
@@ -65,27 +65,27 @@ def identity(dataset: Dataset, source: Source, lanes: int) -> dict[str, Any]:
         "seed": order.seed,
         "source": order.source,
         "shuffle": order.shuffle is not None,
-        "lanes": lanes,
-        "window": None if order.shuffle is None else order.shuffle.window,
-        "sticky": order.shuffle is not None and order.shuffle.sticky,
+        "streams": streams,
+        "shuffle_buffer": None if order.shuffle is None else order.shuffle.buffer,
+        "shard_affinity": order.shuffle is not None and order.shuffle.shard_affinity,
         "sampler": order.sampler.identity,
     }
 
 
 def save(dataset: Dataset, source: Source, start: EpochStart) -> dict[str, Any]:
     """Return the state of a source that goes on at a start: plain values, for `restore`."""
-    return {**identity(dataset, source, start.lanes), "epoch": start.epoch, "position": start.position}
+    return {**identity(dataset, source, start.streams), "epoch": start.epoch, "position": start.position}
 
 
-def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, lanes: int) -> EpochStart:
-    """Return where a saved state starts; lanes that the run does not set itself are taken from the state.
+def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams: int) -> EpochStart:
+    """Return where a saved state starts; streams that the run does not set itself are taken from the state.
 
     Raises:
         ResumeMismatchError: The state belongs to another dataset, split or order, or is damaged.
     """
     if not isinstance(state, Mapping):
         raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
-    expected, order = identity(dataset, source, lanes), source.epochs
+    expected, order = identity(dataset, source, streams), source.epochs
     missing = sorted({*expected, "epoch", "position"} - set(state))
     if missing:
         inner = next(
@@ -98,8 +98,8 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, lanes: i
             f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
             "samples differently: start an epoch anew, or continue with the shardflow that saved the state"
         )
-    if order.shuffle is None or order.shuffle.lanes is None:
-        expected = {name: value for name, value in expected.items() if name != "lanes"}
+    if order.shuffle is None or order.shuffle.streams is None:
+        expected = {name: value for name, value in expected.items() if name != "streams"}
     if differences := compare(state, expected):
         arguments = [how for name, how in _ARGUMENTS.items() if state[name] != expected[name]]
         remedy = "make these equal" + (f" ({'; '.join(arguments)})" if arguments else "")
@@ -110,7 +110,7 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, lanes: i
                     f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
                 )
         raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differences)}; {remedy}")
-    start = EpochStart(*saved_integers(state, "epoch", "position", "lanes"))
+    start = EpochStart(*saved_integers(state, "epoch", "position", "streams"))
     if start.position > order.length:
         raise ResumeMismatchError(
             f"the state is damaged: position {start.position} in an epoch of {order.length} samples"

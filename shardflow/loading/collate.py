@@ -22,7 +22,7 @@ from .fork_rng import fork_rng, reseed
 from .padding import Padding, image_sizes, pixel_mask
 from .stages import Batches, batch_place
 from .stats import BatchCounts
-from .worker_errors import noting
+from .worker_errors import add_context
 
 
 class Collate:
@@ -49,14 +49,14 @@ class Collate:
             if batch_transform is not None:
                 with (
                     fork_rng(),
-                    noting(partial(batch_place, "batch_transform", batch)),
+                    add_context(partial(batch_place, "batch_transform", batch)),
                 ):
                     reseed(batch.key)
                     columns = batch_transform(*columns)
                 if columns is None:
                     raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
-            yield WorkerOutput(columns, batch.substituted, counts)
+            yield WorkerOutput(columns, batch.replaced, counts)
 
     def _column(self, field: str, batch: Batch) -> Any:
         padding = self._paddings[batch.sources[0]]
@@ -79,7 +79,7 @@ class WorkerOutput(NamedTuple):
     """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
 
     columns: Any
-    substituted: list[str]
+    replaced: list[str]
     counts: BatchCounts
 
 
@@ -134,7 +134,7 @@ def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tupl
     try:
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:
-        raise sample.located(DecodeError(f"{error}; run `shardflow verify`")) from error
+        raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
@@ -145,13 +145,13 @@ def _parsed(sample: Sample, part: str) -> Any:
     try:
         return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
     except ValueError as error:
-        raise sample.located(DecodeError(f"part {part!r} cannot be read: {error}")) from error
+        raise sample.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
 
 def _payload(sample: Sample, part: str) -> memoryview:
     if part not in sample.parts:
         found = ", ".join(sample.parts)
-        raise sample.located(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
+        raise sample.with_sample(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
     return sample.parts[part]
 
 
@@ -162,7 +162,7 @@ def _join(images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
 def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:
     for sample, image in zip(samples, images, strict=True):
         if not isinstance(image, torch.Tensor):
-            raise sample.located(ConfigError(_not_a_tensor(image)))
+            raise sample.with_sample(ConfigError(_not_a_tensor(image)))
     return images
 
 

@@ -45,8 +45,8 @@ class Engine(ABC):
         batch_size: Samples per batch and rank; those of the first loader of a mix.
         workers: The settings of the worker processes.
         classes: The class names of the labels, label 0 first; empty without labels.
-        max_bad: Number of damaged samples that others may replace.
-        substituted: The problem of each sample that was replaced by another.
+        max_errors: Number of damaged samples that others may replace.
+        replaced: The problem of each sample that was replaced by another.
     """
 
     _kind = "loader"
@@ -59,12 +59,12 @@ class Engine(ABC):
         classes: Sequence[str],
         labels: int,
         workers: Workers,
-        max_bad: int,
+        max_errors: int,
     ) -> None:
         self.fields, self.classes = tuple(fields), list(classes)
-        self.batch_size = plan.sources[0].schedule.batch_size
-        self.workers, self.max_bad = workers, max_bad
-        self.substituted: set[str] = set()
+        self.batch_size = plan.sources[0].partition.batch_size
+        self.workers, self.max_errors = workers, max_errors
+        self.replaced: set[str] = set()
         self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()
         self._control = WorkerControl(workers.count, len(plan.sources))
         self._pipeline = build_pipeline(
@@ -72,7 +72,7 @@ class Engine(ABC):
             plan.sources,
             fields=fields,
             classes=labels,
-            substitute=max_bad > 0,
+            substitute=max_errors > 0,
             slots=workers.prefetch_factor + SLOTS_BEYOND_PREFETCH,
         )
         self._pool = WorkerPool(self._pipeline, workers)
@@ -156,9 +156,9 @@ class Engine(ABC):
         outputs = self._pool.batches()
         try:
             for output in self._stats.timed(outputs):
-                if output.substituted:
-                    self._record_substituted(output.substituted)
-                self._stats.count(output.counts, len(output.substituted))
+                if output.replaced:
+                    self._record_replaced(output.replaced)
+                self._stats.count(output.counts, len(output.replaced))
                 handed_out += 1
                 yield handed_out, output.columns
                 if self._control.iteration() != iteration:
@@ -184,14 +184,14 @@ class Engine(ABC):
                 f"iteration; move it between iterations, and use two {plural} for two at once"
             )
 
-    def _record_substituted(self, problems: Sequence[str]) -> None:
+    def _record_replaced(self, problems: Sequence[str]) -> None:
         for problem in problems:
-            if problem not in self.substituted:
-                self.substituted.add(problem)
-                logger.warning("substituted: %s", problem)
-        if len(self.substituted) > self.max_bad:
+            if problem not in self.replaced:
+                self.replaced.add(problem)
+                logger.warning("replaced: %s", problem)
+        if len(self.replaced) > self.max_errors:
             raise IntegrityError(
-                f"{len(self.substituted)} samples are damaged, {self.max_bad} are allowed (max_bad); the last: "
+                f"{len(self.replaced)} samples are damaged, {self.max_errors} are allowed (max_errors); the last: "
                 f"{problems[-1]}"
             )
 

@@ -18,8 +18,8 @@ from shardflow.errors import ConfigError
 from shardflow.geometry.objects import CroppedBoxes
 from shardflow.order.epochs import Epochs
 from shardflow.order.mixture import Shares
+from shardflow.order.rank_partition import MOST_BATCH, RankPartition
 from shardflow.order.sampler import Sampler
-from shardflow.order.schedule import MOST_BATCH, Schedule
 from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 
@@ -30,16 +30,16 @@ from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
 from .decoders.decoder import Decoder, check_decoder
 from .decoders.random_resized_crop import RandomResizedCrop
+from .distributed import check_equal_on_ranks, resolve_group
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
 from .facts import split_facts
 from .fields import check_image_fields, check_stackable, resolve_fields, split_options
 from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
-from .provenance import describe_dataset, describe_object, describe_versions
+from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import EpochStart, Source
 from .stages import Transforms
-from .topology import check_equal_on_ranks, resolve_group
 from .tv_sample import check_movable
 from .workers import Workers, check_sendable
 
@@ -52,10 +52,10 @@ _ELSEWHERE = {
     "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
-    "device": "DevicePrefetcher(loader, device) brings batches to a device",
+    "device": "device.Prefetcher(loader, device) brings batches to a device",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
     "generator": "seed decides all that is random",
-    "handler": "max_bad says how many damaged samples others may replace",
+    "handler": "max_errors says how many damaged samples others may replace",
     "image_size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "in_order": "batches always come in order",
     "nodesplitter": "every rank gets its own share, without a splitter",
@@ -97,7 +97,7 @@ class Loader(Engine):
         decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
-            `DevicePrefetcher`.
+            `device.Prefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
             With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
             the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
@@ -120,7 +120,7 @@ class Loader(Engine):
             crop), "box_NAME" for a field of the boxes (a list of int64 or float32 [N]) and "keypoints" (a list of
             float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image and label, or image and key for a dataset without
             labels; with tail="pad", "valid" comes third.
-        shuffle: True, False for the split's own order, or `Shuffle(window=..., lanes=...)`.
+        shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`.
         seed: Seed of the order and of all augmentation.
         tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
             samples from the start of the epoch, "short" distributes them (a rank may get an empty batch). All ranks
@@ -133,8 +133,8 @@ class Loader(Engine):
         sampler: Which samples make an epoch, and how they form batches; by default each sample comes once. One of
             `shardflow.samplers`, such as `Weighted("balanced")`, `Subset(numbers)`, `ClassBatches(4)` and
             `AspectBuckets([(224, 224), ...])`, or one that you write. `shuffle` and `limit` count for it too.
-        max_bad: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
-            keep their steps and shapes; `substituted` names them. With 0, the first damaged sample raises its error.
+        max_errors: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
+            keep their steps and shapes; `replaced` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process. Or
             `Workers(8, prefetch_factor=..., pin_memory=..., multiprocessing_context=..., persistent_workers=...)`.
         group: The rank of this process and their number, as (rank, size); by default those of torch.distributed if it
@@ -176,7 +176,7 @@ class Loader(Engine):
         limit: int | None = None,
         samples_per_epoch: int | None = None,
         sampler: Sampler | None = None,
-        max_bad: int = 0,
+        max_errors: int = 0,
         num_workers: int | Workers | None = None,
         group: tuple[int, int] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
@@ -184,7 +184,7 @@ class Loader(Engine):
     ) -> None:
         workers = num_workers if isinstance(num_workers, Workers) else Workers(num_workers)
         batch_size = check_integer("batch_size", batch_size, 1, MOST_BATCH)
-        max_bad = check_integer("max_bad", max_bad, 0)
+        max_errors = check_integer("max_errors", max_errors, 0)
         _check_callables(transform, batch_transform)
         opened = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
         chosen, (rank, world_size) = opened[split], resolve_group(group)
@@ -193,7 +193,7 @@ class Loader(Engine):
         )
         self._is_sampled = sampler is not None
         epochs = self._new_epochs(sampler, seed, samples_per_epoch)
-        schedule = Schedule(
+        partition = RankPartition(
             length=epochs.length,
             batch_size=batch_size,
             rank=rank,
@@ -201,9 +201,9 @@ class Loader(Engine):
             tail=("short" if epochs.shuffle is None else "drop") if tail is None else tail,
             contiguous=epochs.sampler.together == "batch",
         )
-        _check_epoch(chosen.name, epochs, schedule)
+        _check_epoch(chosen.name, epochs, partition)
         names, boxes = split_options(fields)
-        fields = resolve_fields(names, opened, chosen, pad=schedule.tail == "pad")
+        fields = resolve_fields(names, opened, chosen, pad=partition.tail == "pad")
         decoder = _decoder(decoder, epochs, fields, transform)
         annotations = AnnotationFields(fields, opened.manifest.annotations, boxes, decoder.max_pixels)
         if transform is not None and annotations.names:
@@ -216,7 +216,7 @@ class Loader(Engine):
             split=chosen,
             limit=None if limit is None else int(limit),
             epochs=epochs,
-            schedule=schedule,
+            partition=partition,
             decoder=decoder,
             pixel_cache=_pixel_cache(cache, fields, chosen, decoder),
             annotations=annotations,
@@ -224,14 +224,14 @@ class Loader(Engine):
             batch_transform=batch_transform,
         )
         self.dataset = MapDataset(opened, chosen, epochs.samples)
-        self._lanes = epochs.default_lanes(world_size)
+        self._streams = epochs.default_streams(world_size)
         super().__init__(
             WholeBatches([self.source], Shares([1])),
             fields=fields,
             classes=self.dataset.classes,
             labels=len(self.dataset.classes),
             workers=workers,
-            max_bad=max_bad,
+            max_errors=max_errors,
         )
 
     def _new_epochs(self, sampler: Sampler | None, seed: int, samples_per_epoch: int | None) -> Epochs:
@@ -261,13 +261,13 @@ class Loader(Engine):
         return self.source.pixel_cache
 
     def _steps(self, position: int) -> int:
-        return self.source.schedule.steps(position)
+        return self.source.partition.steps(position)
 
     def _after(self, position: int, steps: int) -> int:
-        return self.source.schedule.after(position, steps)
+        return self.source.partition.after(position, steps)
 
     def _begin(self, epoch: int, position: int) -> tuple[int, list[EpochStart]]:
-        return 0, [EpochStart(epoch, position, self._lanes)]
+        return 0, [EpochStart(epoch, position, self._streams)]
 
     def _check(self) -> None:
         if self._is_sampled:
@@ -280,15 +280,15 @@ class Loader(Engine):
         )
 
     def __repr__(self) -> str:
-        epochs, schedule, split = self.source.epochs, self.source.schedule, self.split
+        epochs, partition, split = self.source.epochs, self.source.partition, self.split
         how = "in the split's order"
         if epochs.shuffle is not None:
-            how = f"shuffled with seed {epochs.seed} ({self._lanes} lanes, window {epochs.shuffle.window})"
+            how = f"shuffled with seed {epochs.seed} ({self._streams} streams, buffer {epochs.shuffle.buffer})"
         epoch = "" if epochs.samples_per_epoch is None else f", {epochs.samples_per_epoch} per epoch"
         return (
             f"<shardflow.Loader of {self.dataset.dataset.url}, split {split.name!r}: {epochs.samples} samples{epoch} "
             f"in {plural(len(split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
-            f"({', '.join(self.fields)}), tail {schedule.tail!r}; rank {schedule.rank} of {schedule.world_size}, "
+            f"({', '.join(self.fields)}), tail {partition.tail!r}; rank {partition.rank} of {partition.world_size}, "
             f"{plural(self.num_workers, 'worker')}; epoch {self.epoch}, {self.remaining} of its batches left>"
         )
 
@@ -307,7 +307,7 @@ class Loader(Engine):
         if "image" not in self.fields:
             raise ConfigError(f"the loader returns no images; add 'image' to its fields, found {self.fields}")
         number = check_integer("the number of a sample", number, 0, len(self.dataset) - 1)
-        visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._lanes)
+        visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._streams)
         if visit is None:
             return None
         sample = self.split.reader.read(*self.split.locate(number)) if sample is None else sample
@@ -321,7 +321,7 @@ class Loader(Engine):
         >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
         """
         source, opened = self.source, self.dataset.dataset
-        plan = checkpoint.identity(opened, source, self._lanes)
+        plan = checkpoint.identity(opened, source, self._streams)
         del plan["version"]
         transform = source.transform
         return {
@@ -334,9 +334,9 @@ class Loader(Engine):
             else describe_object(transform),
             "batch_transform": describe_object(source.batch_transform),
             "batch_size": self.batch_size,
-            "world_size": source.schedule.world_size,
-            "tail": source.schedule.tail,
-            "max_bad": self.max_bad,
+            "world_size": source.partition.world_size,
+            "tail": source.partition.tail,
+            "max_errors": self.max_errors,
             "num_workers": self.num_workers,
             **plan,
             "samples": source.epochs.pass_length,
@@ -372,11 +372,11 @@ class Loader(Engine):
                 f"the loader stands at position {self._cursor.position} of an epoch of another sampler; "
                 "call set_sampler before load_state_dict"
             )
-        schedule = replace(old.schedule, length=new.length)
-        _check_epoch(old.split.name, new, schedule)
+        partition = replace(old.partition, length=new.length)
+        _check_epoch(old.split.name, new, partition)
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
-        self.source = self._plan.sources[0] = replace(old, epochs=new, schedule=schedule)
+        self.source = self._plan.sources[0] = replace(old, epochs=new, partition=partition)
         self._control.end()
         self._pool.end()  # the workers have the old one
 
@@ -385,7 +385,7 @@ class Loader(Engine):
 
         Batches count when they are handed out, not when they are prefetched.
         """
-        start = EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)
+        start = EpochStart(self._cursor.epoch, self._cursor.position, self._streams)
         return checkpoint.save(self.dataset.dataset, self.source, start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -394,8 +394,8 @@ class Loader(Engine):
         Raises:
             ResumeMismatchError: The state belongs to another dataset, split or order.
         """
-        start = checkpoint.restore(state, self.dataset.dataset, self.source, self._lanes)
-        self._lanes = start.lanes
+        start = checkpoint.restore(state, self.dataset.dataset, self.source, self._streams)
+        self._streams = start.streams
         self._cursor.set(start.epoch, start.position)
         self._control.end()
 
@@ -403,7 +403,7 @@ class Loader(Engine):
 def check_sampler_on_ranks(source: Source) -> None:
     """Check that all ranks have the same sampler, which all of them call; ConfigError if not."""
     identity = json.dumps(source.epochs.sampler.identity, sort_keys=True)
-    check_equal_on_ranks("sampler", identity, source.schedule.world_size)
+    check_equal_on_ranks("sampler", identity, source.partition.world_size)
 
 
 def _check_callables(transform: Transforms, batch_transform: object) -> None:
@@ -417,18 +417,18 @@ def _check_callables(transform: Transforms, batch_transform: object) -> None:
             )
 
 
-def _check_epoch(split: str, epochs: Epochs, schedule: Schedule) -> None:
+def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
     """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
-    if not schedule.steps():
-        whose = f" for each of {schedule.world_size} ranks" if schedule.world_size > 1 else ""
+    if not partition.steps():
+        whose = f" for each of {partition.world_size} ranks" if partition.world_size > 1 else ""
         raise ConfigError(
             f"an epoch of split {split!r} has {plural(epochs.length, 'sample')}, less than one batch of "
-            f"{schedule.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad' (shuffle=False, for "
+            f"{partition.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad' (shuffle=False, for "
             "evaluation, implies 'short')"
         )
-    if epochs.samples_per_epoch is not None and schedule.tail == "drop" and epochs.length % schedule.global_batch:
+    if epochs.samples_per_epoch is not None and partition.tail == "drop" and epochs.length % partition.global_batch:
         raise ConfigError(
-            f"samples_per_epoch={epochs.length} is not a multiple of the {schedule.global_batch} samples that all "
+            f"samples_per_epoch={epochs.length} is not a multiple of the {partition.global_batch} samples that all "
             "ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
         )
 

@@ -63,7 +63,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         size = np.array([sample.image_size], dtype=np.int64)
         decoded = Image()([sample.parts[image_part(sample)]], size, np.zeros(1, dtype=np.uint64))
         if decoded.failures:
-            raise sample.located(decoded.failures[0])
+            raise sample.with_sample(decoded.failures[0])
         part = next((part for part in LABEL_PARTS if part in sample.parts), None)
         labels = None if part is None else parsed_labels(sample, part)
         return decoded.images[0], labels[0] if part == CLASS_PART and labels else labels

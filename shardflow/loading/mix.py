@@ -127,13 +127,13 @@ class Mix(Engine):
             classes=classes,
             labels=len(classes),
             workers=self.loaders[0].workers,
-            max_bad=sum(loader.max_bad for loader in self.loaders),
+            max_errors=sum(loader.max_errors for loader in self.loaders),
         )
 
     def _beginning(self) -> _Origin:
         """Return where the loaders are at the start of epoch 0."""
-        lanes = [source.epochs.default_lanes(source.schedule.world_size) for source in self._given]
-        return _Origin(0, [EpochStart(0, 0, each) for each in lanes])
+        streams = [source.epochs.default_streams(source.partition.world_size) for source in self._given]
+        return _Origin(0, [EpochStart(0, 0, each) for each in streams])
 
     @property
     def annotations(self) -> AnnotationFields:
@@ -234,7 +234,7 @@ class Mix(Engine):
             raise ResumeMismatchError(f"the state is damaged: position {position} in an epoch of {len(self)} batches")
         loaders = zip(self.loaders, self._plan.sources, sources, self._beginning().starts, strict=True)
         starts = [
-            checkpoint.restore(saved, loader.dataset.dataset, source, start.lanes)
+            checkpoint.restore(saved, loader.dataset.dataset, source, start.streams)
             for loader, source, saved, start in loaders
         ]
         self._origin = self._reached = _Origin(epoch * self._steps_per_epoch + position, starts)
@@ -264,8 +264,8 @@ def _check_new(loaders: Sequence[Loader]) -> None:
 def _check_mixable(sources: Sequence[Source]) -> None:
     """Check that samples of these sources can be in one batch."""
     for name, found in (
-        ("batch_size", [source.schedule.batch_size for source in sources]),
-        ("group", [(source.schedule.rank, source.schedule.world_size) for source in sources]),
+        ("batch_size", [source.partition.batch_size for source in sources]),
+        ("group", [(source.partition.rank, source.partition.world_size) for source in sources]),
         ("batch_transform", [source.batch_transform for source in sources]),
         ("annotation fields", [source.annotations.kinds for source in sources]),
     ):
@@ -276,19 +276,21 @@ def _check_mixable(sources: Sequence[Source]) -> None:
     for source in sources:
         if source.epochs.sampler.together != "sample":
             raise ConfigError("ClassBatches and AspectBuckets compose whole batches; pass by='batch'")
-        if source.epochs.shuffle is not None and source.epochs.shuffle.sticky:
-            raise ConfigError("Shuffle(sticky=True) keeps the shards of a rank from epoch to epoch; pass by='batch'")
+        if source.epochs.shuffle is not None and source.epochs.shuffle.shard_affinity:
+            raise ConfigError(
+                "Shuffle(shard_affinity=True) keeps the shards of a rank from epoch to epoch; pass by='batch'"
+            )
     check_mixable([source.decoder for source in sources])
 
 
 def _whole_steps(sources: Sequence[Source]) -> int:
     """Return how many batches all sources have together, which are mixed by sample."""
-    schedule = sources[0].schedule
-    steps = sum(source.epochs.length for source in sources) // schedule.global_batch
+    partition = sources[0].partition
+    steps = sum(source.epochs.length for source in sources) // partition.global_batch
     if not steps:
         raise ConfigError(
-            f"all sources together have less than one batch of {schedule.batch_size} for each of "
-            f"{schedule.world_size} ranks; lower batch_size, or set steps_per_epoch"
+            f"all sources together have less than one batch of {partition.batch_size} for each of "
+            f"{partition.world_size} ranks; lower batch_size, or set steps_per_epoch"
         )
     return steps
 

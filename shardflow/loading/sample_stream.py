@@ -17,9 +17,9 @@ from shardflow.order.shuffle import Shuffle
 from shardflow.order.window_shuffle import I64
 from shardflow.storage.cache import Cache
 
+from .distributed import resolve_group
 from .facts import split_facts
 from .shard_prefetcher import prefetching
-from .topology import resolve_group
 
 _CHUNK = 256
 
@@ -59,7 +59,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._split = dataset[split]
         self._order = Epochs(split_facts(self._split, dataset.classes, shuffle=shuffle, limit=limit), seed=seed)
         self._rank, self._world_size = resolve_group(group)
-        self._lanes = self._order.default_lanes(self._world_size)
+        self._streams = self._order.default_streams(self._world_size)
         # The epoch, and how often it was set.
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
@@ -79,13 +79,13 @@ class Samples(IterableDataset[dict[str, Any]]):
         return self._run(epoch + since, positions, workers)
 
     def _run(self, epoch: int, positions: I64, workers: int) -> Iterator[dict[str, Any]]:
-        needs = self._order.needs(epoch, 0, self._lanes, self._rank, self._world_size)
+        needs = self._order.needs(epoch, 0, self._streams, self._rank, self._world_size)
         period = self._order.pass_length
         with prefetching(self._split, needs, workers=workers, period=period) as advance:
             for begin in range(0, len(positions), _CHUNK):
                 chunk = positions[begin : begin + _CHUNK]
                 advance(int(chunk[0]), int(chunk[-1]) + 1)
-                shards, records, _ = self._order.locate(epoch, chunk, self._lanes)
+                shards, records, _ = self._order.locate(epoch, chunk, self._streams)
                 for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
                     sample = self._split.reader.read(shard, record, sequential=True)
                     payloads = {part: bytes(payload) for part, payload in sample.parts.items()}

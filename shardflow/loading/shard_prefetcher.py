@@ -22,13 +22,13 @@ from shardflow.order.epochs import ShardSpan
 from shardflow.storage.cache import Cache, FetchResult
 from shardflow.storage.cache_eviction import RENEW_S
 
-from .topology import local_ranks
+from .distributed import local_ranks
 
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 8
-"""Shards that all workers of a rank together fetch at a time: as many as a rank has lanes by default, so that the first
-batch waits for one transfer and not for several in a row."""
+"""Shards that all workers of a rank together fetch at a time: as many as a rank has streams by default, so that the
+first batch waits for one transfer and not for several in a row."""
 
 
 _BATCHES_BEHIND = 8
@@ -71,7 +71,7 @@ class ShardPrefetcher:
             few = 2 * IN_FLIGHT * int(split.shards.bytes.max())
             budget = min(budget, max(few, cache.limit_bytes // 16))
         self._budget_bytes = budget // local_ranks() // sources
-        self._spans = Counter[int]()  # shard → its spans that are unfinished; it can have two, in two lanes
+        self._spans = Counter[int]()  # shard → its spans that are unfinished; it can have two, in two streams
         self._read = deque[tuple[int, int]]()  # (position, shard) of those that other workers may still read
         self._workers = workers
         self._next, self._begun = next(needs, None), False

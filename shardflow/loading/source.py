@@ -8,7 +8,7 @@ from typing import Any
 
 from shardflow.dataset.dataset import Split
 from shardflow.order.epochs import Epochs
-from shardflow.order.schedule import Schedule
+from shardflow.order.rank_partition import RankPartition
 
 from .annotation_fields import AnnotationFields
 from .decoders.decoder import Decoder
@@ -22,7 +22,7 @@ class EpochStart:
 
     epoch: int
     position: int
-    lanes: int
+    streams: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Source:
         split: The split.
         limit: Only so many of its samples take part; None for all.
         epochs: The order of its samples.
-        schedule: The part of this rank in an epoch.
+        partition: The part of this rank in an epoch.
         decoder, transform, batch_transform: As given to the loader.
         pixel_cache: The cache of decoded images; None without one.
         annotations: Which of the fields follow the crops, and which boxes stay.
@@ -42,7 +42,7 @@ class Source:
     split: Split
     limit: int | None = None
     epochs: Epochs
-    schedule: Schedule
+    partition: RankPartition
     decoder: Decoder
     transform: Transforms = None
     batch_transform: Callable[..., Any] | None = None
@@ -51,16 +51,16 @@ class Source:
 
     def after(self, start: EpochStart, steps: int) -> EpochStart:
         """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""
-        if steps < (left := self.schedule.steps(start.position)):
-            return EpochStart(start.epoch, self.schedule.after(start.position, steps), start.lanes)
-        epochs, step = divmod(steps - left, self.schedule.steps())
-        return EpochStart(start.epoch + 1 + epochs, self.schedule.after(0, step), start.lanes)
+        if steps < (left := self.partition.steps(start.position)):
+            return EpochStart(start.epoch, self.partition.after(start.position, steps), start.streams)
+        epochs, step = divmod(steps - left, self.partition.steps())
+        return EpochStart(start.epoch + 1 + epochs, self.partition.after(0, step), start.streams)
 
     def stream_position(self, start: EpochStart) -> int:
         """Return the place of a start in the endless stream of the source's epochs."""
         return start.epoch * self.epochs.length + start.position
 
-    def at(self, position: int, lanes: int) -> EpochStart:
+    def at(self, position: int, streams: int) -> EpochStart:
         """Return the start at a place of that stream."""
         epoch, within = divmod(position, self.epochs.length)
-        return EpochStart(epoch, within, lanes)
+        return EpochStart(epoch, within, streams)

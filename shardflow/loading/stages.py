@@ -27,7 +27,7 @@ from .decoders.pixels import Pixels
 from .fork_rng import fork_rng, reseed
 from .pixel_cache import PixelCache
 from .tv_sample import transform_sample
-from .worker_errors import noting
+from .worker_errors import add_context
 
 Batches = Iterator[Batch]
 Transform = Callable[[torch.Tensor], Any]
@@ -103,9 +103,9 @@ class Decode:
         for batch in batches:
             reads = zip(batch.sources, batch.samples, batch.pixels, strict=True)
             files = [self._payload(*read) for read in reads]
-            with noting(partial(batch_place, "the decoder", batch)):
+            with add_context(partial(batch_place, "the decoder", batch)):
                 batch.images, batch.crops, errors = self._decode(batch, files)
-            failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
+            failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute, self._decoders[batch.sources[0]].copy_image)
             yield batch
 
@@ -185,7 +185,7 @@ def substitute(
             copy_image(batch.images, index, good)
         for crops in () if batch.crops is None else as_views(batch.crops):
             crops.replace(index, crops[good : good + 1])
-    batch.substituted += [str(failures[index]) for index in sorted(failures)]
+    batch.replaced += [str(failures[index]) for index in sorted(failures)]
     return replaced
 
 
@@ -208,7 +208,7 @@ class Annotate:
                     annotations.append(self._annotations[source].read(sample, crops, index))
                 except SampleError as error:
                     annotations.append(None)
-                    failures[index] = sample.located(error)
+                    failures[index] = sample.with_sample(error)
             copy_image = self._decoders[batch.sources[0]].copy_image
             for index, good in substitute(batch, failures, self._substitute, copy_image).items():
                 annotations[index] = annotations[good]
@@ -256,7 +256,7 @@ class Augment:
     def _view(self, batch: Batch, number: int, view: Any) -> list[Any]:
         images: list[Any] = []
         keys = view_keys(batch.keys, number).tolist()
-        with fork_rng(), noting(partial(_next_place, batch, images)):
+        with fork_rng(), add_context(partial(_next_place, batch, images)):
             for source, image, key in zip(batch.sources, view, keys, strict=True):
                 transforms = self._transforms[source]
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
@@ -291,4 +291,4 @@ def image_part(sample: Sample) -> str:
         if part in IMAGE_PARTS:
             return part
     found = ", ".join(sample.parts)
-    raise sample.located(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
+    raise sample.with_sample(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))

@@ -36,11 +36,11 @@ class Stats:
         total_s: Seconds from then until the last batch was handed out.
         waiting_s: Of these, seconds in which training waited because the loader had no batch ready.
         copying_s: Seconds in which training waited because a batch was on its way to the device.
-        transforms_s: Seconds in the transforms of `DevicePrefetcher`: of this process on a CPU, of the device on a GPU.
+        transforms_s: Seconds in the transforms of `device.Prefetcher`: of this process, or of the GPU.
         samples: Samples of the batches.
         read_bytes: Bytes of their parts, as read from the disk, or from the cache of a remote dataset.
         network_bytes: Bytes of the shards that this rank downloaded into the cache meanwhile.
-        substituted: Samples that were replaced by others, because they were damaged.
+        replaced: Samples that were replaced by others, because they were damaged.
         wait_p50_s, wait_p95_s, wait_p99_s: Percentiles of the wait for a batch, over the last 10,000 batches; the
             first of each iteration is left out.
     """
@@ -54,7 +54,7 @@ class Stats:
     samples: int = 0
     read_bytes: int = 0
     network_bytes: int = 0
-    substituted: int = 0
+    replaced: int = 0
     wait_p50_s: float = 0.0
     wait_p95_s: float = 0.0
     wait_p99_s: float = 0.0
@@ -116,9 +116,9 @@ class StatsRecorder:
         self._sums = _zeros()
         self._start = time.perf_counter()
 
-    def count(self, counts: BatchCounts, substituted: int) -> None:
+    def count(self, counts: BatchCounts, replaced: int) -> None:
         """Record the counts of a batch."""
-        for name, value in (*counts._asdict().items(), ("substituted", substituted)):
+        for name, value in (*counts._asdict().items(), ("replaced", replaced)):
             self._sums[name] += value
 
     def answered(self, *, waiting_s: float, copying_s: float = 0.0, transforms_s: float = 0.0) -> None:

@@ -34,7 +34,7 @@ def transform_sample(transform: Callable[[Any], Any], batch: Batch, index: int, 
     try:
         _check(returned, given)
     except ConfigError as error:
-        raise batch.samples[index].located(error) from None
+        raise batch.samples[index].with_sample(error) from None
     for field, masks in batch.masks.items():
         mask = _plain(returned[field])
         masks[index] = mask[None] if mask.dim() == 2 else mask

@@ -29,7 +29,7 @@ _STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collat
 
 
 @contextlib.contextmanager
-def noting(describe: Callable[[], str]) -> Iterator[None]:
+def add_context(describe: Callable[[], str]) -> Iterator[None]:
     """Add to an error of the user's code what it was called for."""
     try:
         yield

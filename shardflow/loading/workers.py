@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
+from .distributed import usable_cores
 from .shared_memory import forget
-from .topology import usable_cores
 from .worker_errors import SentError
 
 _RUN_AGAIN = 78  # the exit code of a worker that was about to start workers of its own

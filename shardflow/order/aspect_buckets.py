@@ -1,7 +1,7 @@
 """Aspect buckets: epochs whose batches are of one shape each, which the images of a batch hardly differ from.
 
     stream    the samples in the order of another sampler
-    groups    the samples of a bucket, as they come in the stream, are cut into global batches; each lane gives the
+    groups    the samples of a bucket, as they come in the stream, are cut into global batches; each stream gives the
               same number to a group, at its own positions, so that a rank reads its shards as without buckets
     epoch     the groups, in the order in which the stream completes them
     rest      what fills no group of its bucket is handed on to the next bucket; only the last may be left with less
@@ -23,8 +23,8 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from .list_plan import ListPlan
-from .plan import ShuffledEpochs
 from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, Together
+from .shuffle_plan import ShuffledEpochs
 from .window_shuffle import I64
 
 _CHUNK = 1 << 18
@@ -36,7 +36,7 @@ class AspectBuckets:
     The shape is the same on all ranks. The last samples of a bucket are handed on to the next, so each sample comes
     once.
 
-    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])     # doctest: +SKIP
+    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])  # doctest: +SKIP
 
     Args:
         shapes: Shapes of the buckets, (height, width) in pixels.
@@ -102,10 +102,10 @@ class BucketEpochs(EpochSampler):
         shown = [list(shape) for shape in shapes]
         self.identity = {"aspect_buckets": [self._group, shown], "sampler": stream.identity}
 
-    def plan(self, *, seed: int, epoch: int, lanes: int) -> EpochPlan:
+    def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
         """Return the order of an epoch."""
-        plan = self._stream.plan(seed=seed, epoch=epoch, lanes=lanes)
-        return BucketPlan(plan, self._buckets, self._firsts, group=self._group, lanes=lanes, shapes=self.shapes)
+        plan = self._stream.plan(seed=seed, epoch=epoch, streams=streams)
+        return BucketPlan(plan, self._buckets, self._firsts, group=self._group, streams=streams, shapes=self.shapes)
 
 
 class BucketPlan(ListPlan):
@@ -116,7 +116,7 @@ class BucketPlan(ListPlan):
         buckets: The bucket of each sample of the split, an integer from 0; neighbours in number are neighbours in kind.
         first_samples: The number of the first sample of each shard, int64.
         group: Samples in a global batch.
-        lanes: Lanes of the plan.
+        streams: Streams of the plan.
         shapes: The shape of each bucket.
 
     Attributes:
@@ -130,12 +130,12 @@ class BucketPlan(ListPlan):
         first_samples: I64,
         *,
         group: int,
-        lanes: int,
+        streams: int,
         shapes: Sequence[Shape] = (),
     ) -> None:
         self._group, self._shapes = group, shapes
-        streams = math.gcd(lanes, group)  # positions equal modulo this are in the same lanes
-        each = group // streams
+        common = math.gcd(streams, group)  # positions equal modulo this are in the same streams
+        each = group // common
         parts = [
             np.stack(plan.visits(np.arange(begin, min(begin + _CHUNK, plan.length))))
             for begin in range(0, plan.length, _CHUNK)
@@ -148,11 +148,11 @@ class BucketPlan(ListPlan):
         last = int(own.max(initial=0))
         for bucket in range(last + 1):
             places = np.flatnonzero(own == bucket)
-            by_stream = [places[places % streams == stream] for stream in range(streams)]
-            whole = min(map(len, by_stream)) // each
-            # [groups, each, streams]: position p of a group belongs to stream p % streams.
-            stacked = np.stack([one[: whole * each].reshape(whole, each) for one in by_stream], axis=-1)
-            rest = np.concatenate([rest, *(one[whole * each :] for one in by_stream)])
+            by_remainder = [places[places % common == remainder] for remainder in range(common)]
+            whole = min(map(len, by_remainder)) // each
+            # [groups, each, common]: position p of a group belongs to the streams p % common.
+            stacked = np.stack([one[: whole * each].reshape(whole, each) for one in by_remainder], axis=-1)
+            rest = np.concatenate([rest, *(one[whole * each :] for one in by_remainder)])
             filled = len(rest) // group * group
             groups += [*stacked.reshape(whole, group), *rest[:filled].reshape(-1, group)]
             kinds += [bucket] * (len(groups) - len(kinds))

@@ -51,8 +51,8 @@ class ClassBatches:
             (facts.batch_size % self.samples_per_class, f"batch_size={facts.batch_size} is not a multiple of it"),
             (facts.shuffle is None, "without shuffling there is no order of such batches"),
             (
-                facts.shuffle is not None and facts.shuffle.sticky,
-                "sticky would have no effect, as each batch has samples from all over the split",
+                facts.shuffle is not None and facts.shuffle.shard_affinity,
+                "shard_affinity would have no effect, as each batch has samples from all over the split",
             ),
         ):
             if wrong:
@@ -115,7 +115,7 @@ class ClassBatchEpochs(EpochSampler):
         self.batches = most
         self.length = most * classes * samples_per_class
 
-    def plan(self, *, seed: int, epoch: int, lanes: int = 1) -> EpochPlan:  # noqa: ARG002 - samples of all lanes meet
+    def plan(self, *, seed: int, epoch: int, streams: int = 1) -> EpochPlan:  # noqa: ARG002 - samples of all streams meet
         """Return the batches of an epoch."""
         per_class = self.samples_per_class
         shuffled = keyed_rng.permutation(keyed_rng.key(seed, "class samples", epoch), len(self.labels))

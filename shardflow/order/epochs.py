@@ -12,10 +12,10 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
-from .plan import ShuffledEpochs
+from .rank_partition import MOST_POSITIONS
 from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape
-from .schedule import MOST_POSITIONS
-from .shuffle import default_lanes
+from .shuffle import default_streams
+from .shuffle_plan import ShuffledEpochs
 from .window_shuffle import I64
 
 _CHUNK = 1 << 20
@@ -99,9 +99,9 @@ class Epochs:
         """Check that passes can be cut into epochs of `samples_per_epoch`."""
         if not self.pass_length:
             raise ConfigError(f"split {facts.split!r} has no samples to form epochs of; choose another split")
-        if self.shuffle is not None and self.shuffle.sticky:
+        if self.shuffle is not None and self.shuffle.shard_affinity:
             raise ConfigError(
-                "Shuffle(sticky=True) keeps the shards of a rank in epochs that are whole passes; with "
+                "Shuffle(shard_affinity=True) keeps the shards of a rank in epochs that are whole passes; with "
                 "samples_per_epoch each pass would begin at another rank: leave one of them out"
             )
         unit = {"sample": 1, "batch": facts.batch_size, "step": facts.batch_size * facts.world_size}
@@ -122,17 +122,17 @@ class Epochs:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_plans": {}}  # workers make their own
 
-    def default_lanes(self, world_size: int) -> int:
-        """Return the number of lanes of a run with `world_size` ranks."""
-        if self.shuffle is not None and self.shuffle.lanes is not None:
-            return self.shuffle.lanes
-        return default_lanes(world_size, self.shuffle is not None)
+    def default_streams(self, world_size: int) -> int:
+        """Return the number of streams of a run with `world_size` ranks."""
+        if self.shuffle is not None and self.shuffle.streams is not None:
+            return self.shuffle.streams
+        return default_streams(world_size, self.shuffle is not None)
 
     def first_sample(self, shards: I64) -> I64:
         """Return the number of the first sample of each of these shards."""
         return self._starts[shards]
 
-    def locate(self, epoch: int, positions: I64, lanes: int) -> tuple[I64, I64, keyed_rng.U64]:
+    def locate(self, epoch: int, positions: I64, streams: int) -> tuple[I64, I64, keyed_rng.U64]:
         """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
         first_pass, offset = divmod(epoch * self.length, self.pass_length)  # of any size, and only then in 64 bits
         passes, within = np.divmod(offset + positions, self.pass_length)
@@ -140,19 +140,19 @@ class Epochs:
         keys = np.empty(len(positions), dtype=np.uint64)
         for later in np.unique(passes).tolist():
             here, number = passes == later, first_pass + later
-            shards[here], records[here], repeats[here] = self._plan(number, lanes).visits(within[here])
+            shards[here], records[here], repeats[here] = self._plan(number, streams).visits(within[here])
             samples = self._starts[shards[here]] + records[here]
             keys[here] = augmentation_keys(self.key_seed, number, samples, repeats[here])
         return shards, records, keys
 
-    def shape(self, epoch: int, position: int, lanes: int) -> Shape | None:
+    def shape(self, epoch: int, position: int, streams: int) -> Shape | None:
         """Return the shape of the images in the batch of a position; None where the decoder decides."""
         if not self.sampler.shapes:
             return None
         number, within = divmod(epoch * self.length + position, self.pass_length)
-        return self._plan(number, lanes).shape(within)
+        return self._plan(number, streams).shape(within)
 
-    def visit(self, sample: int, number: int, lanes: int) -> Visit | None:
+    def visit(self, sample: int, number: int, streams: int) -> Visit | None:
         """Return the first turn of a sample in pass `number` over the split; None if it does not come there."""
         if self.sampler.identity is None and self.samples_per_epoch is None:  # in each pass once
             return Visit(number, None, int(augmentation_keys(self.key_seed, number, np.array([sample]))[0]))
@@ -160,16 +160,16 @@ class Epochs:
         record = sample - int(self._starts[shard])
         for begin in range(0, self.pass_length, _CHUNK):
             positions = np.arange(begin, min(begin + _CHUNK, self.pass_length))
-            shards, records, repeats = self._plan(number, lanes).visits(positions)
+            shards, records, repeats = self._plan(number, streams).visits(positions)
             found = np.flatnonzero((shards == shard) & (records == record))
             if len(found):
                 first = int(positions[found[0]])
                 (key,) = augmentation_keys(self.key_seed, number, np.array([sample]), repeats[found[:1]]).tolist()
                 epoch, position = divmod(number * self.pass_length + first, self.length)
-                return Visit(epoch, self.shape(epoch, position, lanes), key)
+                return Visit(epoch, self.shape(epoch, position, streams), key)
         return None
 
-    def needs(self, epoch: int, first: int, lanes: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
+    def needs(self, epoch: int, first: int, streams: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
         """Yield the shards that a rank reads from position `first` of an epoch on, in the order of first need."""
         if not self.length:
             return
@@ -178,15 +178,15 @@ class Epochs:
         start = epoch * self.length
         for number in range((start + first) // self.pass_length, -(-(start + self.length) // self.pass_length)):
             before = number * self.pass_length - start  # positions of the epoch before this pass
-            plan = self._plan(number, lanes)
+            plan = self._plan(number, streams)
             shards, begins, ends = plan.needs((rank - before) % world_size, world_size)
             wanted = (ends + before > first) & (begins + before < self.length)
             columns = shards[wanted], begins[wanted] + before, ends[wanted] + before
             yield from map(ShardSpan, *(column.tolist() for column in columns))
 
-    def _plan(self, number: int, lanes: int) -> EpochPlan:
-        if (number, lanes) not in self._plans:
+    def _plan(self, number: int, streams: int) -> EpochPlan:
+        if (number, streams) not in self._plans:
             while len(self._plans) > 1:
                 del self._plans[next(iter(self._plans))]
-            self._plans[number, lanes] = self.sampler.plan(seed=self.key_seed, epoch=number, lanes=lanes)
-        return self._plans[number, lanes]
+            self._plans[number, streams] = self.sampler.plan(seed=self.key_seed, epoch=number, streams=streams)
+        return self._plans[number, streams]

@@ -95,7 +95,7 @@ class EpochSampler(Protocol):
     shapes: Sequence[Shape] = ()
     warnings: Sequence[str] = ()
 
-    def plan(self, *, seed: int, epoch: int, lanes: int) -> EpochPlan:
+    def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
         """Return the pass of an epoch; a pure function."""
         ...
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from .list_plan import ListPlan
-from .plan import ShuffledEpochs
 from .sampler import EpochPlan, EpochSampler, Facts
+from .shuffle_plan import ShuffledEpochs
 from .weights import ShardWeights, Weights
 from .window_shuffle import I64
 
@@ -69,6 +69,6 @@ class ListedEpochs(EpochSampler):
         self.identity = {"subset": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
         self._plan = ListPlan.of_samples(numbers, shard_samples)
 
-    def plan(self, *, seed: int, epoch: int, lanes: int) -> EpochPlan:  # noqa: ARG002 - the same in every epoch
+    def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:  # noqa: ARG002 - the same in every epoch
         """Return the list."""
         return self._plan

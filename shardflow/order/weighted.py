@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from shardflow.errors import ConfigError
 
-from .plan import ShuffledEpochs
 from .sampler import EpochSampler, Facts
+from .shuffle_plan import ShuffledEpochs
 from .weights import ShardWeights, Weights
 
 _POWERS = {"balanced": 1.0, "sqrt": 0.5}

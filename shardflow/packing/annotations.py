@@ -52,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 def check_annotations(annotations: Annotations | None) -> Annotations:
     """Return the argument of a user, which declares nothing where it is None."""
     if not isinstance(annotations, Annotations | None):
-        raise ConfigError(f"annotations must be shardflow.Annotations, found {type(annotations).__name__}")
+        raise ConfigError(f"annotations must be shardflow.annotations.Annotations, found {type(annotations).__name__}")
     return annotations or NOTHING
 
 

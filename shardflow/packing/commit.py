@@ -101,14 +101,14 @@ def commit(
     classes: tuple[str, ...] | None,
     recipe: Recipe,
     annotations: Annotations,
-    max_bad: int,
+    max_errors: int,
     skipped: Sequence[Quarantined],
     ignored: Mapping[str, int],
     replacing: manifest.Manifest | None = None,
     replaced_receipts: Mapping[str, Receipt] | None = None,
     replaced_skipped: Sequence[Quarantined] = (),
 ) -> PackReport:
-    """Write the quarantine and, when no more than `max_bad` new inputs are in it, the manifest.
+    """Write the quarantine and, when no more than `max_errors` new inputs are in it, the manifest.
 
     `sharding` divides all inputs that were read into jobs. `jobs` and `totals` have the new ones alone, `skipped` the
     new images that are not read; `replaced_receipts` and `replaced_skipped` have those of the version that is replaced,
@@ -131,11 +131,11 @@ def commit(
     all_skipped = [*skipped, *replaced_skipped]
     all_bad = sorted([*totals.quarantined, *all_skipped])
     inputs = sum(sharding.inputs.values()) + len(all_skipped)
-    if len(bad) > max_bad or not totals.shards:
+    if len(bad) > max_errors or not totals.shards:
         new_inputs = inputs - (replacing.inputs if replacing is not None else 0)
         listed = quarantine.FILE_NAME if replacing is None else quarantine.UNFINISHED_NAME
         lock.put(listed, quarantine.to_bytes(bad))
-        raise PackIncompleteError(_refusal(ledger.storage.url(listed), bad, new_inputs, max_bad, annotations))
+        raise PackIncompleteError(_refusal(ledger.storage.url(listed), bad, new_inputs, max_errors, annotations))
     if lock.blob is None:
         ledger.remove_leftovers(sharding.names())
 
@@ -192,7 +192,7 @@ def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
 
 
 def _refusal(
-    listed: str, quarantined: Sequence[Quarantined], inputs: int, max_bad: int, annotations: Annotations
+    listed: str, quarantined: Sequence[Quarantined], inputs: int, max_errors: int, annotations: Annotations
 ) -> str:
     named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in quarantined[:_NAMED])
     more = f"; {len(quarantined) - _NAMED} more" if len(quarantined) > _NAMED else ""
@@ -207,8 +207,9 @@ def _refusal(
         elif declared:
             remedy = "do --mask, --boxes and --keypoints name what is there?"
         return f"{none} be packed: {listed}; {remedy}"
-    allowed = f"{max_bad} {'is' if max_bad == 1 else 'are'} allowed"
+    allowed = f"{max_errors} {'is' if max_errors == 1 else 'are'} allowed"
     return (
         f"{len(quarantined)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove "
-        f"them, or allow them with --max-bad {len(quarantined)}, then run the same command again: the packed ones stay"
+        f"them, or allow them with --max-errors {len(quarantined)}, then run the same command again: the packed ones "
+        "stay"
     )

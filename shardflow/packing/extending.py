@@ -85,7 +85,7 @@ def extend(
     dst: str | os.PathLike[str],
     *,
     on_conflict: str = "error",
-    max_bad: int = 0,
+    max_errors: int = 0,
     workers: int | None = None,
     executor: str = "processes",
     ray_address: str | None = None,
@@ -105,7 +105,7 @@ def extend(
         dst: A dataset with its receipts, a directory or a URL.
         on_conflict: What to do with inputs that have the path of another one in the dataset: "error", "add" to pack
             them as further samples, or "skip" to leave them out.
-        max_bad: How many new inputs may be left out, as for `pack`.
+        max_errors: How many new inputs may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
     Raises:
@@ -115,13 +115,13 @@ def extend(
             labels, `src` declares other annotations, is another shardflow dataset than the one it was packed from, or
             has inputs that conflict with those of the dataset, or another extension has begun.
         DatasetExistsError: Another process extended it meanwhile.
-        PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
+        PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
     """
     make_executor = executor_maker(executor, workers, ray_address)
     if on_conflict not in ON_CONFLICT:
         raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
-    max_bad = check_integer("max_bad", max_bad, 0)
+    max_errors = check_integer("max_errors", max_errors, 0)
     started = time.monotonic()
     storage = open_storage(dst, storage_options, to_write=True)
     # Opened before a directory is made for a missing one.
@@ -140,7 +140,7 @@ def extend(
             conflicting=len(extension.conflicting),
         )
         fresh = extension.fresh(add_conflicting=on_conflict == "add")
-        fresh.refuse_skipped(max_bad)
+        fresh.refuse_skipped(max_errors)
         if not fresh.inputs:
             clean_up(storage)
             storage.remove(UNFINISHED_NAME)
@@ -163,7 +163,7 @@ def extend(
             classes=fresh.classes,
             recipe=extension.recipe,
             annotations=old.annotations,
-            max_bad=max_bad,
+            max_errors=max_errors,
             skipped=fresh.skipped,
             ignored=fresh.ignored,
             replacing=old,

@@ -35,7 +35,7 @@ def pack(
     shuffle: bool = True,
     seed: int = 0,
     shard_samples: int = 2048,
-    max_bad: int = 0,
+    max_errors: int = 0,
     workers: int | None = None,
     executor: str = "processes",
     ray_address: str | None = None,
@@ -45,7 +45,7 @@ def pack(
 ) -> PackReport:
     """Resize the images of a source and write them to `dst` as a dataset.
 
-    The dataset's bytes depend on the inputs and on all arguments before `max_bad`, and on nothing else: not on the
+    The dataset's bytes depend on the inputs and on all arguments before `max_errors`, and on nothing else: not on the
     number of workers, the executor, or interruptions. After an error, or after the process was killed, the same call
     goes on where the last one stopped.
 
@@ -64,8 +64,8 @@ def pack(
             the source.
         seed: Shuffle seed.
         shard_samples: Inputs per shard; the last shard of a split may have fewer.
-        max_bad: How many inputs may be left out: quarantined, or skipped because their kind of image is not read. With
-            more there is no dataset.
+        max_errors: How many inputs may be left out: quarantined, or skipped because their kind of image is not read.
+            With more there is no dataset.
         workers: Number of processes; None for one per core.
         executor: "processes"; "ray" for the nodes of a Ray cluster, which must reach `src` and `dst` by the same names;
             or "serial" for this process alone.
@@ -80,7 +80,7 @@ def pack(
     Raises:
         ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` holds other files.
         DatasetExistsError: `dst` holds a dataset.
-        PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
+        PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, or another process is writing to it.
 
     Example:
@@ -91,7 +91,7 @@ def pack(
     recipe = make_recipe(preset, **settings)
     make_executor = executor_maker(executor, workers, ray_address)
     shard_samples = check_integer("shard_samples", shard_samples, 1)
-    seed, max_bad = check_integer("seed", seed), check_integer("max_bad", max_bad, 0)
+    seed, max_errors = check_integer("seed", seed), check_integer("max_errors", max_errors, 0)
     recipe.warn_without_tables()
     started = time.monotonic()
     storage = open_storage(dst, storage_options, to_write=True)
@@ -100,7 +100,7 @@ def pack(
     options = shared_options(src, dst, storage_options)
     declared = check_annotations(annotations)
     with list_source(src, options, parts=declared.parts) as source, storage.exclusive_writer() as writer:
-        source.refuse_skipped(max_bad)
+        source.refuse_skipped(max_errors)
         declared = source.annotations.joined(declared)
         warn_of_undeclared(source, declared)
         jobs = plan_jobs(
@@ -128,7 +128,7 @@ def pack(
             classes=source.classes,
             recipe=recipe,
             annotations=declared,
-            max_bad=max_bad,
+            max_errors=max_errors,
             skipped=source.skipped,
             ignored=source.ignored,
         )

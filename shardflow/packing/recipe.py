@@ -13,7 +13,7 @@
 A JPEG that becomes a JPEG, grey or YCbCr and in sRGB, stays in its own colours all the way, in one call of the native
 kernel (`native.transcoding`). A plain one is never opened by Pillow (`formats.jpeg_header`).
 
-A preset is a recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
+A preset is a recipe for a common case. docs/performance.md has measurements of what the settings cost and gain.
 """
 
 from __future__ import annotations

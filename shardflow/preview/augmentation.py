@@ -22,7 +22,7 @@ from shardflow.loading.facts import split_facts
 from shardflow.loading.loader import Loader
 from shardflow.loading.source import Source
 from shardflow.order.epochs import Epochs
-from shardflow.order.schedule import Schedule
+from shardflow.order.rank_partition import RankPartition
 
 from .annotation_overlay import draw_arrays
 from .contact_sheet import SIDE, ContactSheet, Tile, sample_tiles
@@ -41,7 +41,7 @@ def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, se
     source = Source(
         split=dataset[split],
         epochs=order,
-        schedule=Schedule(length=order.length, batch_size=1),
+        partition=RankPartition(length=order.length, batch_size=1),
         decoder=RandomResizedCrop(SIDE),
         annotations=AnnotationFields(fields, declared, CroppedBoxes(), MAX_PIXELS),
     )

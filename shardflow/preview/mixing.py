@@ -1,4 +1,4 @@
-"""The mixing of a split: how well the shuffle mixes its samples. docs/mixing.md measures the same in general.
+"""The mixing of a split: how well the shuffle mixes its samples. docs/performance.md measures the same in general.
 
 Class noise is the variance of the class counts of a batch, as a multiple of the variance under a full shuffle
 (chi-square over its degrees of freedom). It needs the labels of the samples in some batches, so it is measured only
@@ -16,9 +16,9 @@ from PIL import Image
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.order.plan import Plan
-from shardflow.order.schedule import Schedule
-from shardflow.order.shuffle import WINDOW, default_lanes
+from shardflow.order.rank_partition import RankPartition
+from shardflow.order.shuffle import BUFFER, default_streams
+from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.window_shuffle import I64
 
 from .sample_reader import labels_of
@@ -48,15 +48,15 @@ class Mixing:
         return Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
 
 
-def measure_mixing(split: Split, *, lanes: int | None = None, window: int = WINDOW) -> Mixing | None:
-    """Return the mixing of a split that is read with these lanes and window; None if it has too few samples."""
+def measure_mixing(split: Split, *, streams: int | None = None, buffer: int = BUFFER) -> Mixing | None:
+    """Return the mixing of a split that is read with these streams and buffer; None if it has too few samples."""
     batch = min(BATCH, len(split) // _LEAST_BATCHES)
     if batch < 2:
         return None
-    plan = Plan(split.shard_samples, seed=0, epoch=0, lanes=lanes or default_lanes(1, True), window=window)
-    schedule = Schedule(length=len(split), batch_size=batch, rank=0, world_size=1)
-    steps = np.unique(np.linspace(0, schedule.steps() - 1, _BATCHES).astype(np.int64)).tolist()
-    located = [plan.locate(schedule.positions(0, step)[0]) for step in steps]
+    plan = ShufflePlan(split.shard_samples, seed=0, epoch=0, streams=streams or default_streams(1, True), buffer=buffer)
+    partition = RankPartition(length=len(split), batch_size=batch, rank=0, world_size=1)
+    steps = np.unique(np.linspace(0, partition.steps() - 1, _BATCHES).astype(np.int64)).tolist()
+    located = [plan.locate(partition.positions(0, step)[0]) for step in steps]
     shards, records = (np.stack(column) for column in zip(*located, strict=True))
     return Mixing(
         shards=float(np.mean([len(np.unique(row)) for row in shards])),

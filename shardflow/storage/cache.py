@@ -215,7 +215,7 @@ class Cache:
             f"{MOST_COPIES} copies of it, each verified on its way into the cache {self.directory}, were damaged when "
             "they were read: check the disk, or choose another cache directory"
         )
-        return IntegrityError(message).at(shard=url)
+        return IntegrityError(message).with_location(shard=url)
 
     def _is_damaged(self, blob: Path) -> bool:
         try:

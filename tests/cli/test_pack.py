@@ -28,7 +28,7 @@ def test_pack(tmp_path: Path) -> None:
     """A pack reports its result, the fingerprint of the dataset, and the next command."""
     src = image_folder(tmp_path / "src", 50)
     write_tree(src, {"a/readme.txt": b"", "b/cut.jpg": b"\xff\xd8\xff"})
-    done = run("pack", src, tmp_path / "dst", "--short-side", 32, "--workers", 2, "--max-bad", 1)
+    done = run("pack", src, tmp_path / "dst", "--short-side", 32, "--workers", 2, "--max-errors", 1)
     assert done.returncode == 0, done.stderr
     for pattern in (
         r"packed +50 of 51 inputs into 1 shard",
@@ -110,12 +110,12 @@ def test_sources(tmp_path: Path) -> None:
 def test_images_that_are_not_read(tmp_path: Path) -> None:
     """Images of kinds that are not read stop a pack before it begins; if they are allowed, they count as skipped."""
     src = write_tree(image_folder(tmp_path / "src", 8), {"a/1.psd": b"", "a/2.psd": b"", "b/cut.jpg": b"x"})
-    arguments = ("pack", src, tmp_path / "dst", "--short-side", 32, "--executor", "serial", "--max-bad")
+    arguments = ("pack", src, tmp_path / "dst", "--short-side", 32, "--executor", "serial", "--max-errors")
     refused = run(*arguments, 1)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
         "shardflow: 2 images of a kind that is not read: 2 .psd, such as 'a/1.psd', 'a/2.psd' (convert them to JPEG or "
-        "PNG). Or leave them out with --max-bad 2\n"
+        "PNG). Or leave them out with --max-errors 2\n"
     )
     assert not list((tmp_path / "dst").glob("*/*"))
     assert "3 of 11 inputs could not be packed, 2 are allowed" in run(*arguments, 2).stderr
@@ -139,13 +139,13 @@ def test_extending_by_images_that_are_not_read(tmp_path: Path, monkeypatch: pyte
     src, dst = write_tree(image_folder(tmp_path / "src", 4), {"a/1.webp": photo(1), "a/2.psd": b""}), tmp_path / "dst"
     with monkeypatch.context() as patch:
         patch.setitem(MISSING_CODECS, "WEBP", "WebP is not read here")
-        shardflow.pack(src, dst, short_side=32, executor="serial", max_bad=2)
+        shardflow.pack(src, dst, short_side=32, executor="serial", max_errors=2)
     write_tree(src, {"a/3.psd": b"", "a/new.jpg": photo(2)})
     dry = CliRunner().invoke(main.shardflow, ["extend", str(src), str(dst), "--dry-run"]).output
     assert "skipped      1 .psd, such as 'a/3.psd' (convert them to JPEG or PNG); or leave them out with" in dry
     with pytest.raises(PackIncompleteError, match=r"1 image of a kind that is not read: 1 \.psd, such as 'a/3.psd'"):
         shardflow.extend(src, dst, executor="serial")
-    report = shardflow.extend(src, dst, executor="serial", max_bad=1)
+    report = shardflow.extend(src, dst, executor="serial", max_errors=1)
     assert (report.inputs, report.packed, report.quarantined, report.skipped) == (3, 2, 0, 1)
     manifest = shardflow.open(dst).manifest
     assert (manifest.inputs, manifest.samples, manifest.quarantined, manifest.skipped) == (8, 6, 0, 2)
@@ -249,7 +249,7 @@ def test_extend(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 30)
     before = shardflow.pack(src, tmp_path / "dst", short_side=32, executor="serial").fingerprint
     write_tree(src, {"d/new.jpg": photo(1), "d/bad.jpg": b"x"})
-    arguments = ["extend", str(src), str(tmp_path / "dst"), "--executor", "serial", "--max-bad", "1"]
+    arguments = ["extend", str(src), str(tmp_path / "dst"), "--executor", "serial", "--max-errors", "1"]
     result = CliRunner().invoke(main.shardflow, arguments)
     assert result.exit_code == 0, result.output
     for line in (

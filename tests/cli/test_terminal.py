@@ -80,10 +80,10 @@ def test_hostile_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
 
     tell(*pack, "--dry-run")
     tell(*pack)
-    tell(*pack, "--max-bad", 99)
+    tell(*pack, "--max-errors", 99)
     assert shardflow.open(dst).manifest.samples == 2 * len(HOSTILE)
     tell("index", tars(tmp_path) / "*.tar", "--to", indexed)
-    tell("index", tars(tmp_path), "--to", indexed, "--max-bad", 9)
+    tell("index", tars(tmp_path), "--to", indexed, "--max-errors", 9)
     shardflow.sync(dst, damaged)
     for tar in damaged.rglob("*.tar"):
         flip(tar, 1000, 3000)
@@ -127,7 +127,7 @@ def test_hostile_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
 def test_logged_text_is_escaped(tmp_path: Path) -> None:
     """A warning that the library logs is printed in the same way."""
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), f"a/{HOSTILE[0]}{HOSTILE[2]}.psd": b"8BPS"})
-    done = run("pack", src, tmp_path / "dst", "--max-bad", 1, "--executor", "serial")
+    done = run("pack", src, tmp_path / "dst", "--max-errors", 1, "--executor", "serial")
     assert done.returncode == 0
     assert "left out" in done.stderr
     assert_harmless(done.stderr)
@@ -148,9 +148,11 @@ def test_half_surrogates_are_refused(tmp_path: Path, name: str, capsys: pytest.C
     """No manifest has half of a surrogate pair in a text: a source with such a class is refused, as is the manifest."""
     rows = [{"image": photo(n), "label": label} for n, label in enumerate((name, "b"))]
     with pytest.raises(ConfigError, match=r"class .*rename it"):
-        shardflow.pack(shardflow.Collection(rows), tmp_path / "dst", executor="serial")
+        shardflow.pack(shardflow.sources.Collection(rows), tmp_path / "dst", executor="serial")
     with pytest.raises(ConfigError, match=r"class .*rename it"):
-        shardflow.pack(shardflow.Collection([{"image": photo(1), "label": 0}], classes=[name]), tmp_path / "dst")
+        shardflow.pack(
+            shardflow.sources.Collection([{"image": photo(1), "label": 0}], classes=[name]), tmp_path / "dst"
+        )
     data = make_dataset(tmp_path / "set", [3])
     path = data / manifest.FILE_NAME
     content = json.loads(path.read_text())

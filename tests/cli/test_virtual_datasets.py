@@ -120,7 +120,7 @@ def test_split_by_groups(tmp_path: Path) -> None:
 def test_index(tmp_path: Path) -> None:
     """`index` prints the samples that it leaves out, and the new dataset."""
     write_tar(tmp_path / "00.tar", [*members_of(range(4)), ("bad.txt", b"x")])
-    _, printed = run("index", tmp_path, "--max-bad", "1")
+    _, printed = run("index", tmp_path, "--max-errors", "1")
     assert printed == (
         f"left out: {tmp_path}/00.tar/bad: has no image among its parts: txt\n"
         f"dataset       {tmp_path} (the tars stay where they are)\n"
@@ -183,7 +183,7 @@ def test_exports(dataset: Path) -> None:
         (["merge", "SET", "NEW"], 2, "two or more datasets"),
         (["index", "NEW"], 4, "does not exist"),
         (["subset", "SET", "SET", "--classes", "class1, class2"], 3, "already holds a dataset"),
-        (["index", "TARS"], 1, "--max-bad 1"),
+        (["index", "TARS"], 1, "--max-errors 1"),
         (["index", "PHOTO.JPG"], 2, "photo.jpg is no tar by its name; give a folder, a .tar or a pattern"),
         (["index", "EMPTY.tar"], 2, "EMPTY.tar: no sample that can be read in 1 tar; a sample is files that begin"),
         (["pack", "EMPTY.tar", "NEW"], 2, "no sample in 1 tar, such as 'EMPTY.tar'; a sample is files that begin"),

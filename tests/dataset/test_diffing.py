@@ -49,7 +49,7 @@ def test_renumbered_classes(tmp_path: Path) -> None:
     sf.pack(src, tmp_path / "a", **settings)
     names = sf.open(tmp_path / "a").classes
     assert names is not None
-    sf.pack(sf.Folder(src, classes=(names[1], names[0], *names[2:])), tmp_path / "b", **settings)
+    sf.pack(sf.sources.Folder(src, classes=(names[1], names[0], *names[2:])), tmp_path / "b", **settings)
     assert sf.diff(tmp_path / "a", tmp_path / "b").renumbered == names[:2]
 
 

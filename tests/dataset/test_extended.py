@@ -138,7 +138,7 @@ def test_names_in_another_encoding_are_printed_escaped(tmp_path: Path) -> None:
     """The bytes of a name that are not UTF-8 are printed escaped, and it gets a line in the quarantine."""
     write_tar(tmp_path / "00.tar", [*members()[:3], ("\udcfc.jpg", jpeg(1))], kind=tarfile.GNU_FORMAT)
     environment = {"PYTHONIOENCODING": "utf-8:strict"}
-    done = run("index", tmp_path, "--max-bad", 1, env=environment, text=False, check=True)
+    done = run("index", tmp_path, "--max-errors", 1, env=environment, text=False, check=True)
     assert b"00.tar/\\udcfc: its name is not UTF-8" in done.stdout
     assert sf.open(tmp_path).manifest.quarantined == 1
 

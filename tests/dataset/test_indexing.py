@@ -81,10 +81,10 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
         ],
     )
     write_tar(tmp_path / "b.tar", [("parted.txt", b"x"), *members_of([12])])
-    with pytest.raises(PackIncompleteError, match=r"samples that cannot be used: 8, allowed are 0: .*--max-bad 8"):
+    with pytest.raises(PackIncompleteError, match=r"samples that cannot be used: 8, allowed are 0: .*--max-errors 8"):
         sf.index(tmp_path)
     assert not (tmp_path / "shardflow.json").exists()
-    report = sf.index(tmp_path, max_bad=8)
+    report = sf.index(tmp_path, max_errors=8)
     reasons = {bad.path.removeprefix(f"{tmp_path}/"): bad.reason for bad in report.bad}
     for path, reason in {
         "a.tar/noimage": "has no image among its parts: txt, cls",
@@ -107,20 +107,20 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
 def test_a_pack_does_not_replace_tars_that_were_indexed(tmp_path: Path) -> None:
     """Tars beside an index that was removed, or not finished, are nothing that a pack may replace."""
     write_tar(tmp_path / "tars/train/000000.tar", [*members_of([1]), ("noimage.txt", b"x")])
-    sf.index(tmp_path / "tars", max_bad=1)
+    sf.index(tmp_path / "tars", max_errors=1)
     (tmp_path / "tars/shardflow.json").unlink()
     before = contents(tmp_path / "tars")
     with pytest.raises(ConfigError, match="is not empty"):
         sf.pack(image_folder(tmp_path / "photos", 2), tmp_path / "tars", short_side=32, executor="serial")
     assert contents(tmp_path / "tars") == before
-    assert sf.index(tmp_path / "tars", max_bad=1).samples == {"train": 1}
+    assert sf.index(tmp_path / "tars", max_errors=1).samples == {"train": 1}
 
 
 def test_a_sample_in_three_tars_is_reported_once_for_each(tmp_path: Path) -> None:
     """A sample of which three tars have an image each is left out of all of them."""
     for name, part in (("a", "jpg"), ("b", "png"), ("c", "webp")):
         write_tar(tmp_path / f"{name}.tar", [(f"torn.{part}", jpeg(1)), *([("0.jpg", jpeg(2))] if name == "c" else [])])
-    report = sf.index(tmp_path, max_bad=3)
+    report = sf.index(tmp_path, max_errors=3)
     assert [bad.path for bad in report.bad] == [f"{tmp_path}/{name}.tar/torn" for name in "abc"]
     assert (report.samples, sf.verify(tmp_path)) == ({"train": 1}, [])
 
@@ -131,7 +131,7 @@ def test_tars_that_are_cut_short(tmp_path: Path, cut: int) -> None:
     path = write_tar(tmp_path / "a.tar", members_of(range(3)), kind=tarfile.USTAR_FORMAT)
     data = path.read_bytes().rstrip(b"\0")
     path.write_bytes(data[: len(data) - cut])
-    report = sf.index(path, tmp_path / "virtual", max_bad=3)
+    report = sf.index(path, tmp_path / "virtual", max_errors=3)
     assert report.samples == {"train": 2}
     assert {bad.path.removeprefix(f"{path}") for bad in report.bad} >= {"", "/00002"}
 
@@ -168,7 +168,7 @@ def test_tars_joined_with_cat(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + write_tar(tmp_path / "b.tar", members_of(range(3, 6))).read_bytes())
     with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were joined"):
         sf.index(path, tmp_path / "virtual")
-    report = sf.index(path, tmp_path / "virtual", max_bad=2)
+    report = sf.index(path, tmp_path / "virtual", max_errors=2)
     assert report.samples == {"train": 2}  # of the third it is not known whether it is whole
 
 
@@ -274,8 +274,8 @@ def test_coordinates_of_images_of_another_size(tmp_path: Path, scaled: bool) -> 
         sizes = {} if number == 0 else {"width": 96, "height": 80}
         members += [(f"{number}.jpg", image), (f"{number}.json", json.dumps({"boxes": [box], **sizes}).encode())]
     write_tar(tmp_path / "a.tar", members)
-    declared = sf.Annotations(boxes=sf.Boxes("json", "boxes", "xyxy"))
-    report = sf.index(tmp_path, annotations=declared, max_bad=3)
+    declared = sf.annotations.Annotations(boxes=sf.annotations.Boxes("json", "boxes", "xyxy"))
+    report = sf.index(tmp_path, annotations=declared, max_errors=3)
     assert [bad.path.rpartition("/")[2] for bad in report.bad] == ([] if scaled else ["2", "3", "4"])
     assert all("of an image with 96x80 pixels, and this one has 48x40" in bad.reason for bad in report.bad)
     assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == list("012345" if scaled else "015")

@@ -94,7 +94,7 @@ def test_refusals(virtual: Path, tmp_path: Path) -> None:
 
 def test_pack_and_dali(virtual: Path, tmp_path: Path) -> None:
     """A virtual dataset can be packed, so that its samples have tars of their own, and exported for DALI."""
-    sf.pack(sf.Shards(virtual), tmp_path / "packed", short_side=32, executor="serial")
+    sf.pack(sf.sources.Shards(virtual), tmp_path / "packed", short_side=32, executor="serial")
     assert {name: len(split) for name, split in sf.open(tmp_path / "packed").items()} == {"train": 15, "val": 6}
     indexes = list(write_dali_indexes(sf.open(virtual), tmp_path / "dali"))
     assert [int(path.read_text().split()[1]) for path in indexes] == [

@@ -24,14 +24,14 @@ from tests.helpers.making import jpeg, make_dataset, write_dataset
 from tests.helpers.masks import resize_mask
 from tests.helpers.scenes import write_scenes
 
-CROP = shardflow.RandomResizedCrop(14, hflip=0.5)
-FLIP = shardflow.RandomHorizontalFlip(0.5)
-ERASING = shardflow.RandomErasing(0.7, mask_value=255)
+CROP = shardflow.device.RandomResizedCrop(14, hflip=0.5)
+FLIP = shardflow.device.RandomHorizontalFlip(0.5)
+ERASING = shardflow.device.RandomErasing(0.7, mask_value=255)
 
 
 def transformed(batch: dict[str, Any], transforms: list[Any]) -> dict[str, Any]:
     """Return the batch as a prefetcher hands it out."""
-    (result,) = shardflow.DevicePrefetcher([batch], "cpu", transforms)
+    (result,) = shardflow.device.Prefetcher([batch], "cpu", transforms)
     return dict(result)
 
 
@@ -50,8 +50,8 @@ def test_annotations_are_moved_as_torchvision_does(
     """Given the parameters, masks are exact, boxes torchvision's within 1e-4; fields go with their boxes."""
     batch = annotated_batch(count, height, width, seed)
     batch["mask"] = batch["mask"].to(dtype) * (1 if dtype == torch.uint8 else 1000)
-    crop = shardflow.RandomResizedCrop(size, hflip=0.5)
-    result = transformed(batch, [crop, shardflow.ColorJitter(0.2), FLIP])
+    crop = shardflow.device.RandomResizedCrop(size, hflip=0.5)
+    result = transformed(batch, [crop, shardflow.device.ColorJitter(0.2), FLIP])
     keys = batch["random_key"]
     crops = crop.make_params(fold(keys, 0), height, width).int().tolist()
     flips = FLIP.make_params(fold(keys, 2), size, size).tolist()
@@ -76,13 +76,13 @@ def test_annotations_are_moved_as_torchvision_does(
 def test_images_are_what_they_are_without_annotations() -> None:
     """Annotations change no pixel of the images, and keypoints move as a lit pixel does."""
     batch = annotated_batch(8, 30, 40)
-    transforms = [CROP, shardflow.ColorJitter(0.4, 0.4), ERASING, FLIP]
+    transforms = [CROP, shardflow.device.ColorJitter(0.4, 0.4), ERASING, FLIP]
     alone = transformed({name: batch[name] for name in ("image", "random_key")}, transforms)
     assert torch.equal(transformed(batch, transforms)["image"], alone["image"])
     lit = {**batch, "image": torch.zeros(8, 3, 30, 40, dtype=torch.uint8)}
     lit["image"][:, :, 10:20, 5:25] = 255
     lit["keypoints"] = [torch.tensor([[15.0, 15.0], [5.0, 10.0]])] * 8
-    result = transformed(lit, [FLIP, shardflow.RandomResizedCrop(60, scale=(0.9, 1))])
+    result = transformed(lit, [FLIP, shardflow.device.RandomResizedCrop(60, scale=(0.9, 1))])
     for image, (centre, corner) in zip(result["image"], result["keypoints"], strict=True):
         rows, columns = torch.nonzero(image[0] > 127).T
         torch.testing.assert_close(
@@ -95,23 +95,25 @@ def test_erasing_leaves_masks_or_fills_them() -> None:
     """Where the image is erased, the mask has `mask_value`; by default it stays, as with torchvision; boxes stay."""
     batch = annotated_batch(8, 20, 30)
     result = transformed(batch, [ERASING])
-    erased = (shardflow.RandomErasing(0.7, value=1)(torch.zeros(8, 1, 20, 30), fold(batch["random_key"], 0))) > 0
+    erased = (shardflow.device.RandomErasing(0.7, value=1)(torch.zeros(8, 1, 20, 30), fold(batch["random_key"], 0))) > 0
     assert erased.any()
     assert torch.equal(result["mask"], torch.where(erased, 255, batch["mask"]).to(torch.uint8))
     assert all(torch.equal(*pair) for pair in zip(result["boxes"], batch["boxes"], strict=True))
-    assert torch.equal(transformed(batch, [shardflow.RandomErasing(1)])["mask"], batch["mask"])
+    assert torch.equal(transformed(batch, [shardflow.device.RandomErasing(1)])["mask"], batch["mask"])
     with pytest.raises(ConfigError, match="uint8 masks needs a value of 0 … 255, found -100"):
-        transformed(batch, [shardflow.RandomErasing(mask_value=-100)])
+        transformed(batch, [shardflow.device.RandomErasing(mask_value=-100)])
 
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_annotations_travel_with_a_copy_stream(pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through buffers that copy as late as they may, batches are those without; a crop sends three things over."""
     batches = [annotated_batch(count, 30, 300, seed=count) for count in (3, 5, 0, 4)]
-    expected = list(shardflow.DevicePrefetcher(batches, "cpu", [CROP, ERASING]))
+    expected = list(shardflow.device.Prefetcher(batches, "cpu", [CROP, ERASING]))
     stream = DelayedCopyStream(pinned=pinned)
     monkeypatch.setattr(module, "copy_stream_for", lambda _: stream)
-    torch.testing.assert_close([*shardflow.DevicePrefetcher(batches, "cpu", [CROP, ERASING])], expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        [*shardflow.device.Prefetcher(batches, "cpu", [CROP, ERASING])], expected, rtol=0, atol=0
+    )
     copies = [kind for kind, _ in stream.log if kind == "copy"]
     assert len(copies) <= 3 * len(batches)  # images, masks, and all that is small
 
@@ -124,7 +126,7 @@ def test_images_of_a_list_are_transformed_one_by_one() -> None:
         name: [own[name][row] for row, own in enumerate(whole)] if name != "random_key" else whole[0][name]
         for name in whole[0]
     }
-    transforms = [FLIP, shardflow.ColorJitter(0.3), CROP, ERASING, shardflow.Normalize()]
+    transforms = [FLIP, shardflow.device.ColorJitter(0.3), CROP, ERASING, shardflow.device.Normalize()]
     result = transformed(listed, transforms)
     assert isinstance(result["image"], list)
     for row, own in enumerate(whole):
@@ -136,17 +138,17 @@ def test_images_of_a_list_are_transformed_one_by_one() -> None:
 def test_a_loaders_declaration_and_rule_hold(tmp_path: Path) -> None:
     """Fields of a loader, or of a mix, are what its dataset declares, and boxes stay by the loader's rule."""
     write_scenes(tmp_path / "scenes", train=24, val=2)
-    boxes = shardflow.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
-    declared = shardflow.Annotations(masks=("mask.png",), boxes=boxes)
+    boxes = shardflow.annotations.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
+    declared = shardflow.annotations.Annotations(masks=("mask.png",), boxes=boxes)
     shardflow.pack(tmp_path / "scenes", tmp_path / "packed", annotations=declared, short_side=64, workers=1)
     kept = {}
     for least in (0.0, 0.9):
         options = {"batch_size": 24, "decoder": shardflow.decoders.CenterCrop(64, resize=64), "num_workers": 0}
-        fields = ("box_labels", "mask", "image", "random_key", shardflow.CroppedBoxes(min_visibility=least))
+        fields = ("box_labels", "mask", "image", "random_key", shardflow.annotations.CroppedBoxes(min_visibility=least))
         plain = shardflow.Loader(tmp_path / "packed", fields=fields, **options)
         mix = shardflow.Mix([(plain, 1)])
-        ((labels, masks, images, boxes),) = shardflow.DevicePrefetcher(
-            mix, "cpu", [shardflow.RandomResizedCrop(48, scale=(0.2, 0.5)), FLIP]
+        ((labels, masks, images, boxes),) = shardflow.device.Prefetcher(
+            mix, "cpu", [shardflow.device.RandomResizedCrop(48, scale=(0.2, 0.5)), FLIP]
         )
         assert images.shape[2:] == masks.shape[2:] == (48, 48)
         kept[least] = sum(map(len, boxes))
@@ -166,9 +168,9 @@ def test_flips_of_both_are_one_field(tmp_path: Path) -> None:
 
     def load(*transforms: Any, **others: Any) -> Any:
         loader = shardflow.Loader(url, fields=fields, **{**options, **others})
-        return next(iter(shardflow.DevicePrefetcher(loader, "cpu", transforms)))
+        return next(iter(shardflow.device.Prefetcher(loader, "cpu", transforms)))
 
-    (plain, before, crops), (images, after, same) = load(), load(FLIP, shardflow.ColorJitter(0), v2.Identity())
+    (plain, before, crops), (images, after, same) = load(), load(FLIP, shardflow.device.ColorJitter(0), v2.Identity())
     assert 0 < (before ^ after).sum() < 20
     for one, other, is_turned in zip(plain, images, (before ^ after).tolist(), strict=True):
         assert torch.equal(one.flip(-1) if is_turned else one, other)
@@ -178,19 +180,21 @@ def test_flips_of_both_are_one_field(tmp_path: Path) -> None:
     views = shardflow.decoders.MultiView([options["decoder"]] * 2)
     with pytest.raises(ConfigError, match="flipped, crop cannot follow 2 views"):
         load(FLIP, decoder=views)
-    assert len(load(ERASING, shardflow.Normalize(), decoder=views)[1]) == 2
+    assert len(load(ERASING, shardflow.device.Normalize(), decoder=views)[1]) == 2
 
 
 def test_points_change_places_on_the_device(tmp_path: Path) -> None:
     """The points of a pair are exchanged where the loader or the device mirrors, and are as they were where both do."""
     content = {"k": [[1, 2], [11, 5], [3, 9]]}
     samples = [(f"{n}", {"jpg": jpeg(n, 16, 16), "json": json.dumps(content).encode()}) for n in range(24)]
-    declared = shardflow.Annotations(keypoints=shardflow.Keypoints("json", "k", "xy", flip_pairs=((0, 1),)))
+    declared = shardflow.annotations.Annotations(
+        keypoints=shardflow.annotations.Keypoints("json", "k", "xy", flip_pairs=((0, 1),))
+    )
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
     decoder, sampler = shardflow.decoders.Cover(random=False), shardflow.samplers.AspectBuckets([(16, 16)])
     fields = ("image", "flipped", "keypoints", "random_key")
     loader = shardflow.Loader(url, batch_size=24, fields=fields, decoder=decoder, sampler=sampler, num_workers=0)
-    _, flipped, found = next(iter(shardflow.DevicePrefetcher(loader, "cpu", [FLIP])))
+    _, flipped, found = next(iter(shardflow.device.Prefetcher(loader, "cpu", [FLIP])))
     assert 0 < flipped.sum() < 24
     for is_flipped, points in zip(flipped.tolist(), found, strict=True):
         assert points.tolist() == ([[5, 5], [15, 2], [13, 9]] if is_flipped else content["k"])
@@ -202,7 +206,9 @@ def test_points_of_a_mix_with_different_pairs_are_not_moved_on_the_device(tmp_pa
     loaders = []
     for number, pairs in enumerate((((0, 1),), ((1, 2),))):
         samples = [(f"{n}", {"jpg": jpeg(n, 16, 16), "json": json.dumps(content).encode()}) for n in range(8)]
-        declared = shardflow.Annotations(keypoints=shardflow.Keypoints("json", "k", "xy", flip_pairs=pairs))
+        declared = shardflow.annotations.Annotations(
+            keypoints=shardflow.annotations.Keypoints("json", "k", "xy", flip_pairs=pairs)
+        )
         url = write_dataset(tmp_path / f"{number}", {"train": [samples]}, annotations=declared)
         decoder = shardflow.decoders.CenterCrop(16)
         fields = ("image", "keypoints", "random_key")
@@ -210,8 +216,8 @@ def test_points_of_a_mix_with_different_pairs_are_not_moved_on_the_device(tmp_pa
     mix = shardflow.Mix([(loader, 1) for loader in loaders], by="batch")
     for transform in (FLIP, CROP):
         with pytest.raises(ConfigError, match=r"different flip_pairs.*'keypoints'"):
-            shardflow.DevicePrefetcher(mix, "cpu", [transform])
-    assert len(list(shardflow.DevicePrefetcher(mix, "cpu", [shardflow.Normalize()]))) == 2
+            shardflow.device.Prefetcher(mix, "cpu", [transform])
+    assert len(list(shardflow.device.Prefetcher(mix, "cpu", [shardflow.device.Normalize()]))) == 2
 
 
 def test_whether_images_are_mirrored_is_known_without_the_loader() -> None:
@@ -232,7 +238,7 @@ def test_what_cannot_follow_is_refused() -> None:
     batch = annotated_batch(4, 20, 30)
     resize = v2.Resize((9, 9))
     for changed, transform, message in (
-        ({}, shardflow.CutMix(), "CutMix mixes images and their labels, not mask, boxes, box_labels, keypoints"),
+        ({}, shardflow.device.CutMix(), "CutMix mixes images and their labels, not mask, boxes, box_labels, keypoints"),
         ({"image": (batch["image"], batch["image"])}, FLIP, "mask, boxes, .* cannot follow 2 views"),
         ({"mask": batch["mask"][:, :, :19]}, FLIP, r"field 'mask' must be masks .* sizes, here 20 x 30; .*1, 19, 30"),
         ({"pixel_mask": batch["mask"][:, 0] > 0}, FLIP, "moves the padding of images too, and pixel_mask would be"),
@@ -245,4 +251,4 @@ def test_what_cannot_follow_is_refused() -> None:
         ConfigError, match=r"may drop boxes, and with them their box_labels, keypoints; .*field 'boxes'"
     ):
         transformed(batch, [CROP])
-    assert transformed(batch, [shardflow.Normalize()])["mask"] is batch["mask"]
+    assert transformed(batch, [shardflow.device.Normalize()])["mask"] is batch["mask"]

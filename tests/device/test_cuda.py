@@ -43,10 +43,9 @@ def on_cpu(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("buffers", [1, 2, 4])
 def test_batches_are_those_of_the_cpu(dataset: Path, pin_memory: bool, buffers: int) -> None:
     """Pinned by the loader or not, with any number of buffers, batches kept to the end are those of the CPU."""
-    expected = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cpu"))
-    batches = shardflow.DevicePrefetcher(
-        loader(dataset, num_workers=shardflow.Workers(0, pin_memory=pin_memory)), "cuda", buffers=buffers
-    )
+    expected = on_cpu(shardflow.device.Prefetcher(loader(dataset), "cpu"))
+    pinning = loader(dataset, num_workers=shardflow.Workers(0, pin_memory=pin_memory))
+    batches = shardflow.device.Prefetcher(pinning, "cuda", buffers=buffers)
     torch.testing.assert_close(on_cpu([*batches]), expected, rtol=0, atol=0)
 
 
@@ -80,7 +79,7 @@ def test_copies_do_not_overwrite_batches_in_use() -> None:
         return images.clone()
 
     for buffers in (1, 2, 3):
-        for number, images in enumerate(shardflow.DevicePrefetcher(Numbers(), "cuda", [late], buffers=buffers)):
+        for number, images in enumerate(shardflow.device.Prefetcher(Numbers(), "cuda", [late], buffers=buffers)):
             busy(0.005)
             assert bool((images == number).all())
 
@@ -89,7 +88,7 @@ def test_copies_wait_for_batches_that_are_made_on_the_device() -> None:
     """Batches on the device, made by work that is queued on the caller's stream, are copied when they are made."""
     busy(0.2)
     made = [torch.full((1 << 20,), number, device="cuda") for number in range(4)]
-    for number, images in enumerate(shardflow.DevicePrefetcher(made, "cuda", buffers=3)):
+    for number, images in enumerate(shardflow.device.Prefetcher(made, "cuda", buffers=3)):
         assert bool((images == number).all())
 
 
@@ -113,17 +112,20 @@ def test_mixing_agrees_with_the_cpu_and_does_not_wait(transform: Any) -> None:
     with no_waits():
         images, targets = transform(*given)
     torch.testing.assert_close(images.cpu(), expected[0], rtol=0, atol=1)
-    if isinstance(targets, shardflow.MixedTargets):
-        targets = shardflow.MixedTargets(*(tensor.cpu() for tensor in targets))
+    if isinstance(targets, shardflow.device.MixedTargets):
+        targets = shardflow.device.MixedTargets(*(tensor.cpu() for tensor in targets))
     torch.testing.assert_close(targets.cpu() if isinstance(targets, torch.Tensor) else targets, expected[1])
 
 
 def test_annotations_agree_with_the_cpu() -> None:
     """Masks and boxes follow on the GPU as on the CPU, with images to a step of 255; all of it is on the device."""
     batches = [annotated_batch(count, 40, 300, seed=count) for count in (8, 0, 5, 8)]
-    transforms = [shardflow.RandomResizedCrop(96, hflip=0.5), shardflow.RandomErasing(0.5, mask_value=255)]
-    expected = shardflow.DevicePrefetcher(batches, "cpu", transforms)
-    for found, its in zip(shardflow.DevicePrefetcher(batches, "cuda", transforms), expected, strict=True):
+    transforms = [
+        shardflow.device.RandomResizedCrop(96, hflip=0.5),
+        shardflow.device.RandomErasing(0.5, mask_value=255),
+    ]
+    expected = shardflow.device.Prefetcher(batches, "cpu", transforms)
+    for found, its in zip(shardflow.device.Prefetcher(batches, "cuda", transforms), expected, strict=True):
         for name, column in found.items():
             for ours, theirs in zip(column, its[name], strict=True):
                 assert ours.device.type == "cuda"
@@ -143,8 +145,8 @@ def test_compiled_transforms_agree(transform: Any) -> None:
 def test_decoding_on_the_gpu_is_near_the_cpus(dataset: Path) -> None:
     """nvJPEG's pixels, cropped and resized on the device, are the CPU's but for a few steps; the crops are the same."""
     crop = shardflow.decoders.RandomResizedCrop(32)
-    decode = shardflow.DecodeJpeg(crop)
-    batches = shardflow.DevicePrefetcher(loader(dataset, decoder=shardflow.decoders.Raw()), "cuda", [decode])
+    decode = shardflow.device.DecodeJpeg(crop)
+    batches = shardflow.device.Prefetcher(loader(dataset, decoder=shardflow.decoders.Raw()), "cuda", [decode])
     for (images, labels), (expected, its, _) in zip(batches, loader(dataset, decoder=crop), strict=True):
         assert torch.equal(labels.cpu(), its)
         difference = (images.cpu().int() - expected.int()).abs().float()
@@ -180,7 +182,7 @@ def test_kinds_of_jpegs_have_the_cpus_colours(payload: bytes) -> None:
     keys = random_keys(3).numpy().view("uint64")
     expected = shardflow.decoders.Image()(given, np.zeros((3, 2), dtype=np.int64), keys).images
     files = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in given]
-    found = shardflow.DecodeJpeg()._decode_on_gpu(files, torch.device("cuda", 0))
+    found = shardflow.device.DecodeJpeg()._decode_on_gpu(files, torch.device("cuda", 0))
     for image, its in zip(found, expected, strict=True):
         difference = (image.cpu().int() - its.int()).abs().float()
         assert difference.mean() < 10  # whole images, in saturated colours; a wrong colour space has tens
@@ -193,13 +195,13 @@ def test_images_that_nvjpeg_refuses_are_decoded() -> None:
         payloads = [memoryview(bytearray(png(number) if number >= first_png else jpeg(number))) for number in range(3)]
         arguments = payloads, np.zeros((3, 2), dtype=np.int64), keys.numpy().view("uint64")
         rows, expected = shardflow.decoders.Raw()(*arguments).images, crop(*arguments).images
-        images = shardflow.DecodeJpeg(crop)(rows, torch.device("cuda", 0)).cpu()
+        images = shardflow.device.DecodeJpeg(crop)(rows, torch.device("cuda", 0)).cpu()
         assert (images.int() - expected.int()).abs().max() < 40
 
 
 def test_decoding_does_not_overwrite_what_is_still_read() -> None:
     """While crops wait for a busy device, the next batch is not decoded into the memory of their images."""
-    decode, device = shardflow.DecodeJpeg(shardflow.decoders.RandomResizedCrop(200)), torch.device("cuda", 0)
+    decode, device = shardflow.device.DecodeJpeg(shardflow.decoders.RandomResizedCrop(200)), torch.device("cuda", 0)
     keys = random_keys(32).numpy().view("uint64")
     first, second = (
         [torch.frombuffer(bytearray(jpeg(begin + n, 400, 300)), dtype=torch.uint8) for n in range(32)]
@@ -218,24 +220,24 @@ def test_decoding_does_not_overwrite_what_is_still_read() -> None:
 
 def test_an_empty_first_batch_is_on_the_device() -> None:
     """A rank without a sample gets its empty batch on the device, the first as well."""
-    (images,) = shardflow.DevicePrefetcher([torch.zeros(0, 3, 8, 8)], "cuda", [shardflow.Normalize()])
+    (images,) = shardflow.device.Prefetcher([torch.zeros(0, 3, 8, 8)], "cuda", [shardflow.device.Normalize()])
     assert images.device.type == "cuda"
     assert images.shape == (0, 3, 8, 8)
 
 
 def test_state_and_early_exit(dataset: Path) -> None:
     """Left after three batches, the state is that of three batches, and a resumed run goes on from there."""
-    whole = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cuda"))
-    state = state_after(shardflow.DevicePrefetcher(loader(dataset), "cuda", buffers=3), 3)
+    whole = on_cpu(shardflow.device.Prefetcher(loader(dataset), "cuda"))
+    state = state_after(shardflow.device.Prefetcher(loader(dataset), "cuda", buffers=3), 3)
     assert state["position"] == 21
-    resumed = shardflow.DevicePrefetcher(loader(dataset), "cuda")
+    resumed = shardflow.device.Prefetcher(loader(dataset), "cuda")
     resumed.load_state_dict(state)
     torch.testing.assert_close(on_cpu(resumed), whole[3:], rtol=0, atol=0)
 
 
 def test_the_stream_is_kept(dataset: Path) -> None:
     """One copy stream serves all epochs, and memory does not grow from epoch to epoch."""
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cuda")
+    batches = shardflow.device.Prefetcher(loader(dataset), "cuda")
     stream = batches._copy_stream.stream  # type: ignore[union-attr]
     used = []
     for _ in range(4):
@@ -249,7 +251,7 @@ def test_the_stream_is_kept(dataset: Path) -> None:
 
 def test_a_fast_loader_is_no_bottleneck() -> None:
     """Time that the host waits for a busy device is not counted as waiting for data."""
-    batches = shardflow.DevicePrefetcher([torch.zeros(1 << 16)] * 20, "cuda")
+    batches = shardflow.device.Prefetcher([torch.zeros(1 << 16)] * 20, "cuda")
     for _ in batches:
         busy(0.01)
     assert batches.stats().waiting_share < 0.2
@@ -262,7 +264,7 @@ def test_the_time_of_transforms_is_that_of_the_device() -> None:
         busy(0.01)
         return images.clone()
 
-    batches = shardflow.DevicePrefetcher([torch.zeros(1 << 16)] * 20, "cuda", [slow])
+    batches = shardflow.device.Prefetcher([torch.zeros(1 << 16)] * 20, "cuda", [slow])
     for _ in batches:
         pass
     torch.cuda.synchronize()

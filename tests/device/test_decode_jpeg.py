@@ -39,7 +39,7 @@ def test_decoding_later_gives_the_same_pixels(dataset: Path, crop: Any, workers:
     options: dict[str, Any] = {"batch_size": 6, "tail": "short", "num_workers": workers}
     at_once = [*shardflow.Loader(dataset, decoder=crop, **options)]
     loader = shardflow.Loader(dataset, decoder=shardflow.decoders.Raw(), **options)
-    later = [*shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(crop)])]
+    later = [*shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.DecodeJpeg(crop)])]
     torch.testing.assert_close(later, at_once, rtol=0, atol=0)
 
 
@@ -51,7 +51,7 @@ def test_crops_of_whole_images_are_the_decoders(crop: Any) -> None:
     whole, _, failures = shardflow.decoders.Image()(payloads, unknown(payloads), keys)
     assert not failures
     rows = EncodedImages(shardflow.decoders.Raw()(payloads, unknown(payloads), keys).images)
-    ours = shardflow.DecodeJpeg(crop)._crop(list(whole), rows)
+    ours = shardflow.device.DecodeJpeg(crop)._crop(list(whole), rows)
     theirs = crop(payloads, unknown(payloads), keys).images
     difference = (ours.int() - theirs.int()).abs()
     assert difference.max() <= 2  # the kernel's decoding and torchvision's differ by a step, resizing by another
@@ -98,10 +98,10 @@ def test_decoding_later_gives_the_same_errors(kinds: list[str], seed: int, name:
     rows = shardflow.decoders.Raw()(payloads, unknown(payloads), keys).images
     if there := sorted(failures):
         with pytest.raises(DecodeError) as caught:
-            shardflow.DecodeJpeg(crop)(rows, torch.device("cpu"))
+            shardflow.device.DecodeJpeg(crop)(rows, torch.device("cpu"))
         assert message(caught.value) == f"image {there[0]} of the batch: {message(failures[there[0]])}"
     else:
-        assert torch.equal(shardflow.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
+        assert torch.equal(shardflow.device.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
 
 
 def picky(kind: type, refused: Sequence[bytes], *arguments: Any) -> Any:
@@ -128,10 +128,10 @@ def test_a_sample_can_stand_in_for_another(tmp_path: Path, refuses: str) -> None
         tar = url / "train" / "000000.tar"
         flip(tar, *(tar.read_bytes().index(file) + 300 for file in refused))
         refused = []
-    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_bad": 3}
+    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_errors": 3}
     at_once = [*shardflow.Loader(url, decoder=picky(shardflow.decoders.RandomResizedCrop, refused, 12), **options)]
     loader = shardflow.Loader(url, decoder=picky(shardflow.decoders.Raw, refused), **options)
-    later = [*shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(CROPS["random"])])]
+    later = [*shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.DecodeJpeg(CROPS["random"])])]
     assert {int(label) for _, labels in later for label in labels} == {*range(12)} - {3, 4, 11}
     torch.testing.assert_close(later, at_once, rtol=0, atol=0)
 
@@ -151,7 +151,7 @@ def test_part_of_a_batch_is_an_error() -> None:
     places.view(-1)[32:48].view(torch.int64)[:] = torch.tensor([200, 1 << 40])
     for other in (rows[:4], rows[4:], torch.zeros_like(rows), places):
         with pytest.raises(ConfigError, match=r"all of the batches of decoders\.Raw"):
-            shardflow.DecodeJpeg()(other, torch.device("cpu"))
+            shardflow.device.DecodeJpeg()(other, torch.device("cpu"))
 
 
 def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
@@ -164,7 +164,7 @@ def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(prefetcher, "copy_stream_for", lambda _: DelayedCopyStream())
     loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.decoders.Raw())
-    batches = shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(Slow(12))])
+    batches = shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.DecodeJpeg(Slow(12))])
     for _ in batches:
         pass
     stats = batches.stats()
@@ -172,7 +172,7 @@ def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatc
     assert stats.copying_s > stats.waiting_s
 
 
-def on_gpu(decode: shardflow.DecodeJpeg, files: Sequence[bytes]) -> list[torch.Tensor]:
+def on_gpu(decode: shardflow.device.DecodeJpeg, files: Sequence[bytes]) -> list[torch.Tensor]:
     """Decode as on a GPU; torchvision's decoder on the CPU, in the place of nvJPEG, refuses files as that does."""
     return decode._decode_on_gpu(
         [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in files], torch.device("cpu")
@@ -202,7 +202,7 @@ def test_a_refused_image_does_not_slow_its_batch(
     whole = shardflow.decoders.Image()(payloads, unknown(files), np.zeros(64, np.uint64)).images
     refusing = Refusing(files[3], files[40])
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refusing)
-    decode = shardflow.DecodeJpeg()
+    decode = shardflow.device.DecodeJpeg()
     for _ in range(2):
         refusing.calls = 0
         torch.testing.assert_close(on_gpu(decode, files), list(whole), rtol=0, atol=0)
@@ -217,7 +217,7 @@ def test_cmyk_images_never_reach_nvjpeg(monkeypatch: pytest.MonkeyPatch) -> None
     files = [jpegs.make(number, mode=mode) for number, mode in enumerate(["RGB", "CMYK", "L", "RGB"])]
     refusing = Refusing(files[1])
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refusing)
-    decode = shardflow.DecodeJpeg()
+    decode = shardflow.device.DecodeJpeg()
     assert [tuple(image.shape) for image in on_gpu(decode, files)] == [(3, 48, 64)] * 4
     assert (refusing.calls, decode.refused) == (1, 0)
 
@@ -226,7 +226,7 @@ def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu() -> None:
     """In batches without a JPEG, with other formats, or with a damaged one, each image is decoded or is the error."""
 
     def decoded(*kinds: str) -> list[torch.Tensor]:
-        return on_gpu(shardflow.DecodeJpeg(), [FILES[kind](n) for n, kind in enumerate(kinds)])
+        return on_gpu(shardflow.device.DecodeJpeg(), [FILES[kind](n) for n, kind in enumerate(kinds)])
 
     for kinds in (["png"], ["jpeg", "png", "jpeg"]):
         payloads = [memoryview(bytearray(FILES[kind](n))) for n, kind in enumerate(kinds)]
@@ -252,7 +252,7 @@ def test_without_nvjpeg_decoding_is_an_error(monkeypatch: pytest.MonkeyPatch, te
 
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refuse)
     with pytest.raises(ConfigError, match=f"nvJPEG cannot be used: {text}.*give the crop to the loader"):
-        on_gpu(shardflow.DecodeJpeg(), [jpeg(1)])
+        on_gpu(shardflow.device.DecodeJpeg(), [jpeg(1)])
 
 
 _FULL = "Error while decoding JPEG images: CUDA out of memory. Tried to allocate 2 MiB"
@@ -269,7 +269,7 @@ def test_a_full_device_is_an_error(monkeypatch: pytest.MonkeyPatch, refusals: in
 
     monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: decode)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        on_gpu(shardflow.DecodeJpeg(), [jpeg(1), jpeg(2)])
+        on_gpu(shardflow.device.DecodeJpeg(), [jpeg(1), jpeg(2)])
     assert answers == []
 
 
@@ -285,7 +285,7 @@ def test_files_travel_unchanged() -> None:
 
 def test_an_empty_batch_passes() -> None:
     """No files are no images, of the right shape."""
-    images = shardflow.DecodeJpeg()(torch.zeros(0, STEP_BYTES, dtype=torch.uint8), torch.device("cpu"))
+    images = shardflow.device.DecodeJpeg()(torch.zeros(0, STEP_BYTES, dtype=torch.uint8), torch.device("cpu"))
     assert images.shape == (0, 3, 224, 224)
 
 
@@ -293,8 +293,8 @@ def test_wrong_use_is_an_error(dataset: Path) -> None:
     """Pixels instead of encoded images, a place after other transforms, and other crops are errors."""
     pixels = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS)
     with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=decoders.Raw\(\)"):
-        next(iter(shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.DecodeJpeg()])))
+        next(iter(shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.DecodeJpeg()])))
     with pytest.raises(ConfigError, match="must be the first"):
-        shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.Normalize(), shardflow.DecodeJpeg()])
+        shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.Normalize(), shardflow.device.DecodeJpeg()])
     with pytest.raises(ConfigError, match="crop must be"):
-        shardflow.DecodeJpeg(shardflow.decoders.Image())  # type: ignore[arg-type]
+        shardflow.device.DecodeJpeg(shardflow.decoders.Image())  # type: ignore[arg-type]

@@ -21,13 +21,13 @@ def transforms() -> list[Any]:
 
 def test_on_the_device_it_draws_per_image_and_the_same_in_a_resumed_run(dataset: Path) -> None:
     """Images of a batch are augmented differently; a resumed run repeats them, whatever the process drew before."""
-    whole = [*shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms())]
-    plain = [*shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu")]
+    whole = [*shardflow.device.Prefetcher(keyed_loader(dataset), "cpu", transforms())]
+    plain = [*shardflow.device.Prefetcher(keyed_loader(dataset), "cpu")]
     factors = {round(float(a.mean() / (p / 255).mean()), 4) for a, p in zip(whole[0][0], plain[0][0], strict=True)}
     assert len(factors) == 7
-    state = state_after(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms()), 2)
+    state = state_after(shardflow.device.Prefetcher(keyed_loader(dataset), "cpu", transforms()), 2)
     torch.manual_seed(99)
-    resumed = shardflow.DevicePrefetcher(keyed_loader(dataset, num_workers=1), "cpu", transforms())
+    resumed = shardflow.device.Prefetcher(keyed_loader(dataset, num_workers=1), "cpu", transforms())
     resumed.load_state_dict(state)
     torch.testing.assert_close([*resumed], whole[2:], rtol=0, atol=0)
 

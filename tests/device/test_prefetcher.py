@@ -59,7 +59,7 @@ def test_batches_are_the_loaders(dataset: Path, buffers: int) -> None:
     """Over two epochs the batches are the loader's, in order; kept until the end, none is overwritten."""
     plain = loader(dataset)
     expected = contents(plain) + contents(plain)
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=buffers)
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu", buffers=buffers)
     assert len(batches) == len(plain)
     assert len(batches.dataset) == len(plain.dataset)
     assert batches.epoch == 0
@@ -77,7 +77,7 @@ def test_batches_are_the_loaders(dataset: Path, buffers: int) -> None:
 def test_workers_are_used(dataset: Path) -> None:
     """With worker processes and their shared memory, pixels are the same as without."""
     plain = contents(loader(dataset))
-    batches = shardflow.DevicePrefetcher(loader(dataset, num_workers=2), "cpu")
+    batches = shardflow.device.Prefetcher(loader(dataset, num_workers=2), "cpu")
     assert contents([*batches]) == plain
 
 
@@ -87,7 +87,7 @@ def test_nothing_is_left_to_the_garbage_collector(end: str) -> None:
     """However an iteration ends, the loader ends with its last reference: a cycle would keep its workers alive."""
     loader = Failing() if end == "failed" else TwoBatches()
     gone = weakref.ref(loader)
-    batches = shardflow.DevicePrefetcher(loader, "cpu")
+    batches = shardflow.device.Prefetcher(loader, "cpu")
     gc.disable()
     try:
         if end == "left early":
@@ -106,14 +106,14 @@ def test_nothing_is_left_to_the_garbage_collector(end: str) -> None:
 def test_state_counts_the_batches_returned(dataset: Path) -> None:
     """While batch k is in use, the state is the one after batch k, however far ahead the loader is."""
     whole = contents(loader(dataset))
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=3)
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu", buffers=3)
     assert batches.state_dict()["position"] == 0
     positions = []
     for step, _ in enumerate(batches, start=1):
         time.sleep(0.005)  # for the loader to get ahead
         state = json.loads(json.dumps(batches.state_dict()))
         positions.append(state["position"])
-        resumed = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+        resumed = shardflow.device.Prefetcher(loader(dataset), "cpu")
         resumed.load_state_dict(state)
         resumed.set_epoch(state["epoch"])
         assert contents(resumed) == whole[step:]
@@ -126,7 +126,7 @@ def test_after_a_break_the_next_iteration_is_the_next_epoch(dataset: Path) -> No
     """Leaving early ends the thread, keeps the state, and goes on with the next epoch, as the loader does."""
     plain = loader(dataset)
     _, second = contents(plain), contents(plain)
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=3)
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu", buffers=3)
     for _ in itertools.islice(batches, 8):
         time.sleep(0.005)
     assert threads() == []
@@ -139,7 +139,7 @@ def test_after_a_break_the_next_iteration_is_the_next_epoch(dataset: Path) -> No
 @pytest.mark.usefixtures("copy_stream")
 def test_loading_a_state_replaces_the_current_one(dataset: Path) -> None:
     """A state that is loaded during an iteration replaces the iteration's."""
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu")
     begun = batches.state_dict()
     iteration = iter(batches)
     next(iteration)
@@ -151,7 +151,7 @@ def test_loading_a_state_replaces_the_current_one(dataset: Path) -> None:
 @pytest.mark.usefixtures("copy_stream")
 def test_one_iteration_at_a_time(dataset: Path) -> None:
     """A new iteration ends the previous one, which raises an error and does not just stop."""
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu")
     first = iter(batches)
     next(first)
     second = iter(batches)
@@ -179,7 +179,7 @@ class Failing(TwoBatches):
 @pytest.mark.usefixtures("copy_stream")
 def test_an_error_comes_after_the_batches_before_it() -> None:
     """An error of the loader is raised after all batches before it, and the next iteration starts anew."""
-    batches = shardflow.DevicePrefetcher(Failing(), "cpu", buffers=3)
+    batches = shardflow.device.Prefetcher(Failing(), "cpu", buffers=3)
     for _ in range(2):
         got = []
         with pytest.raises(DecodeError, match="the third batch is bad"):
@@ -196,7 +196,7 @@ def test_an_error_of_a_transform_ends_the_iteration(dataset: Path) -> None:
         raise ValueError(f"{len(images)} images")
 
     with pytest.raises(ValueError, match="7 images"):
-        next(iter(shardflow.DevicePrefetcher(loader(dataset), "cpu", [broken])))
+        next(iter(shardflow.device.Prefetcher(loader(dataset), "cpu", [broken])))
     gc.collect()
     assert threads() == []
 
@@ -214,13 +214,13 @@ def test_a_batch_that_a_transform_fails_on_is_not_counted(dataset: Path, good: i
             raise ValueError("enough")
         return images
 
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", [fails], buffers=3)
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu", [fails], buffers=3)
     got = []
     with pytest.raises(ValueError, match="enough"):
         got.extend(contents(batches))
     state = batches.state_dict()
     assert (state["epoch"], state["position"]) == (0, 7 * good)
-    resumed = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+    resumed = shardflow.device.Prefetcher(loader(dataset), "cpu")
     resumed.load_state_dict(state)
     assert contents(resumed) == whole[good:]
 
@@ -228,7 +228,7 @@ def test_a_batch_that_a_transform_fails_on_is_not_counted(dataset: Path, good: i
 @pytest.mark.usefixtures("copy_stream")
 def test_an_empty_loader_is_an_empty_iteration() -> None:
     """A loader without batches gives none, in two iterations."""
-    batches = shardflow.DevicePrefetcher([], "cpu")
+    batches = shardflow.device.Prefetcher([], "cpu")
     assert [*batches] == []
     assert [*batches] == []
 
@@ -257,7 +257,7 @@ def test_any_nesting_of_tensors_passes() -> None:
         )
         for number in range(4)
     ]
-    for before, after in zip(given, shardflow.DevicePrefetcher(given, "cpu"), strict=True):
+    for before, after in zip(given, shardflow.device.Prefetcher(given, "cpu"), strict=True):
         assert isinstance(after, Nested)
         for leaf, its in zip(tree_leaves(after), tree_leaves(before), strict=True):
             assert torch.equal(leaf, its) if isinstance(its, torch.Tensor) else leaf == its
@@ -268,8 +268,8 @@ def test_any_nesting_of_tensors_passes() -> None:
 def test_a_torch_dataloader_is_augmented() -> None:
     """The batches of a DataLoader, lists of tensors, are augmented; asking for its state is an error."""
     pairs = [(torch.full((3, 2, 2), number, dtype=torch.uint8), number) for number in range(6)]
-    batches = shardflow.DevicePrefetcher(
-        DataLoader(pairs, batch_size=4), "cpu", [shardflow.Normalize((0,) * 3, (1,) * 3)]
+    batches = shardflow.device.Prefetcher(
+        DataLoader(pairs, batch_size=4), "cpu", [shardflow.device.Normalize((0,) * 3, (1,) * 3)]
     )
     got = [(images[:, 0, 0, 0] * 255, labels) for images, labels in batches]
     torch.testing.assert_close(torch.cat([images for images, _ in got]), torch.arange(6.0))
@@ -281,15 +281,15 @@ def test_a_torch_dataloader_is_augmented() -> None:
 @pytest.mark.usefixtures("copy_stream")
 def test_dtype_and_memory_format_come_last(dataset: Path) -> None:
     """Floats get the dtype, images the memory format; integers stay what they are, autocast or not."""
-    batches = shardflow.DevicePrefetcher(
-        loader(dataset), "cpu", [shardflow.Normalize()], dtype=torch.float16, channels_last=True
+    batches = shardflow.device.Prefetcher(
+        loader(dataset), "cpu", [shardflow.device.Normalize()], dtype=torch.float16, channels_last=True
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         images, labels = next(iter(batches))
     assert images.dtype == torch.float16
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert labels.dtype == torch.int64
-    images, _ = next(iter(shardflow.DevicePrefetcher(loader(dataset), "cpu", dtype=torch.float16)))
+    images, _ = next(iter(shardflow.device.Prefetcher(loader(dataset), "cpu", dtype=torch.float16)))
     assert images.dtype == torch.uint8
 
 
@@ -302,7 +302,7 @@ def test_transforms_run_without_autocast_and_gradients(dataset: Path) -> None:
         return images
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        next(iter(shardflow.DevicePrefetcher(loader(dataset), "cpu", [look])))
+        next(iter(shardflow.device.Prefetcher(loader(dataset), "cpu", [look])))
     assert seen == [(False, False)]
 
 
@@ -393,7 +393,7 @@ class Slow:
 def test_a_ready_batch_is_not_held_up_by_the_next() -> None:
     """The first batch is returned although the loader does not have the second one yet."""
     slow = Slow()
-    iteration = iter(shardflow.DevicePrefetcher(slow, "cpu"))
+    iteration = iter(shardflow.device.Prefetcher(slow, "cpu"))
     assert next(iteration).tolist() == [0]
     slow.release.set()
     assert [batch.tolist() for batch in iteration] == [[1]]
@@ -409,7 +409,7 @@ def test_the_first_batch_is_loaded_in_the_callers_thread() -> None:
             names.append(threading.current_thread() is threading.main_thread())
             yield torch.tensor(number)
 
-    assert [int(batch) for batch in shardflow.DevicePrefetcher(batches(), "cpu")] == [0, 1, 2]
+    assert [int(batch) for batch in shardflow.device.Prefetcher(batches(), "cpu")] == [0, 1, 2]
     assert names == [True, False, False]
 
 
@@ -425,7 +425,7 @@ def test_waiting_is_counted_while_the_device_is_idle(delayed: DelayedCopyStream)
         def __iter__(self) -> Iterator[torch.Tensor]:
             return slowly()
 
-    batches = shardflow.DevicePrefetcher(Loader(), "cpu")
+    batches = shardflow.device.Prefetcher(Loader(), "cpu")
     for delayed.idle, least, most in ((True, 0.06, 0.5), (False, 0.0, 0.0)):
         assert len([*batches]) == 4
         stats = batches.stats()
@@ -436,7 +436,7 @@ def test_waiting_is_counted_while_the_device_is_idle(delayed: DelayedCopyStream)
 
 def test_transforms_of_a_busy_device_are_counted(delayed: DelayedCopyStream) -> None:
     """The time of the transforms counts when the device has run them, however far ahead of it the host is."""
-    batches = shardflow.DevicePrefetcher([torch.zeros(1)] * 4, "cpu")
+    batches = shardflow.device.Prefetcher([torch.zeros(1)] * 4, "cpu")
     for _ in range(2):
         delayed.idle = False
         assert len([*batches]) == 4
@@ -457,7 +457,7 @@ def test_a_failed_transform_has_no_time() -> None:
             raise ValueError("enough")
         return images
 
-    batches = shardflow.DevicePrefetcher([torch.zeros(1)] * 4, "cpu", [fails])
+    batches = shardflow.device.Prefetcher([torch.zeros(1)] * 4, "cpu", [fails])
     with pytest.raises(ValueError, match="enough"):
         list(batches)
     assert len([*batches]) == 4
@@ -466,13 +466,13 @@ def test_a_failed_transform_has_no_time() -> None:
 
 def test_the_thread_is_on_the_batches_device(delayed: DelayedCopyStream) -> None:
     """The thread makes the device its current one: otherwise each rank would have a context on the first GPU."""
-    assert len([*shardflow.DevicePrefetcher([torch.zeros(1)] * 3, "cpu")]) == 3
+    assert len([*shardflow.device.Prefetcher([torch.zeros(1)] * 3, "cpu")]) == 3
     assert delayed.threads == ["device-prefetcher"]
 
 
 def test_copies_wait_for_tensors_that_the_caller_queued(delayed: DelayedCopyStream) -> None:
     """Before the first copy, the copy stream waits for the caller's work: it may make tensors of the batches."""
-    assert len([*shardflow.DevicePrefetcher([torch.zeros(1)] * 3, "cpu")]) == 3
+    assert len([*shardflow.device.Prefetcher([torch.zeros(1)] * 3, "cpu")]) == 3
     before = delayed.log[: [kind for kind, _ in delayed.log].index("copy")]
     assert before == [("compute", 1), ("wait", 1)]
 
@@ -497,7 +497,7 @@ def test_a_missing_device_is_an_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("needs CUDA to be missing")
     with pytest.raises(ConfigError, match=r"device 'cuda' is not available.*device='cpu'"):
-        shardflow.DevicePrefetcher([], "cuda")
+        shardflow.device.Prefetcher([], "cuda")
 
 
 @dataclass
@@ -512,24 +512,24 @@ class Wrapped:
 def test_tensors_in_objects_are_not_overwritten(dataset: Path) -> None:
     """Tensors that a batch transform puts into an object are never overwritten."""
     expected = contents(loader(dataset))
-    kept = list(shardflow.DevicePrefetcher(loader(dataset), "cpu", batch_transform=Wrapped))
+    kept = list(shardflow.device.Prefetcher(loader(dataset), "cpu", batch_transform=Wrapped))
     assert contents((batch.images, batch.labels) for batch in kept) == expected
 
 
 @pytest.mark.usefixtures("copy_stream")
 def test_batches_whose_tensors_are_not_found() -> None:
     """Any mapping is treated as a dict; an object that hides its tensors is an error, and not left on the host."""
-    (batch,) = shardflow.DevicePrefetcher([UserDict(image=torch.ones(2, 3, 4, 4), label=torch.zeros(2))], "cpu")
+    (batch,) = shardflow.device.Prefetcher([UserDict(image=torch.ones(2, 3, 4, 4), label=torch.zeros(2))], "cpu")
     assert list(batch) == ["image", "label"]
     with pytest.raises(ConfigError, match="a batch contains a Wrapped, whose tensors cannot be moved"):
-        list(shardflow.DevicePrefetcher([(Wrapped(torch.ones(1), torch.ones(1)), 1)], "cpu"))
+        list(shardflow.device.Prefetcher([(Wrapped(torch.ones(1), torch.ones(1)), 1)], "cpu"))
 
 
 @pytest.mark.usefixtures("copy_stream")
 @pytest.mark.parametrize("move", ["load_state_dict", "set_epoch"])
 def test_a_refused_move_keeps_the_state(dataset: Path, move: str) -> None:
     """When the loader refuses, the state is still the one after the last batch returned, not after those prefetched."""
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=3)
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu", buffers=3)
     running = iter(batches)
     next(running)
     time.sleep(0.2)
@@ -549,22 +549,22 @@ def test_a_refused_move_keeps_the_state(dataset: Path, move: str) -> None:
         ({"device": "cdua"}, "device must be 'cuda', .* found 'cdua'"),
         ({"device": None}, "device must be 'cuda'"),
         ({"device": "mps"}, r"device 'mps' is not available.*device='cpu'"),
-        ({"transforms": shardflow.Normalize()}, "transforms must be a list"),
-        ({"transforms": [shardflow.Normalize]}, r"Normalize\(\) with parentheses"),
+        ({"transforms": shardflow.device.Normalize()}, "transforms must be a list"),
+        ({"transforms": [shardflow.device.Normalize]}, r"Normalize\(\) with parentheses"),
         ({"batch_transform": 3}, "batch_transform must be callable"),
     ],
 )
 def test_wrong_arguments_are_refused(dataset: Path, arguments: dict[str, Any], message: str) -> None:
     """A wrong argument is an error of the constructor."""
     with pytest.raises(ConfigError, match=message):
-        shardflow.DevicePrefetcher(loader(dataset), **{"device": "cpu", **arguments})
+        shardflow.device.Prefetcher(loader(dataset), **{"device": "cpu", **arguments})
 
 
 @pytest.mark.usefixtures("copy_stream")
 def test_only_images_get_the_dtype(dataset: Path) -> None:
     """Soft targets and shares stay float32: bfloat16 has two digits."""
-    transforms = [shardflow.Normalize(), shardflow.MixUp(num_classes=60)]
-    batches = shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms, dtype=torch.bfloat16)
+    transforms = [shardflow.device.Normalize(), shardflow.device.MixUp(num_classes=60)]
+    batches = shardflow.device.Prefetcher(keyed_loader(dataset), "cpu", transforms, dtype=torch.bfloat16)
     images, targets = next(iter(batches))
     assert (images.dtype, targets.dtype) == (torch.bfloat16, torch.float32)
 
@@ -572,7 +572,7 @@ def test_only_images_get_the_dtype(dataset: Path) -> None:
 def test_a_loader_without_epochs_is_an_error() -> None:
     """`set_epoch` of a list is an error."""
     with pytest.raises(ConfigError, match="a list has no set_epoch"):
-        shardflow.DevicePrefetcher([], "cpu").set_epoch(1)
+        shardflow.device.Prefetcher([], "cpu").set_epoch(1)
 
 
 def test_a_script_that_ends_in_an_epoch_is_silent(dataset: Path) -> None:
@@ -583,7 +583,7 @@ from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from shardflow.device import prefetcher
 prefetcher.copy_stream_for = lambda device: DelayedCopyStream()
 loader = shardflow.Loader({str(dataset)!r}, batch_size=4, num_workers=1)
-batches = iter(shardflow.DevicePrefetcher(loader, "cpu"))
+batches = iter(shardflow.device.Prefetcher(loader, "cpu"))
 next(batches)
 """
     done = run_script(script)

@@ -13,10 +13,10 @@ from shardflow.errors import ConfigError
 from tests.helpers.device import FIELDS, keyed_loader, noise, random_keys, state_after
 
 TRANSFORMS = [
-    shardflow.RandomResizedCrop(8, hflip=0.5),
-    shardflow.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    shardflow.Normalize(),
-    shardflow.RandomErasing(0.5),
+    shardflow.device.RandomResizedCrop(8, hflip=0.5),
+    shardflow.device.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    shardflow.device.Normalize(),
+    shardflow.device.RandomErasing(0.5),
 ]
 
 
@@ -26,7 +26,7 @@ def pixels(url: Path, epoch: int = 0, transforms: Any = TRANSFORMS, **options: A
     for rank in range(world_size := options.pop("world_size", 1)):
         whole = keyed_loader(url, **{"group": (rank, world_size), **options})
         whole.set_epoch(epoch)
-        for images, labels in shardflow.DevicePrefetcher(whole, "cpu", transforms):
+        for images, labels in shardflow.device.Prefetcher(whole, "cpu", transforms):
             found.update(zip(labels.tolist(), images, strict=True))
     return found
 
@@ -35,7 +35,7 @@ def pixels(url: Path, epoch: int = 0, transforms: Any = TRANSFORMS, **options: A
     "options",
     [
         *({"num_workers": 2}, {"world_size": 3}, {"batch_size": 11}),
-        *({"shuffle": shuffle} for shuffle in (False, shardflow.Shuffle(lanes=5))),
+        *({"shuffle": shuffle} for shuffle in (False, shardflow.Shuffle(streams=5))),
     ],
     ids=str,
 )
@@ -57,8 +57,8 @@ def test_pixels_change_with_epoch_and_seed(dataset: Path) -> None:
 def test_a_resumed_run_has_the_same_pixels(dataset: Path) -> None:
     """Resumed after two batches with another batch size, the pixels are those of the whole run."""
     expected = pixels(dataset)
-    state = state_after(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", TRANSFORMS), 2)
-    resumed = shardflow.DevicePrefetcher(keyed_loader(dataset, batch_size=5), "cpu", TRANSFORMS)
+    state = state_after(shardflow.device.Prefetcher(keyed_loader(dataset), "cpu", TRANSFORMS), 2)
+    resumed = shardflow.device.Prefetcher(keyed_loader(dataset, batch_size=5), "cpu", TRANSFORMS)
     resumed.load_state_dict(state)
     rest = {label: image for images, labels in resumed for label, image in zip(labels.tolist(), images, strict=True)}
     assert len(rest) == 46
@@ -68,8 +68,8 @@ def test_a_resumed_run_has_the_same_pixels(dataset: Path) -> None:
 
 def test_two_transforms_of_a_kind_draw_different_numbers(dataset: Path) -> None:
     """The position of a transform is folded into the keys: the second of two flips is independent of the first."""
-    once = pixels(dataset, transforms=[shardflow.RandomHorizontalFlip()])
-    twice = pixels(dataset, transforms=[shardflow.RandomHorizontalFlip()] * 2)
+    once = pixels(dataset, transforms=[shardflow.device.RandomHorizontalFlip()])
+    twice = pixels(dataset, transforms=[shardflow.device.RandomHorizontalFlip()] * 2)
     never = pixels(dataset, transforms=[])
     flipped = sum(not torch.equal(once[label], never[label]) for label in never)
     undone = sum(torch.equal(twice[label], never[label]) for label in never)
@@ -79,23 +79,28 @@ def test_two_transforms_of_a_kind_draw_different_numbers(dataset: Path) -> None:
 
 def test_mixing_takes_images_and_labels(dataset: Path) -> None:
     """A mixing transform after others returns mixed images and targets; the keys are removed."""
-    batches = shardflow.DevicePrefetcher(
-        keyed_loader(dataset), "cpu", [shardflow.Normalize(), shardflow.MixUp(num_classes=60)]
+    batches = shardflow.device.Prefetcher(
+        keyed_loader(dataset), "cpu", [shardflow.device.Normalize(), shardflow.device.MixUp(num_classes=60)]
     )
     images, targets = next(iter(batches))
     assert images.shape == (7, 3, 12, 12)
     assert targets.shape == (7, 60)
     torch.testing.assert_close(targets.sum(1), torch.ones(7))
-    _, again = next(iter(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", [shardflow.MixUp(num_classes=60)])))
+    _, again = next(
+        iter(shardflow.device.Prefetcher(keyed_loader(dataset), "cpu", [shardflow.device.MixUp(num_classes=60)]))
+    )
     assert not torch.equal(targets, again)  # its position is another one
-    *_, last = shardflow.DevicePrefetcher(keyed_loader(dataset, batch_size=59), "cpu", [shardflow.CutMix()])
+    *_, last = shardflow.device.Prefetcher(keyed_loader(dataset, batch_size=59), "cpu", [shardflow.device.CutMix()])
     assert len(last[0]) == 1
 
 
 def test_an_empty_batch_passes_all_transforms(dataset: Path) -> None:
     """A rank that has no sample in the last step gets an empty batch of the right shapes through all transforms."""
-    transforms = [*TRANSFORMS, shardflow.OneOf([shardflow.MixUp(num_classes=60), shardflow.CutMix(num_classes=60)])]
-    *_, (images, targets) = shardflow.DevicePrefetcher(
+    transforms = [
+        *TRANSFORMS,
+        shardflow.device.OneOf([shardflow.device.MixUp(num_classes=60), shardflow.device.CutMix(num_classes=60)]),
+    ]
+    *_, (images, targets) = shardflow.device.Prefetcher(
         keyed_loader(dataset, group=(6, 7), batch_size=2), "cpu", transforms
     )
     assert images.shape == (0, 3, 8, 8)
@@ -106,9 +111,9 @@ def test_transforms_of_other_libraries_are_keyed_by_batch(dataset: Path) -> None
     """torchvision's transforms, MixUp too, draw the same in a resumed run, and restore the global generators."""
     transforms = [v2.ToDtype(torch.float32, scale=True), v2.ColorJitter(0.5, 0.5), v2.RandomHorizontalFlip()]
 
-    def batches(**options: Any) -> shardflow.DevicePrefetcher:
+    def batches(**options: Any) -> shardflow.device.Prefetcher:
         mixup = v2.RandomChoice([v2.MixUp(num_classes=60), v2.CutMix(num_classes=60)])
-        return shardflow.DevicePrefetcher(keyed_loader(dataset, **options), "cpu", transforms, batch_transform=mixup)
+        return shardflow.device.Prefetcher(keyed_loader(dataset, **options), "cpu", transforms, batch_transform=mixup)
 
     torch.manual_seed(5)
     expected = [*batches()]
@@ -126,7 +131,7 @@ def test_fields_may_stand_in_any_order(dataset: Path) -> None:
     """Fields are found by name, and those that no transform uses stay as they are."""
     fields = ("random_key", "key", "image", "label")
     keys, images, labels = next(
-        iter(shardflow.DevicePrefetcher(keyed_loader(dataset, fields=fields), "cpu", [shardflow.Normalize()]))
+        iter(shardflow.device.Prefetcher(keyed_loader(dataset, fields=fields), "cpu", [shardflow.device.Normalize()]))
     )
     assert [int(key) for key in keys] == labels.tolist()
     assert images.dtype == torch.float32
@@ -135,7 +140,7 @@ def test_fields_may_stand_in_any_order(dataset: Path) -> None:
 def test_a_mix_of_loaders_is_augmented(dataset: Path) -> None:
     """The batches of several datasets are augmented as those of one."""
     mix = shardflow.Mix([(keyed_loader(dataset), 1), (keyed_loader(dataset, seed=3), 1)])
-    images, labels = next(iter(shardflow.DevicePrefetcher(mix, "cpu", TRANSFORMS)))
+    images, labels = next(iter(shardflow.device.Prefetcher(mix, "cpu", TRANSFORMS)))
     assert images.shape == (7, 3, 8, 8)
     assert labels.shape == (7,)
 
@@ -144,28 +149,30 @@ def test_views_are_augmented_each_in_its_own_way() -> None:
     """Each view gets what it would alone, with random numbers of its own; a transform of another library likewise."""
     images, keys = noise(6), random_keys(6)
     views = (images, images, images[:, :, :9, :12])
-    jitter = shardflow.ColorJitter(0.4, 0.4, 0.4)
-    transforms = [shardflow.Normalize(), jitter, shardflow.RandomErasing(1), v2.RandomHorizontalFlip(0.5)]
+    jitter = shardflow.device.ColorJitter(0.4, 0.4, 0.4)
+    transforms = [shardflow.device.Normalize(), jitter, shardflow.device.RandomErasing(1), v2.RandomHorizontalFlip(0.5)]
     batch = {"image": views, "label": torch.arange(6), "random_key": keys}
-    (found,) = shardflow.DevicePrefetcher([batch], "cpu", transforms)
+    (found,) = shardflow.device.Prefetcher([batch], "cpu", transforms)
     assert [view.shape for view in found["image"]] == [view.shape for view in views]
     assert not torch.equal(found["image"][0], found["image"][1])
-    (found,) = shardflow.DevicePrefetcher([{**batch, "image": list(views)}], "cpu", [transforms[0], jitter])
+    (found,) = shardflow.device.Prefetcher([{**batch, "image": list(views)}], "cpu", [transforms[0], jitter])
     for number, (view, given) in enumerate(zip(found["image"], views, strict=True)):
         own = fold(fold(keys, 1), number) if number else fold(keys, 1)
-        torch.testing.assert_close(view, jitter(shardflow.Normalize()(given), own))
+        torch.testing.assert_close(view, jitter(shardflow.device.Normalize()(given), own))
     with pytest.raises(ConfigError, match="MixUp takes one tensor of images, found 3 views or"):
-        list(shardflow.DevicePrefetcher([batch], "cpu", [shardflow.MixUp()]))
+        list(shardflow.device.Prefetcher([batch], "cpu", [shardflow.device.MixUp()]))
 
 
 def test_missing_fields_are_named(dataset: Path) -> None:
     """Without a field that a transform needs, the error names the `fields` to give the loader."""
     plain = keyed_loader(dataset, fields=("image", "label"))
     with pytest.raises(ConfigError, match=r"need random_key, .*give it fields=\('image', 'label', 'random_key'\)"):
-        shardflow.DevicePrefetcher(plain, "cpu", [shardflow.RandomHorizontalFlip()])
+        shardflow.device.Prefetcher(plain, "cpu", [shardflow.device.RandomHorizontalFlip()])
     with pytest.raises(ConfigError, match="need label"):
-        shardflow.DevicePrefetcher(keyed_loader(dataset, fields=("image", "random_key")), "cpu", [shardflow.MixUp()])
-    shardflow.DevicePrefetcher(plain, "cpu", [shardflow.Normalize()])
+        shardflow.device.Prefetcher(
+            keyed_loader(dataset, fields=("image", "random_key")), "cpu", [shardflow.device.MixUp()]
+        )
+    shardflow.device.Prefetcher(plain, "cpu", [shardflow.device.Normalize()])
 
 
 def test_batches_of_other_fields_are_refused(dataset: Path) -> None:
@@ -175,7 +182,7 @@ def test_batches_of_other_fields_are_refused(dataset: Path) -> None:
         ConfigError,
         match="label, random_key, found one of 1 fields; pass batch_transform to the prefetcher",
     ):
-        next(iter(shardflow.DevicePrefetcher(changed, "cpu", TRANSFORMS)))
+        next(iter(shardflow.device.Prefetcher(changed, "cpu", TRANSFORMS)))
 
 
 @pytest.mark.parametrize(
@@ -197,28 +204,28 @@ def test_batches_of_other_loaders() -> None:
     keys = torch.arange(4)
     images, labels = torch.rand(4, 3, 8, 8), torch.arange(4)
     batch = {"image": images, "label": labels, "random_key": keys}
-    (flipped,) = shardflow.DevicePrefetcher([batch], "cpu", [shardflow.RandomHorizontalFlip(1)])
+    (flipped,) = shardflow.device.Prefetcher([batch], "cpu", [shardflow.device.RandomHorizontalFlip(1)])
     torch.testing.assert_close(flipped["image"], images.flip(-1))
     assert list(flipped) == ["image", "label"]
     for wrong, transform, message in (
-        ({"image": images}, shardflow.RandomHorizontalFlip(), "need random_key, a batch has image"),
-        ({"pixels": images}, shardflow.Normalize(), "need image, a batch has pixels"),
-        ((images, labels, keys), shardflow.Normalize(), "of the fields image, label, found one of 3 fields"),
+        ({"image": images}, shardflow.device.RandomHorizontalFlip(), "need random_key, a batch has image"),
+        ({"pixels": images}, shardflow.device.Normalize(), "need image, a batch has pixels"),
+        ((images, labels, keys), shardflow.device.Normalize(), "of the fields image, label, found one of 3 fields"),
     ):
         with pytest.raises(ConfigError, match=f"{message}; let the loader return dicts"):
-            list(shardflow.DevicePrefetcher([wrong], "cpu", [transform]))
+            list(shardflow.device.Prefetcher([wrong], "cpu", [transform]))
 
 
 def test_other_data_than_images_is_refused(dataset: Path) -> None:
     """Encoded images without DecodeJpeg, and a transform that returns no images, are errors and not other pixels."""
     files = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS, decoder=shardflow.decoders.Raw())
-    for transform in (shardflow.Normalize(), shardflow.RandomErasing(), shardflow.MixUp()):
+    for transform in (shardflow.device.Normalize(), shardflow.device.RandomErasing(), shardflow.device.MixUp()):
         with pytest.raises(
             ConfigError, match=r"takes images \[B, C, H, W\].*need DecodeJpeg\(\) as the first transform"
         ):
-            next(iter(shardflow.DevicePrefetcher(files, "cpu", [transform])))
+            next(iter(shardflow.device.Prefetcher(files, "cpu", [transform])))
     with pytest.raises(ConfigError, match=r"a transform must return .*images.* returned 'nothing'"):
-        next(iter(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", [lambda _: "nothing"])))
+        next(iter(shardflow.device.Prefetcher(keyed_loader(dataset), "cpu", [lambda _: "nothing"])))
 
 
 def test_images_of_16_bits_are_refused() -> None:
@@ -227,11 +234,11 @@ def test_images_of_16_bits_are_refused() -> None:
     batch = {"image": images, "label": torch.zeros(2, dtype=torch.int64), "random_key": torch.arange(2)}
     masked = {"image": list(images), "mask": torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "random_key": torch.arange(2)}
     for given, transform in (
-        (batch, shardflow.ColorJitter(0.4)),
-        (batch, shardflow.MixUp(num_classes=1)),
-        (masked, shardflow.RandomErasing(1)),
+        (batch, shardflow.device.ColorJitter(0.4)),
+        (batch, shardflow.device.MixUp(num_classes=1)),
+        (masked, shardflow.device.RandomErasing(1)),
     ):
         with pytest.raises(ConfigError, match=r"found torch\.uint16; put torchvision's v2\.ToDtype"):
-            next(iter(shardflow.DevicePrefetcher([given], "cpu", [transform])))
+            next(iter(shardflow.device.Prefetcher([given], "cpu", [transform])))
         remedied = [v2.ToDtype(torch.float32, scale=True), transform]
-        assert next(iter(shardflow.DevicePrefetcher([given], "cpu", remedied)))["image"][0].max() <= 1
+        assert next(iter(shardflow.device.Prefetcher([given], "cpu", remedied)))["image"][0].max() <= 1

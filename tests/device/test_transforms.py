@@ -101,7 +101,7 @@ def test_boxes_are_distributed_as_torchvisions(height: int, width: int, scale: t
 
 def test_colours_change_as_torchvisions_do() -> None:
     """Given factors and order, the colours are torchvision's for floating-point images, within 1e-5."""
-    transform, images = shardflow.ColorJitter(0.4, 0.5, 0.6, 0.3), noise(24) / 255
+    transform, images = shardflow.device.ColorJitter(0.4, 0.5, 0.6, 0.3), noise(24) / 255
     factors, order = transform.make_params(random_keys(24))
     ours = jitter(images, factors, order, hue=True)
     adjust: list[Callable[..., Any]] = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
@@ -115,12 +115,12 @@ def test_colours_change_as_torchvisions_do() -> None:
 def test_greys_have_no_hue_to_turn() -> None:
     """Grey pixels, black and white among them, stay as they are when only the hue is turned."""
     greys = torch.arange(256, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
-    assert torch.equal(shardflow.ColorJitter(hue=0.5)(greys, random_keys(256)), greys)
+    assert torch.equal(shardflow.device.ColorJitter(hue=0.5)(greys, random_keys(256)), greys)
 
 
 def test_colour_factors_are_distributed_as_torchvisions() -> None:
     """Factors are distributed as ColorJitter draws them, and all 24 orders are equally likely."""
-    factors, order = shardflow.ColorJitter(0.4, 1.5, 0.2, 0.3).make_params(random_keys(DRAWS))
+    factors, order = shardflow.device.ColorJitter(0.4, 1.5, 0.2, 0.3).make_params(random_keys(DRAWS))
     torch.manual_seed(0)
     transform = v2.ColorJitter(0.4, 1.5, 0.2, 0.3)
     drawn = [transform.make_params([]) for _ in range(DRAWS)]
@@ -134,7 +134,7 @@ def test_colour_factors_are_distributed_as_torchvisions() -> None:
 
 def test_erased_boxes_are_distributed_as_torchvisions() -> None:
     """The erased boxes, and whether there are any, are distributed as RandomErasing draws them."""
-    ours = shardflow.RandomErasing(0.6).make_params(random_keys(DRAWS), 64, 48)
+    ours = shardflow.device.RandomErasing(0.6).make_params(random_keys(DRAWS), 64, 48)
     erased = ours[:, 2] > 0
     assert float(erased.float().mean()) == pytest.approx(0.6, abs=0.03)
     torch.manual_seed(0)
@@ -147,7 +147,7 @@ def test_erased_boxes_are_distributed_as_torchvisions() -> None:
 
 def test_erasing_sets_exactly_the_box() -> None:
     """The box has the value and all around it stays, as torchvision's `erase` has it."""
-    transform, images, keys = shardflow.RandomErasing(0.8, value=7), noise(20), random_keys(20)
+    transform, images, keys = shardflow.device.RandomErasing(0.8, value=7), noise(20), random_keys(20)
     ours = transform(images, keys)
     for index, (x, y, w, h) in enumerate(transform.make_params(keys, 18, 23).int().tolist()):
         theirs = F.erase(images[index], y, x, h, w, torch.tensor(7, dtype=torch.uint8)) if w else images[index]
@@ -158,7 +158,7 @@ def test_flips_have_probability_p() -> None:
     """Of many images the share `p` is mirrored, and none or all at the ends."""
     images, keys = noise(1, 1, 2).expand(DRAWS, -1, -1, -1), random_keys(DRAWS)
     for p in (0.0, 0.3, 1.0):
-        mirrored = shardflow.RandomHorizontalFlip(p)(images, keys)[:, 0, 0, 0] != images[0, 0, 0, 0]
+        mirrored = shardflow.device.RandomHorizontalFlip(p)(images, keys)[:, 0, 0, 0] != images[0, 0, 0, 0]
         assert float(mirrored.float().mean()) == pytest.approx(p, abs=0.03 if p == 0.3 else 0)
 
 
@@ -166,16 +166,16 @@ def test_normalising_is_torchvisions() -> None:
     """uint8 and float images are normalised as torchvision normalises floats."""
     images = noise(3)
     theirs = F.normalize(images / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    torch.testing.assert_close(shardflow.Normalize()(images), theirs)
-    assert shardflow.Normalize()((images / 255).bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(shardflow.device.Normalize()(images), theirs)
+    assert shardflow.device.Normalize()((images / 255).bfloat16()).dtype == torch.bfloat16
 
 
 def test_mixup_is_torchvisions() -> None:
     """Given the share, images and soft targets are torchvision's."""
     images, labels, keys = noise(6) / 255, torch.tensor([0, 1, 2, 3, 4, 4]), random_keys(6)
-    ours, soft_targets = shardflow.MixUp(num_classes=5)(images, labels, keys)
-    _, targets = shardflow.MixUp()(images, labels, keys)
-    assert isinstance(targets, shardflow.MixedTargets)
+    ours, soft_targets = shardflow.device.MixUp(num_classes=5)(images, labels, keys)
+    _, targets = shardflow.device.MixUp()(images, labels, keys)
+    assert isinstance(targets, shardflow.device.MixedTargets)
     assert len(targets.weight.unique()) == 1
     weight = float(targets.weight[0])
     torch.testing.assert_close(ours, images.roll(1, 0) * (1 - weight) + images * weight)
@@ -189,8 +189,8 @@ def test_mixup_is_torchvisions() -> None:
 def test_cutmix_pastes_one_box_of_the_neighbour() -> None:
     """Each pixel is the image's or its neighbour's, the latter form a box, and the target's weight is its share."""
     images, labels, keys = noise(40, 20, 30), torch.arange(40), random_keys(40)
-    mixed, targets = shardflow.CutMix(per_pair=True)(images, labels, keys)
-    assert isinstance(targets, shardflow.MixedTargets)
+    mixed, targets = shardflow.device.CutMix(per_pair=True)(images, labels, keys)
+    assert isinstance(targets, shardflow.device.MixedTargets)
     assert torch.equal(targets.first, labels)
     assert torch.equal(targets.second, labels.roll(1))
     pasted = (mixed != images).any(1)
@@ -204,10 +204,10 @@ def test_cutmix_pastes_one_box_of_the_neighbour() -> None:
 
 def test_cut_shares_are_distributed_as_torchvisions() -> None:
     """The share that is kept is distributed as CutMix draws it."""
-    _, targets = shardflow.CutMix(per_pair=True)(
+    _, targets = shardflow.device.CutMix(per_pair=True)(
         torch.zeros(DRAWS, 1, 32, 48), torch.zeros(DRAWS, dtype=torch.int64), random_keys(DRAWS)
     )
-    assert isinstance(targets, shardflow.MixedTargets)
+    assert isinstance(targets, shardflow.device.MixedTargets)
     torch.manual_seed(0)
     transform, images = v2.CutMix(num_classes=2), torch.empty(1, 1, 32, 48)
     theirs = torch.tensor([transform.make_params([images])["lam_adjusted"] for _ in range(DRAWS)])
@@ -216,12 +216,12 @@ def test_cut_shares_are_distributed_as_torchvisions() -> None:
 
 def test_one_of_chooses_each_transform_equally_often() -> None:
     """Over many batches, each transform is chosen half of the time, and mixes as it does alone."""
-    transforms = [shardflow.MixUp(num_classes=4), shardflow.CutMix(num_classes=4)]
+    transforms = [shardflow.device.MixUp(num_classes=4), shardflow.device.CutMix(num_classes=4)]
     images, labels = noise(4), torch.arange(4)
     chosen = []
     for seed in range(100):
         keys = random_keys(4, seed)
-        mixed, _ = shardflow.OneOf(transforms)(images, labels, keys)
+        mixed, _ = shardflow.device.OneOf(transforms)(images, labels, keys)
         chosen.append([torch.equal(mixed, transform(images, labels, keys)[0]) for transform in transforms].index(True))
     assert 35 < sum(chosen) < 65
 
@@ -229,30 +229,36 @@ def test_one_of_chooses_each_transform_equally_often() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: shardflow.RandomHorizontalFlip(1.5), r"p must be 0 … 1, found 1\.5"),
-        (lambda: shardflow.RandomResizedCrop(0), "size must be 1 or more"),
-        (lambda: shardflow.RandomResizedCrop(scale=(0.5, 2)), r"scale must be a range \(low, high\) within \(0, 1\]"),
-        (lambda: shardflow.RandomResizedCrop(scale=(0, 1)), "scale must be a range"),
-        (lambda: shardflow.RandomResizedCrop(ratio=(2, 1)), r"ratio must be a range \(low, high\) above 0"),
-        (lambda: shardflow.ColorJitter(-1), "brightness must be 0 or more"),
-        (lambda: shardflow.ColorJitter(hue=0.6), r"hue must be 0 … 0\.5, found 0\.6"),
-        (lambda: shardflow.RandomErasing(scale=(0.5, 0.1)), r"scale must be a range \(low, high\) within \[0, 1\]"),
-        (lambda: shardflow.RandomErasing(ratio=(0, 1)), "ratio must be a range"),
-        (lambda: shardflow.MixUp(alpha=0), "alpha must be above 0"),
-        (lambda: shardflow.CutMix(num_classes=0), "num_classes must be 1 or more"),
-        (lambda: shardflow.OneOf([]), "OneOf takes one or more transforms"),
-        (lambda: shardflow.OneOf([shardflow.Normalize()]), "OneOf takes MixUp and CutMix"),
-        (lambda: shardflow.RandomResizedCrop(2.5), "size must be a whole number"),
-        (lambda: shardflow.RandomResizedCrop(ratio=(1, math.inf)), "ratio must be a range"),
-        (lambda: shardflow.ColorJitter(math.nan), "brightness must be 0 or more"),
-        (lambda: shardflow.ColorJitter((0.5, 1.5)), "brightness must be 0 or more"),
-        (lambda: shardflow.ColorJitter(hue=(-0.1, 0.1)), "hue must be 0"),
-        (lambda: shardflow.RandomResizedCrop((224, 200)), "size must be a whole number"),
-        (lambda: shardflow.RandomResizedCrop(scale=0.5), r"scale must be a range \(low, high\), found 0\.5"),
-        (lambda: shardflow.MixUp(alpha=math.inf), "alpha must be above 0"),
-        (lambda: shardflow.RandomErasing(value="random"), "value must be one number"),
-        (lambda: shardflow.Normalize([0.5], [0.5, 0.5]), "mean and std must have the same length"),
-        (lambda: shardflow.Normalize([0.5] * 3, [0, 1, 1]), "std be above 0"),
+        (lambda: shardflow.device.RandomHorizontalFlip(1.5), r"p must be 0 … 1, found 1\.5"),
+        (lambda: shardflow.device.RandomResizedCrop(0), "size must be 1 or more"),
+        (
+            lambda: shardflow.device.RandomResizedCrop(scale=(0.5, 2)),
+            r"scale must be a range \(low, high\) within \(0, 1\]",
+        ),
+        (lambda: shardflow.device.RandomResizedCrop(scale=(0, 1)), "scale must be a range"),
+        (lambda: shardflow.device.RandomResizedCrop(ratio=(2, 1)), r"ratio must be a range \(low, high\) above 0"),
+        (lambda: shardflow.device.ColorJitter(-1), "brightness must be 0 or more"),
+        (lambda: shardflow.device.ColorJitter(hue=0.6), r"hue must be 0 … 0\.5, found 0\.6"),
+        (
+            lambda: shardflow.device.RandomErasing(scale=(0.5, 0.1)),
+            r"scale must be a range \(low, high\) within \[0, 1\]",
+        ),
+        (lambda: shardflow.device.RandomErasing(ratio=(0, 1)), "ratio must be a range"),
+        (lambda: shardflow.device.MixUp(alpha=0), "alpha must be above 0"),
+        (lambda: shardflow.device.CutMix(num_classes=0), "num_classes must be 1 or more"),
+        (lambda: shardflow.device.OneOf([]), "OneOf takes one or more transforms"),
+        (lambda: shardflow.device.OneOf([shardflow.device.Normalize()]), "OneOf takes MixUp and CutMix"),
+        (lambda: shardflow.device.RandomResizedCrop(2.5), "size must be a whole number"),
+        (lambda: shardflow.device.RandomResizedCrop(ratio=(1, math.inf)), "ratio must be a range"),
+        (lambda: shardflow.device.ColorJitter(math.nan), "brightness must be 0 or more"),
+        (lambda: shardflow.device.ColorJitter((0.5, 1.5)), "brightness must be 0 or more"),
+        (lambda: shardflow.device.ColorJitter(hue=(-0.1, 0.1)), "hue must be 0"),
+        (lambda: shardflow.device.RandomResizedCrop((224, 200)), "size must be a whole number"),
+        (lambda: shardflow.device.RandomResizedCrop(scale=0.5), r"scale must be a range \(low, high\), found 0\.5"),
+        (lambda: shardflow.device.MixUp(alpha=math.inf), "alpha must be above 0"),
+        (lambda: shardflow.device.RandomErasing(value="random"), "value must be one number"),
+        (lambda: shardflow.device.Normalize([0.5], [0.5, 0.5]), "mean and std must have the same length"),
+        (lambda: shardflow.device.Normalize([0.5] * 3, [0, 1, 1]), "std be above 0"),
     ],
 )
 def test_wrong_arguments_are_named(make: Callable[[], Any], message: str) -> None:
@@ -265,9 +271,9 @@ def test_unsuitable_images_are_refused() -> None:
     """Channels without statistics or colours, and values that the dtype lacks, are errors and not other pixels."""
     keys, images = torch.arange(2), torch.full((2, 1, 4, 4), 200, dtype=torch.uint8)
     for transform, message in (
-        (shardflow.Normalize(), "Normalize has 3 means, the images have 1 channels"),
-        (shardflow.ColorJitter(0.4), "images of red, green and blue, found 1 channels"),
-        (shardflow.RandomErasing(1, value=-1), "needs a value of 0 … 255, found -1"),
+        (shardflow.device.Normalize(), "Normalize has 3 means, the images have 1 channels"),
+        (shardflow.device.ColorJitter(0.4), "images of red, green and blue, found 1 channels"),
+        (shardflow.device.RandomErasing(1, value=-1), "needs a value of 0 … 255, found -1"),
     ):
         with pytest.raises(ConfigError, match=message):
             transform(images, keys)
@@ -278,4 +284,4 @@ def test_one_number_normalizes_all_channels() -> None:
     images = torch.rand(2, 4, 5, 5)
     expected = v2.functional.normalize(images, [0.5], [0.25])
     for mean, std in (([0.5], [0.25]), (0.5, 0.25)):
-        torch.testing.assert_close(shardflow.Normalize(mean, std)(images), expected)
+        torch.testing.assert_close(shardflow.device.Normalize(mean, std)(images), expected)

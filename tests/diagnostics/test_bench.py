@@ -95,7 +95,9 @@ def test_every_stage_is_timed(tmp_path: Path) -> None:
     """A loader with every option has no stage but those that are timed, and each is charged with its own work alone."""
     mask = encoded(Image.new("L", (40, 30)), "PNG")
     samples = [(f"{number}", {"jpg": jpeg(number, 40, 30), "mask.png": mask}) for number in range(12)]
-    url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=shardflow.Annotations(masks=("mask.png",)))
+    url = write_dataset(
+        tmp_path / "set", {"train": [samples]}, annotations=shardflow.annotations.Annotations(masks=("mask.png",))
+    )
     fullest = loader(
         url, num_workers=0, transform=lambda sample: sample, decoder=CountMasks(16), fields=("image", "mask")
     )

@@ -14,7 +14,7 @@ import torch
 import shardflow
 from shardflow import native
 from shardflow.diagnostics.checks import Check, failed_checks, on_rotating_disk
-from shardflow.loading.topology import usable_cores
+from shardflow.loading.distributed import usable_cores
 from tests.helpers.kernel import without_kernel
 from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset

@@ -21,7 +21,7 @@ def loader(tmp_path: Path) -> shardflow.Loader:
     root = make_dataset(tmp_path / "set", [SAMPLES])
     damaged = shardflow.open(root)["train"].reader.members(0, 5)[-1]
     flip(root / "train/000000.tar", damaged.offset + damaged.size // 2)
-    options = {"batch_size": BATCH, "num_workers": 0, "max_bad": 1, "decoder": shardflow.decoders.CenterCrop(12)}
+    options = {"batch_size": BATCH, "num_workers": 0, "max_errors": 1, "decoder": shardflow.decoders.CenterCrop(12)}
     loader = shardflow.Loader(root, **options)
     for _ in range(EPOCHS):
         assert len(list(loader)) == SAMPLES // BATCH
@@ -39,16 +39,16 @@ def expected(loader: shardflow.Loader) -> dict[str, float]:
         "running": stats.total_s,
         "read": stats.read_bytes,
         "network": 0,
-        "substituted": EPOCHS,
+        "replaced": EPOCHS,
     }
 
 
 def test_prometheus_scrapes_the_whole_run(loader: shardflow.Loader) -> None:
     """A scrape has counters over all epochs and quantiles of the wait, by rank, and no thread was started for it."""
     threads, registry = threading.active_count(), CollectorRegistry()
-    shardflow.PrometheusExporter(loader, registry, rank=3)
+    shardflow.metrics.PrometheusExporter(loader, registry, rank=3)
     suffixes = {"waiting": "_seconds", "running": "_seconds", "read": "_bytes", "network": "_bytes"}
-    suffixes["substituted"] = "_samples"
+    suffixes["replaced"] = "_samples"
     for name, value in expected(loader).items():
         found = registry.get_sample_value(f"shardflow_{name}{suffixes.get(name, '')}_total", {"rank": "3"})
         assert found == value, name
@@ -65,7 +65,7 @@ def test_opentelemetry_observes_the_same(loader: shardflow.Loader) -> None:
     """A reader of OpenTelemetry finds the same counters, with UCUM units and the rank."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    shardflow.OpenTelemetryExporter(loader, provider.get_meter("shardflow"))
+    shardflow.metrics.OpenTelemetryExporter(loader, provider.get_meter("shardflow"))
     data: Any = reader.get_metrics_data()
     (scope,) = data.resource_metrics[0].scope_metrics
     points = {metric.name.removeprefix("shardflow."): metric for metric in scope.metrics}

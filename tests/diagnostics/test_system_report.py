@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardflow.diagnostics.system_report import describe_system
-from shardflow.loading.provenance import describe_versions
+from shardflow.loading.run_metadata import describe_versions
 
 
 def test_report_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +27,6 @@ def test_report_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_versions_need_no_torch() -> None:
     """Versions are read without importing torch."""
-    code = "import sys\nfrom shardflow.loading.provenance import describe_versions\n"
+    code = "import sys\nfrom shardflow.loading.run_metadata import describe_versions\n"
     code += "describe_versions(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import shardflow
 from shardflow.loading.source import EpochStart
 from shardflow.order.epochs import Epochs
-from shardflow.order.schedule import TAILS, Schedule
+from shardflow.order.rank_partition import TAILS, RankPartition
 from shardflow.order.shuffle import Shuffle
 from tests.helpers.loading import epochs_of, unread_split, whole_batches
 from tests.helpers.making import make_dataset
@@ -23,7 +23,7 @@ orders = st.fixed_dictionaries(
     {
         "sizes": st.lists(st.integers(1, 40), min_size=1, max_size=8),
         "seed": st.integers(0, 2**32),
-        "shuffle": st.just(False) | st.builds(Shuffle, window=st.integers(1, 64)),
+        "shuffle": st.just(False) | st.builds(Shuffle, buffer=st.integers(1, 64)),
         "limit": st.none() | st.integers(1, 100),
         "samples_per_epoch": st.none() | st.integers(1, 100),
     }
@@ -43,9 +43,11 @@ def global_batches(
     """The valid samples, as (shard, record), that all ranks together take in each step from `start` on."""
     ranks = []
     for rank in range(world_size):
-        schedule = Schedule(length=order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
-        ranks.append(whole_batches(unread_split([]), order, schedule))
-    for step in range(schedule.steps(start.position)):
+        partition = RankPartition(
+            length=order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail
+        )
+        ranks.append(whole_batches(unread_split([]), order, partition))
+    for step in range(partition.steps(start.position)):
         batches = [plan.batch(plan.advance([start], 0, step), step) for plan in ranks]
         yield [
             place
@@ -60,11 +62,11 @@ def global_batches(
 @settings(max_examples=400)
 @given(orders, st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 5), st.integers(1, 7), st.data())
 def test_global_batches_do_not_depend_on_the_world_size(
-    options: dict[str, Any], global_batch: int, epoch: int, lanes: int, data: st.DataObject
+    options: dict[str, Any], global_batch: int, epoch: int, streams: int, data: st.DataObject
 ) -> None:
     """Two ways to cut a global batch into ranks take the same set of samples in every step, wherever they start."""
     order, tail = make_order(**options), data.draw(st.sampled_from(TAILS))
-    start = EpochStart(epoch, data.draw(st.integers(0, order.length)), lanes)
+    start = EpochStart(epoch, data.draw(st.integers(0, order.length)), streams)
     divisors = [n for n in range(1, global_batch + 1) if global_batch % n == 0]
     one, other = data.draw(st.tuples(st.sampled_from(divisors), st.sampled_from(divisors)))
     cuts = [list(global_batches(order, start, n, global_batch // n, tail)) for n in (one, other)]
@@ -74,17 +76,19 @@ def test_global_batches_do_not_depend_on_the_world_size(
 @settings(max_examples=400)
 @given(orders, st.integers(0, 5), st.integers(1, 7), st.lists(topologies, min_size=1, max_size=4), st.data())
 def test_what_was_seen_stays_seen(
-    options: dict[str, Any], epoch: int, lanes: int, runs: list[tuple[int, int]], data: st.DataObject
+    options: dict[str, Any], epoch: int, streams: int, runs: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """A pass that is stopped and gone on with again and again, on other ranks, has each of its samples exactly once."""
     order = make_order(**{**options, "samples_per_epoch": None})
     seen: list[tuple[int, int]] = []
     position = 0
     for number, (world_size, batch_size) in enumerate(runs, 1):
-        batches = list(global_batches(order, EpochStart(epoch, position, lanes), world_size, batch_size, "short"))
+        batches = list(global_batches(order, EpochStart(epoch, position, streams), world_size, batch_size, "short"))
         stop = len(batches) if number == len(runs) else data.draw(st.integers(0, len(batches)))
         seen += [place for batch in batches[:stop] for place in batch]
-        position = Schedule(length=order.length, batch_size=batch_size, world_size=world_size).after(position, stop)
+        position = RankPartition(length=order.length, batch_size=batch_size, world_size=world_size).after(
+            position, stop
+        )
     sizes = np.clip(order.length - (np.cumsum(options["sizes"]) - options["sizes"]), 0, options["sizes"])
     assert sorted(seen) == [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
 
@@ -118,7 +122,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rank_batches(url: Path, **options: Any) -> list[list[int]]:
     """The labels of a rank's batches."""
-    loader = shardflow.Loader(url, shuffle=shardflow.Shuffle(window=16, lanes=3), fields=("label",), **options)
+    loader = shardflow.Loader(url, shuffle=shardflow.Shuffle(buffer=16, streams=3), fields=("label",), **options)
     return [labels.tolist() for (labels,) in loader]
 
 

@@ -23,12 +23,12 @@ BATCH = {4: 4, 3: 2, 2: 3}
 
 TAILS = ("drop", "pad", "short")
 
-SHUFFLE = shardflow.Shuffle(window=16, lanes=3)
+SHUFFLE = shardflow.Shuffle(buffer=16, streams=3)
 
 GLOBAL_BATCH = 12
 """A multiple of all world sizes, for comparing their global batches."""
 
-ELASTIC: dict[str, Any] = {"tail": "short", "shuffle": shardflow.Shuffle(window=16, lanes=4), "seed": 7}
+ELASTIC: dict[str, Any] = {"tail": "short", "shuffle": shardflow.Shuffle(buffer=16, streams=4), "seed": 7}
 
 AFTER = {3: {"batch_size": 5, "num_workers": 0}, 2: {"batch_size": 3, "num_workers": 2}}
 """How the runs on fewer ranks differ from the run whose checkpoint they load."""
@@ -154,7 +154,7 @@ def test_training_does_not_depend_on_the_ranks(
 def test_global_batches_do_not_depend_on_the_ranks(
     found: dict[int, Any], dataset: Path, world_size: int, workers: int
 ) -> None:
-    """With the same seed, global batch and lanes, each step's global batch is the same set on any number of ranks."""
+    """With the same seed, global batch and streams, each step's global batch is the same set on any number of ranks."""
     alone = make_loader(dataset, batch_size=GLOBAL_BATCH, **ELASTIC)
     expected = [sorted(numbers.tolist()) for _, numbers, _ in alone]
     together = zip(*(rank["elastic"][workers] for rank in found[world_size]), strict=True)
@@ -184,6 +184,6 @@ def test_contradicting_the_group_is_an_error(found: dict[int, Any], world_size: 
 
 
 def test_a_rank_may_read_everything(found: dict[int, Any], world_size: int) -> None:
-    """`rank=0, world_size=1` gives the whole split to whichever rank asks for it."""
+    """`group=(0, 1)` gives the whole split to whichever rank asks for it."""
     for rank in found[world_size]:
         assert sorted(rank["everything"]) == list(range(TOTAL))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 import webdataset as wds
 
 import shardflow
+from shardflow.demo import pictures
 from tests.helpers.making import jpeg
 from tests.helpers.pages import (
     PAGES,
@@ -30,6 +32,7 @@ from tests.helpers.scenes import write_scenes
 
 CLASSES = ("city", "dunes", "sea")
 ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/glossary.md"].read_text(encoding="utf-8"), re.M)
+DRAW = functools.cache(pictures.draw)
 TRAIN, VAL = 270, 30  # so many pictures that a batch of 256 is full
 
 
@@ -41,8 +44,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / ("train" if number < TRAIN else "val") / CLASSES[number % 3] / f"{number:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(jpeg(number, 72, 56))
-    shardflow.pack(folder, folder.parent / "photos256", shard_samples=128, workers=1)
+    shardflow.pack(folder, folder.parent / "photos256", shard_samples=128, executor="serial")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page that draws the demo's pictures gets the same ones, drawn by the first."""
+    monkeypatch.setattr(pictures, "draw", DRAW)
 
 
 @pytest.mark.parametrize("page", PAGES)

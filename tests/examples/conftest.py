@@ -25,7 +25,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of pictures with masks and boxes, and `packed`, the dataset of it."""
     folder = tmp_path_factory.mktemp("scenes") / "scenes"
     write_scenes(folder, train=33, val=9)
-    boxes = shardflow.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
-    annotations = shardflow.Annotations(masks=("mask.png",), boxes=boxes)
+    boxes = shardflow.annotations.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
+    annotations = shardflow.annotations.Annotations(masks=("mask.png",), boxes=boxes)
     shardflow.pack(folder, folder.parent / "packed", annotations=annotations, short_side=80, workers=1)
     return folder

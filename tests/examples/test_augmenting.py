@@ -13,11 +13,12 @@ import shardflow
 from tests.helpers.scripts import FOLDER, run
 
 
-@pytest.mark.parametrize("name", ["albumentations_transform.py", "gpu_augment_kornia.py", "gpu_decode.py"])
-def test_it_runs(name: str, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["albumentations_transform.py", "gpu_augment.py --kornia", "gpu_augment.py"])
+def test_it_runs(command: str, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example trains for an epoch, and says where the time went."""
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
-    printed = run(name, dataset, "--batch-size", 16, "--size", 16, "--workers", 2)
+    name, *options = command.split()
+    printed = run(name, dataset, *options, "--batch-size", 16, "--size", 16, "--workers", 2)
     assert re.match(r"4 steps, loss \d+\.\d+; [a-z]+-bound: ", printed)
 
 

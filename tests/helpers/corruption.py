@@ -56,7 +56,7 @@ class Whole:
         return found
 
     def _loaded(self) -> list[Sample]:
-        """Return what the loader delivers: key, label and pixels; damaged samples are substituted."""
+        """Return what the loader delivers: key, label and pixels; damaged samples are replaced."""
         try:
             loader = sf.Loader(
                 self.root,
@@ -66,7 +66,7 @@ class Whole:
                 fields=("key", "label", "image"),
                 shuffle=False,
                 num_workers=0,
-                max_bad=100,
+                max_errors=100,
             )
             return [
                 (key, int(label), image.numpy().tobytes())

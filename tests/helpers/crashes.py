@@ -33,9 +33,9 @@ from tests.helpers.s3_server import Server
 INSTRUMENT = Path(__file__).parent / "instrument"
 CLASSES = "ababc"  # of the images; the last one is new to an extension
 BAD = 1
-SETTINGS: dict[str, Any] = {"short_side": 1024, "format": "keep", "shard_samples": 3, "max_bad": BAD, "workers": 1}
-ORDER = ["--short-side", "1024", "--format", "keep", "--shard-samples", "3", "--max-bad", str(BAD), "--workers", "1"]
-ORDERS = {"pack": ORDER, "sync": [], "extend": ["--max-bad", str(BAD), "--workers", "1"]}
+SETTINGS: dict[str, Any] = {"short_side": 1024, "format": "keep", "shard_samples": 3, "max_errors": BAD, "workers": 1}
+ORDER = ["--short-side", "1024", "--format", "keep", "--shard-samples", "3", "--max-errors", str(BAD), "--workers", "1"]
+ORDERS = {"pack": ORDER, "sync": [], "extend": ["--max-errors", str(BAD), "--workers", "1"]}
 BEGUN = 3
 WHENS = ("before", "half", "after")
 DEADLINE_S = 60.0
@@ -249,7 +249,7 @@ class Stage:
         if self.command == "sync":
             return sf.sync(self.src, dst, dst_options=options).found
         if self.command == "extend":
-            return sf.extend(self.src, dst, max_bad=BAD, executor="serial", storage_options=options).resumed
+            return sf.extend(self.src, dst, max_errors=BAD, executor="serial", storage_options=options).resumed
         return sf.pack(self.src, dst, **SETTINGS, executor="serial", storage_options=options).resumed
 
     def _reader(self, dst: str) -> str:

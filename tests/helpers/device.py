@@ -18,24 +18,26 @@ from tests.helpers.making import jpeg
 
 FIELDS = ("image", "label", "random_key")
 KEYED: dict[str, Any] = {
-    "flip": shardflow.RandomHorizontalFlip(),
-    "crop": shardflow.RandomResizedCrop(12, hflip=0.5),
-    "jitter": shardflow.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    "jitter without hue": shardflow.ColorJitter(0.4, 0.0, 0.4),
-    "erasing": shardflow.RandomErasing(0.7),
-    "normalize": shardflow.Normalize(),
+    "flip": shardflow.device.RandomHorizontalFlip(),
+    "crop": shardflow.device.RandomResizedCrop(12, hflip=0.5),
+    "jitter": shardflow.device.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "jitter without hue": shardflow.device.ColorJitter(0.4, 0.0, 0.4),
+    "erasing": shardflow.device.RandomErasing(0.7),
+    "normalize": shardflow.device.Normalize(),
 }
 MIXING: dict[str, MixingTransform] = {
-    "mixup": shardflow.MixUp(num_classes=9),
-    "cutmix": shardflow.CutMix(num_classes=9),
-    "cutmix per pair": shardflow.CutMix(alpha=0.3, per_pair=True),
-    "one of": shardflow.OneOf([shardflow.MixUp(alpha=0.2, num_classes=9), shardflow.CutMix(num_classes=9)]),
+    "mixup": shardflow.device.MixUp(num_classes=9),
+    "cutmix": shardflow.device.CutMix(num_classes=9),
+    "cutmix per pair": shardflow.device.CutMix(alpha=0.3, per_pair=True),
+    "one of": shardflow.device.OneOf(
+        [shardflow.device.MixUp(alpha=0.2, num_classes=9), shardflow.device.CutMix(num_classes=9)]
+    ),
 }
 
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """Return a loader of small crops, whose last batch is short."""
-    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(window=16), **options}
+    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(buffer=16), **options}
     return shardflow.Loader(url, **{"decoder": shardflow.decoders.RandomResizedCrop(12), **options})
 
 

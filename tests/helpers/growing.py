@@ -12,7 +12,7 @@ from tests.helpers.scripts import run
 CLASSES = "cat", "dog"
 
 
-def run_in_halves(name: str, folder: Path) -> dict[str, Any]:
+def run_in_halves(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
     """Run an example that logs, stop it, extend the dataset, and go on; return its loader's description of its data.
 
     The lines that it prints, and its checkpoint, which is replaced and never overwritten, are looked at here.
@@ -20,7 +20,7 @@ def run_in_halves(name: str, folder: Path) -> dict[str, Any]:
     photos, url, checkpoint = folder / "photos", folder / "photos256", folder / "run.pt"
     _draw(photos, range(24))
     shardflow.pack(photos, url, shard_samples=8, executor="serial")
-    options = ["--checkpoint", checkpoint, "--size", 16, "--workers", 1, "--batch-size", 4]
+    options = [*arguments, "--checkpoint", checkpoint, "--size", 16, "--workers", 1, "--batch-size", 4]
     first = run(name, url, *options, "--stop-after", 2)
     decoder = shardflow.decoders.RandomResizedCrop(16)
     began_with = shardflow.Loader(url, batch_size=4, decoder=decoder, num_workers=1).describe()

@@ -24,7 +24,7 @@ from shardflow.loading.source import Source
 from shardflow.loading.workers import Workers
 from shardflow.order.epochs import Epochs
 from shardflow.order.mixture import Shares
-from shardflow.order.schedule import Schedule
+from shardflow.order.rank_partition import RankPartition
 from shardflow.storage.local import LocalStorage
 
 PROJECT = Path(__file__).parents[2]
@@ -51,10 +51,10 @@ def epochs_of(
     return Epochs(split_facts(split, None, **facts), sampler, seed=seed, samples_per_epoch=samples_per_epoch)
 
 
-def whole_batches(split: Split, epochs: Epochs, schedule: Schedule) -> WholeBatches:
+def whole_batches(split: Split, epochs: Epochs, partition: RankPartition) -> WholeBatches:
     """Return the batches of one source, as a loader has them."""
     annotations = AnnotationFields((), Annotations(), CroppedBoxes(), 1)
-    source = Source(split=split, epochs=epochs, schedule=schedule, decoder=CenterCrop(), annotations=annotations)
+    source = Source(split=split, epochs=epochs, partition=partition, decoder=CenterCrop(), annotations=annotations)
     return WholeBatches([source], Shares([1]))
 
 

@@ -26,8 +26,9 @@ PAGES = {
     path.relative_to(PROJECT).as_posix(): path
     for path in (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md")))
 }
-SHORTER = {"bench": ("--seconds", "1"), "tune": ("--seconds", "2")}
-"""Options that shorten long commands: the last of two equal options counts."""
+_ONE_PROCESS = ("--executor", "serial")
+SHORTER = {"bench": ("--seconds", "1"), "tune": ("--seconds", "2"), "pack": _ONE_PROCESS, "extend": _ONE_PROCESS}
+"""Options that shorten long commands, or spare them processes: the last of two equal options counts."""
 
 _FENCED = re.compile(r"^```(\w+)( peer| script)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -25,7 +25,7 @@ from shardflow.storage.write_lock import is_lock
 from tests.helpers.folders import contents, encoded, write_tree
 from tests.helpers.interleaving import Command, Killed, MemoryPlace, Place, Schedule, scheduled
 
-SETTINGS: dict[str, Any] = {"short_side": 8, "shard_samples": 2, "executor": "serial", "max_bad": 1}
+SETTINGS: dict[str, Any] = {"short_side": 8, "shard_samples": 2, "executor": "serial", "max_errors": 1}
 SOURCES = {"base": "a", "g": "g", "h": "h"}  # name → class of its pictures
 DAMAGED = "train/000000.npy"  # until it is repaired
 
@@ -79,7 +79,7 @@ class Scenario:
         return lambda url, options: sf.pack(self._folder / source, url, **SETTINGS, storage_options=options)
 
     def _extend(self, source: str) -> Command:
-        arguments = {"max_bad": 1, "executor": "serial"}
+        arguments = {"max_errors": 1, "executor": "serial"}
         return lambda url, options: sf.extend(self._folder / source, url, **arguments, storage_options=options)
 
     def _after(self, files: Mapping[str, bytes], command: Command) -> dict[str, bytes]:

@@ -260,7 +260,7 @@ def _train(local: Path, url: str, options: dict[str, Any], folder: Path, epochs:
     faulthandler.register(signal.SIGUSR1)
     limit = CACHED_SHARDS * max(path.stat().st_size for path in local.glob("train/*.tar"))
     cache, checkpoint = folder / "disk/cache", folder / "checkpoint"
-    shuffle = shardflow.Shuffle(window=8, lanes=2)
+    shuffle = shardflow.Shuffle(buffer=8, streams=2)
     common: dict[str, Any] = {"batch_size": 8, "shuffle": shuffle, "decoder": shardflow.decoders.CenterCrop(64)}
     # A worker that was spawned would import torch again after each kill.
     workers = shardflow.Workers(2, multiprocessing_context="fork")

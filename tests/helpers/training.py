@@ -29,7 +29,7 @@ class Step(NamedTuple):
 def make_loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small random crops whose batches have images, labels and the mask of valid samples."""
     options = {
-        "shuffle": shardflow.Shuffle(window=16),
+        "shuffle": shardflow.Shuffle(buffer=16),
         "num_workers": 0,
         "fields": ("image", "label", "valid"),
         **options,

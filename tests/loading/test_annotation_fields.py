@@ -165,7 +165,7 @@ def test_annotations_equal_torchvisions_functionals(
     boxes = [[min(a, c), min(b, d), max(a, c), max(b, d)] for a, b, c, d in rectangles]
     values = mask(width, height).astype(np.uint16) * 257 if mode == "I;16" else mask(width, height)
     parts = {MASK: png(values, None if mode == "I;16" else mode), "json": annotations(boxes)}
-    fields = AnnotationFields(FIELDS, DECLARED, shardflow.CroppedBoxes(min_visibility=None), 10**6)
+    fields = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes(min_visibility=None), 10**6)
     some = Sample({part: memoryview(data) for part, data in parts.items()}, (width, height), 0, 0, "", "")
     found = fields.read(some, crops, 0)
     objects = fields.move([found], crops)
@@ -263,7 +263,7 @@ def test_boxes_stay_with_enough_of_their_area(tmp_path: Path, least: float | Non
     url = write_dataset(tmp_path / "set", {"train": [[("one", parts)]]}, annotations=DECLARED)
     left = shardflow.decoders.CenterCrop(20, resize=20)
     left.plan = _left_half  # type: ignore[method-assign]
-    rule = shardflow.CroppedBoxes(min_visibility=least)
+    rule = shardflow.annotations.CroppedBoxes(min_visibility=least)
     options = {"decoder": left, "batch_size": 1}
     (_, boxes, labels, keypoints), *_ = loader(url, rule, "box_labels", "keypoints", **options)
     assert labels[0].tolist() == kept
@@ -306,7 +306,7 @@ def test_crowds_on_request(tmp_path: Path) -> None:
     """With crowds=True their boxes come, and a field says which they are; without, that field is refused."""
     url = crowded(tmp_path / "set", THREE, points="points")
     options = {"decoder": shardflow.decoders.Image()}
-    rule = shardflow.CroppedBoxes(crowds=True)
+    rule = shardflow.annotations.CroppedBoxes(crowds=True)
     _, boxes, crowds, points = next(iter(loader(url, rule, "box_iscrowd", "keypoints", **options)))
     assert (boxes[0].tolist(), crowds[0].tolist(), points[0].tolist()) == (THREE, [0, 1, 0], [[1, 2]])
     _, boxes, points = next(iter(loader(url, "boxes", "keypoints", **options)))
@@ -314,7 +314,7 @@ def test_crowds_on_request(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"box_iscrowd.*crowds=True"):
         loader(url, "boxes", "box_iscrowd", **options)
     with pytest.raises(ConfigError, match="crowds"):
-        shardflow.CroppedBoxes(crowds=1)  # type: ignore[arg-type]
+        shardflow.annotations.CroppedBoxes(crowds=1)  # type: ignore[arg-type]
     other = crowded(tmp_path / "other", THREE, declares=False)
     mix = shardflow.Mix([(loader(each, "boxes", **options), 1) for each in (url, other)])
     assert {len(each) for each in next(iter(mix))[1]} == {2, 3}
@@ -402,12 +402,12 @@ def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, messa
     with pytest.raises(DecodeError, match=message) as raised:
         list(loader(url, *FIELDS, shuffle=False))
     assert raised.value.key == "0002"
-    replaced = loader(url, *FIELDS, "key", shuffle=False, max_bad=1, decoder=shardflow.decoders.CenterCrop(24))
+    replaced = loader(url, *FIELDS, "key", shuffle=False, max_errors=1, decoder=shardflow.decoders.CenterCrop(24))
     ((images, *columns, keys),) = replaced
     assert keys[2] == "0003"
     for column in (images, *columns):
         assert torch.equal(column[2], column[3])
-    assert len(replaced.substituted) == 1
+    assert len(replaced.replaced) == 1
 
 
 def test_masks_have_the_limit_of_the_decoder(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_fields_that_cannot_be(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="add 'image'"):
         shardflow.Loader(dataset, batch_size=6, fields=("mask", "boxes"))
     with pytest.raises(ConfigError, match="min_visibility must be 0 … 1, found 25"):
-        shardflow.CroppedBoxes(min_visibility=25)
+        shardflow.annotations.CroppedBoxes(min_visibility=25)
     silent = loader(dataset, "mask", decoder=_Silent())
     with pytest.raises(ConfigError, match="does not say how it crops"):
         next(iter(silent))
@@ -501,7 +501,7 @@ def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None
     """Samples of several datasets come with their annotations; loaders with other rules for boxes do not mix."""
 
     def rules(*least: float) -> list[tuple[shardflow.Loader, float]]:
-        chosen = [shardflow.CroppedBoxes(min_visibility=each) for each in least]
+        chosen = [shardflow.annotations.CroppedBoxes(min_visibility=each) for each in least]
         return [(loader(dataset, "mask", rule, seed=number), 1) for number, rule in enumerate(chosen)]
 
     images, masks, boxes = next(iter(shardflow.Mix(rules(0, 0), steps_per_epoch=2)))
@@ -513,6 +513,6 @@ def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None
     alone = write_dataset(tmp_path / "alone", {"train": [[sample(1)] * 6]}, annotations=declared)
     with pytest.raises(ConfigError, match=r"annotation fields differ: .*xyv of boxes.*xyv'"):
         shardflow.Mix([(loader(url, "keypoints"), 1) for url in (dataset, alone)])
-    other = loader(dataset, "mask", shardflow.CroppedBoxes(), decoder=shardflow.decoders.CenterCrop(24))
+    other = loader(dataset, "mask", shardflow.annotations.CroppedBoxes(), decoder=shardflow.decoders.CenterCrop(24))
     with pytest.raises(ConfigError, match="equal decoders"):
         list(shardflow.Mix([*rules(0), (other, 1)]))

@@ -32,7 +32,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader with buckets."""
     options = {"batch_size": 4, "num_workers": 0, "tail": "short", "sampler": AspectBuckets(SHAPES), **options}
-    return shardflow.Loader(url, shuffle=shardflow.Shuffle(window=16, lanes=4), **options)
+    return shardflow.Loader(url, shuffle=shardflow.Shuffle(buffer=16, streams=4), **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

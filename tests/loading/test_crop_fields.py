@@ -144,7 +144,7 @@ def test_a_replaced_sample_has_those_of_the_other(url: Path, tmp_path: Path) -> 
     samples = [(f"{number:04}", {"png": data}) for number, data in enumerate(parts[:6])]
     damaged = write_dataset(tmp_path / "set", {"train": [samples]})
     for decoder in (CROP, shardflow.decoders.MultiView([CROP, CROP])):
-        ((images, flipped, crops, numbers),) = load(damaged, decoder, shuffle=False, max_bad=1)
+        ((images, flipped, crops, numbers),) = load(damaged, decoder, shuffle=False, max_errors=1)
         assert numbers[2] == numbers[3]
         views = (each if isinstance(each, tuple) else (each,) for each in (images, flipped, crops))
         for view in zip(*views, strict=True):

@@ -224,40 +224,40 @@ def test_substitute_keeps_shapes_and_names_what_it_replaced(
 ) -> None:
     """Damaged samples give way to others of their batch, on any number of workers alike, and are named once each."""
     damage(dataset, [3, 30, 31])
-    some = loader(dataset, max_bad=3, num_workers=workers)
+    some = loader(dataset, max_errors=3, num_workers=workers)
     with caplog.at_level(logging.WARNING, "shardflow"):
         epochs = [[numbers.tolist() for _, numbers in some] for _ in range(2)]
     assert {len(numbers) for epoch in epochs for numbers in epoch} == {4}
     assert set(itertools.chain(*epochs[0])) == set(range(60)) - {3, 30, 31}
-    assert len(some.substituted) == len(caplog.records) == 3
-    assert all(any(f"sample {n:09}" in problem for problem in some.substituted) for n in (3, 30, 31))
-    alone = loader(dataset, max_bad=3, num_workers=0)
+    assert len(some.replaced) == len(caplog.records) == 3
+    assert all(any(f"sample {n:09}" in problem for problem in some.replaced) for n in (3, 30, 31))
+    alone = loader(dataset, max_errors=3, num_workers=0)
     assert epochs[0] == [numbers.tolist() for _, numbers in alone]
 
 
 def test_substitute_covers_images_that_do_not_decode(tmp_path: Path) -> None:
-    """The decoder's failures are substituted in the same way."""
+    """The decoder's failures are replaced in the same way."""
     dataset = make_dataset(tmp_path / "set", [20, 20, 20], undecodable=[20])
-    some = loader(dataset, max_bad=1)
+    some = loader(dataset, max_errors=1)
     assert set(labels(some)) == set(range(60)) - {20}
-    (problem,) = some.substituted
+    (problem,) = some.replaced
     assert "sample 000000020: the image cannot be decoded" in problem
     with pytest.raises(DecodeError):
         list(loader(dataset))
 
 
 def test_substitute_stops_at_its_limit(dataset: Path) -> None:
-    """More different bad samples than `max_bad` stop the loader."""
+    """More different bad samples than `max_errors` stop the loader."""
     damage(dataset, [3, 30, 31])
-    with pytest.raises(IntegrityError, match=r"3 samples are damaged, 2 are allowed \(max_bad\)"):
-        list(loader(dataset, max_bad=2))
+    with pytest.raises(IntegrityError, match=r"3 samples are damaged, 2 are allowed \(max_errors\)"):
+        list(loader(dataset, max_errors=2))
 
 
 def test_a_batch_without_a_good_sample_is_an_error(dataset: Path) -> None:
     """When a whole batch is damaged nothing can replace them, so it is raised."""
     damage(dataset, list(range(4)))
     with pytest.raises(IntegrityError, match="sample 000000000"):
-        list(loader(dataset, max_bad=100, shuffle=False))
+        list(loader(dataset, max_errors=100, shuffle=False))
 
 
 def zero_header(url: Path) -> None:
@@ -281,9 +281,9 @@ def test_a_damaged_header_does_not_matter_to_what_it_does_not_hold(dataset: Path
 def test_substitute_covers_damaged_headers(dataset: Path) -> None:
     """A sample whose tar header is damaged has no readable key, and gives way where keys are asked for."""
     zero_header(dataset)
-    some = loader(dataset, max_bad=1, fields=("key", "label"))
+    some = loader(dataset, max_errors=1, fields=("key", "label"))
     assert set(labels(some)) == set(range(60)) - {20}
-    (problem,) = some.substituted
+    (problem,) = some.replaced
     assert "000001.tar" in problem
     assert "record 0" in problem
 
@@ -293,11 +293,11 @@ def test_damaged_copies_cost_no_sample(dataset: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"fields": ("key", "label", "image"), "num_workers": 0}
     cache = tmp_path / "cache"
     near = loader(dataset, **options)
-    far = loader(f"local://{dataset}", cache=cache, max_bad=1, **options)  # type: ignore[arg-type]
+    far = loader(f"local://{dataset}", cache=cache, max_errors=1, **options)  # type: ignore[arg-type]
     for position in (8, 2000, 1030):  # the name of a class, an image, the name of an image
         for (keys, numbers, images), expected in zip(far, near, strict=True):
             assert (keys, numbers.tolist()) == (expected[0], expected[1].tolist())
             assert torch.equal(images, expected[2])
         for shard in shardflow.open(dataset).shards:
             flip(cache / "blobs" / shard.sha256, position)
-    assert far.substituted == set()
+    assert far.replaced == set()

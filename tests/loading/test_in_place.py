@@ -164,7 +164,7 @@ def test_crops(indexed: Path, packed: dict[str, npt.NDArray[np.uint8]]) -> None:
                 wrong.append((name, decoder, known))
         rows = sf.decoders.Raw()([payload], size, keys).images
         assert isinstance(rows, torch.Tensor)
-        if not torch.equal(sf.DecodeJpeg(crop)(rows, torch.device("cpu")), crop([whole], size, keys).images):
+        if not torch.equal(sf.device.DecodeJpeg(crop)(rows, torch.device("cpu")), crop([whole], size, keys).images):
             wrong.append((name, "DecodeJpeg", size))
     assert wrong == []
 
@@ -185,8 +185,8 @@ def test_annotations_are_of_the_upright_image(tmp_path: Path) -> None:
         key = f"{kind}{orientation}"
         members += [(f"{key}.{PARTS[kind]}", image), (f"{key}.mask.png", mask), (f"{key}.json", marks)]
     write_tar(tmp_path / "a.tar", members)
-    boxes, points = sf.Boxes("json", "boxes", "xyxy"), sf.Keypoints("json", "points", "xy")
-    sf.index(tmp_path, annotations=sf.Annotations(masks=("mask.png",), boxes=boxes, keypoints=points))
+    boxes, points = sf.annotations.Boxes("json", "boxes", "xyxy"), sf.annotations.Keypoints("json", "points", "xy")
+    sf.index(tmp_path, annotations=sf.annotations.Annotations(masks=("mask.png",), boxes=boxes, keypoints=points))
     fields = ("image", "mask", "boxes", "keypoints")
     for decoder in (sf.decoders.Image(stack=False), sf.decoders.RandomResizedCrop(64, scale=(0.5, 1.0))):
         loader = sf.Loader(tmp_path, batch_size=4, decoder=decoder, fields=fields, num_workers=0)

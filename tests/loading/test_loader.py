@@ -142,10 +142,10 @@ def test_without_shuffle_samples_come_in_order(dataset: Path) -> None:
 
 
 def test_lanes_spread_a_batch_over_the_epoch(dataset: Path) -> None:
-    """With more lanes a batch holds samples of more places of the order, and the epoch stays exact."""
-    order = labels(loader(dataset, shuffle=shardflow.Shuffle(lanes=7, window=1), tail="short"))
+    """With more streams a batch holds samples of more places of the order, and the epoch stays exact."""
+    order = labels(loader(dataset, shuffle=shardflow.Shuffle(streams=7, buffer=1), tail="short"))
     assert sorted(order) == list(range(TOTAL))
-    assert order != labels(loader(dataset, shuffle=shardflow.Shuffle(lanes=1, window=1), tail="short"))
+    assert order != labels(loader(dataset, shuffle=shardflow.Shuffle(streams=1, buffer=1), tail="short"))
 
 
 def test_length_counts_the_batches_of_a_rank(dataset: Path) -> None:
@@ -192,8 +192,8 @@ def test_transform_and_batch_transform_apply(dataset: Path) -> None:
 def test_crops_go_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
     """A batch knows how each image was cropped; where one replaces another, it is the crop of that one."""
     url = make_dataset(tmp_path / "set", [40], undecodable=[13])
-    some = loader(url, decoder=decoder, max_bad=1, shuffle=False)
-    some._control.begin(0, len(some), [EpochStart(epoch=0, position=0, lanes=some._lanes)])
+    some = loader(url, decoder=decoder, max_errors=1, shuffle=False)
+    some._control.begin(0, len(some), [EpochStart(epoch=0, position=0, streams=some._streams)])
     sampler, read, decode, *_ = some._pipeline.pipeline
     for number, batch in enumerate(decode(read(iter(sampler)))):
         sizes = np.array([sample.image_size for sample in batch.samples])
@@ -318,7 +318,7 @@ def test_numbers_may_be_numpys(dataset: Path, tmp_path: Path) -> None:
             dataset,
             num_workers=0,
             decoder=shardflow.decoders.CenterCrop(8),
-            shuffle=shardflow.Shuffle(window=number(16), lanes=number(4)),
+            shuffle=shardflow.Shuffle(buffer=number(16), streams=number(4)),
             group=(number(0), number(2)),
             **{name: number(value) for name, value in options.items()},
         )
@@ -407,7 +407,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"num_workers": -1}, ConfigError, "num_workers must be 0 or more"),
         ({"seed": "a"}, ConfigError, "seed must be a whole number, found 'a'"),
         ({"limit": 1.5}, ConfigError, "limit must be a whole number, found 1.5"),
-        ({"max_bad": -1}, ConfigError, "max_bad must be 0 or more"),
+        ({"max_errors": -1}, ConfigError, "max_errors must be 0 or more"),
         ({"decoder": "device"}, ConfigError, "decoder must be one of shardflow.decoders"),
         ({"transform": 3}, ConfigError, "transform must be callable, found 3"),
         (
@@ -416,11 +416,11 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
             r"such as Image\(\) with parentheses",
         ),
         (
-            {"transform": shardflow.Normalize()},
+            {"transform": shardflow.device.Normalize()},
             ConfigError,
             r"Normalize runs on the device: pass it to device.Prefetcher",
         ),
-        ({"batch_transform": shardflow.MixUp()}, ConfigError, "MixUp runs on the device"),
+        ({"batch_transform": shardflow.device.MixUp()}, ConfigError, "MixUp runs on the device"),
         ({"fields": "image"}, ConfigError, "fields must be different names, such as"),
         ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
     ],
@@ -436,11 +436,11 @@ def test_wrong_arguments_are_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window must be 1 or more, found 0"),
-        ({"lanes": -1}, "lanes must be 1 or more, found -1"),
-        ({"window": 1.5}, "window must be a whole number"),
-        ({"window": 2**64}, "window must be 1,099,511,627,776 or less"),
-        ({"lanes": 2**64}, "lanes must be 1,048,576 or less"),
+        ({"buffer": 0}, "buffer must be 1 or more, found 0"),
+        ({"streams": -1}, "streams must be 1 or more, found -1"),
+        ({"buffer": 1.5}, "buffer must be a whole number"),
+        ({"buffer": 2**64}, "buffer must be 1,099,511,627,776 or less"),
+        ({"streams": 2**64}, "streams must be 1,048,576 or less"),
     ],
 )
 def test_wrong_shuffles_are_named(options: dict[str, Any], message: str) -> None:
@@ -468,11 +468,11 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
         ("cache_size", "limit=..."),
         ("num_replicas", r"use group=\(rank, size\)"),
         *((name, r"decoder=shardflow.decoders.RandomResizedCrop\(224\)") for name in ("size", "image_size")),
-        ("device", "DevicePrefetcher"),
+        ("device", "device.Prefetcher"),
         ("shardshuffle", "shuffle=True shuffles the shards too"),
         *((name, "without a splitter") for name in ("nodesplitter", "workersplitter")),
         ("resampled", "samples_per_epoch"),
-        ("handler", "max_bad"),
+        ("handler", "max_errors"),
         ("batchsize", r"\(did you mean 'batch_size'\?\)"),
         ("xyz", "there are url, split, version, batch_size"),
     ],
@@ -496,7 +496,7 @@ def test_use_as_a_dataset_is_explained(dataset: Path) -> None:
 
 def test_the_tail_is_dropped_when_shuffling_and_kept_otherwise(dataset: Path) -> None:
     """By default training drops what fills no batch, and an evaluation has each sample exactly once."""
-    for shuffle, tail in ((True, "drop"), (shardflow.Shuffle(window=8), "drop"), (False, "short")):
+    for shuffle, tail in ((True, "drop"), (shardflow.Shuffle(buffer=8), "drop"), (False, "short")):
         some = loader(dataset, batch_size=64, shuffle=shuffle, num_workers=0, tail=None)
         assert some.describe()["tail"] == tail
         assert sum(len(batch[1]) for batch in some) == (len(some.dataset) // 64 * 64 if tail == "drop" else 150)

@@ -140,7 +140,7 @@ def test_ranks_agree_without_talking(datasets: list[Path]) -> None:
             group=(rank, 2),
             fields=("label",),
             num_workers=0,
-            shuffle=shardflow.Shuffle(lanes=2),
+            shuffle=shardflow.Shuffle(streams=2),
             by="batch",
         )
         for rank in range(2)
@@ -231,11 +231,11 @@ def test_a_refused_state_moves_nothing(datasets: list[Path]) -> None:
 
 
 def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
-    """It measures where the time goes, says what was substituted, and ends all workers."""
+    """It measures where the time goes, says what was replaced, and ends all workers."""
     some = mix(datasets, workers=1)
     batches = len(contents(some))
     assert some.stats().batches == batches
-    assert some.substituted == set()
+    assert some.replaced == set()
     some.close()
     assert some._pool.pids() == []
     swapped = [
@@ -298,7 +298,13 @@ SIZES = (40, 24, 60)
 
 def sample_mix(datasets: list[Path], rank: int = 0, world_size: int = 1, **options: Any) -> shardflow.Mix:
     """A mix by sample, with weights 2, 1, 3."""
-    chosen = {"batch_size": 6, "fields": ("label",), "num_workers": 0, "shuffle": shardflow.Shuffle(lanes=2), **options}
+    chosen = {
+        "batch_size": 6,
+        "fields": ("label",),
+        "num_workers": 0,
+        "shuffle": shardflow.Shuffle(streams=2),
+        **options,
+    }
     sources = list(zip(datasets, (2, 1, 3), strict=True))
     return shardflow.Mix(sources, group=(rank, world_size), **chosen)
 
@@ -414,15 +420,15 @@ def test_a_mix_of_samples_is_elastic(datasets: list[Path]) -> None:
 
 
 def test_damaged_samples_of_a_mix_are_replaced_across_sources(tmp_path: Path) -> None:
-    """With max_bad, a sample that cannot be decoded is replaced by another of its batch, of whichever source."""
+    """With max_errors, a sample that cannot be decoded is replaced by another of its batch, of whichever source."""
     urls = [
         make_dataset(tmp_path / "good", [12]),
         make_dataset(tmp_path / "bad", [6], undecodable=range(6)),
     ]
     options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "decoder": shardflow.decoders.CenterCrop(8)}
-    some = shardflow.Mix([(urls[0], 2), (urls[1], 1)], max_bad=6, **options)
+    some = shardflow.Mix([(urls[0], 2), (urls[1], 1)], max_errors=6, **options)
     assert len(contents_of_images(some)) == len(some) == 3
-    assert len(some.substituted) >= 5
+    assert len(some.replaced) >= 5
     with pytest.raises(DecodeError):
         contents_of_images(shardflow.Mix([(urls[0], 2), (urls[1], 1)], **options))
 
@@ -437,9 +443,11 @@ def test_mixes_of_samples_that_cannot_be_are_refused(datasets: list[Path]) -> No
     loaders = [shardflow.Loader(datasets[0], batch_size=size, num_workers=0) for size in (4, 5)]
     with pytest.raises(ConfigError, match=r"batch_size differ: 4, 5; make them equal, or pass by='batch'"):
         shardflow.Mix([(loader, 1) for loader in loaders])
-    sticky = shardflow.Loader(datasets[0], batch_size=4, num_workers=0, shuffle=shardflow.Shuffle(sticky=True))
-    with pytest.raises(ConfigError, match=r"sticky=True\).* pass by='batch'"):
-        shardflow.Mix([(sticky, 1)])
+    shard_affinity = shardflow.Loader(
+        datasets[0], batch_size=4, num_workers=0, shuffle=shardflow.Shuffle(shard_affinity=True)
+    )
+    with pytest.raises(ConfigError, match=r"shard_affinity=True\).* pass by='batch'"):
+        shardflow.Mix([(shard_affinity, 1)])
     with pytest.raises(ConfigError, match="by must be 'sample' or 'batch'"):
         shardflow.Mix([(loaders[0], 1)], by="shard")
     with pytest.raises(ConfigError, match="there is no tail"):
@@ -485,7 +493,7 @@ def test_classes_that_no_field_numbers_may_differ(tmp_path: Path) -> None:
         (classes_dataset(tmp_path / name, classes, iscrowd="ids", ids="ids", area="ids:float"), 1)
         for name, classes in (("pets", ("cat", "dog")), ("sea", ("dog", "eel")), ("nameless", None))
     ]
-    boxes = shardflow.CroppedBoxes(crowds=True)
+    boxes = shardflow.annotations.CroppedBoxes(crowds=True)
     for fields in (("image", "key"), ("image", boxes, "box_iscrowd", "box_ids", "box_area"), ("json",)):
         assert shardflow.Mix(sources, batch_size=4, num_workers=0, fields=fields).classes == []
 

@@ -50,7 +50,7 @@ def swap(images: tuple[torch.Tensor, ...], labels: torch.Tensor) -> Any:
 
 def load(url: Path, **options: Any) -> list[Any]:
     """All batches of epoch 1; batches of 6, in this process, broken images replaced."""
-    settled = {"batch_size": 6, "num_workers": 0, "tail": "short", "decoder": VIEWS, "max_bad": 2, **options}
+    settled = {"batch_size": 6, "num_workers": 0, "tail": "short", "decoder": VIEWS, "max_errors": 2, **options}
     loader = shardflow.Loader(url, **settled)
     loader.set_epoch(1)
     batches = [(tuple(view.clone() for view in images), *others) for images, *others in loader]
@@ -167,10 +167,10 @@ def test_views_from_cached_pixels_are_the_same(dataset: Path, tmp_path: Path) ->
 def test_batch_transforms_and_empty_batches_have_all_views(dataset: Path) -> None:
     """A batch transform gets the tuple, and a rank without samples in the last step a batch of no rows in each view."""
     (first, second, _), *_ = shardflow.Loader(
-        dataset, batch_size=4, decoder=VIEWS, batch_transform=swap, max_bad=2, num_workers=0
+        dataset, batch_size=4, decoder=VIEWS, batch_transform=swap, max_errors=2, num_workers=0
     )
     assert first.shape == second.shape == (4, 3, 24, 24)
-    last = load(dataset, limit=13, group=(1, 2), max_bad=1)[-1]
+    last = load(dataset, limit=13, group=(1, 2), max_errors=1)[-1]
     assert [tuple(view.shape) for view in last[0]][::2] == [(0, 3, 24, 24), (0, 3, 20, 20), (0, 3, 10, 10)]
 
 

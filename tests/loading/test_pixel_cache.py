@@ -268,11 +268,11 @@ def broken_dataset(root: Path) -> Path:
 def test_damaged_images_are_never_kept(tmp_path: Path) -> None:
     """What decodes with complaints or not at all is treated in every epoch as without the cache."""
     url = broken_dataset(tmp_path / "set")
-    options: dict[str, Any] = {"max_bad": 100}
+    options: dict[str, Any] = {"max_errors": 100}
     plain, cached = loader(url, **options), loader(url, **options, pixels="1GB")
     for number in (0, 1):
         assert same(epoch(cached, number), epoch(plain, number))
-    assert cached.substituted == plain.substituted != set()
+    assert cached.replaced == plain.replaced != set()
     kept = sums(*files(url), 12) != 0
     # torchvision's decoder keeps to itself what it complains of.
     assert np.flatnonzero(~kept).tolist() == ([3, 5] if native.available() else [3])

@@ -63,7 +63,7 @@ def pixels(url: Path, epoch: int = 0, **options: Any) -> dict[int, bytes]:
         {"world_size": 3},
         {"batch_size": 11},
         {"shuffle": False},
-        {"shuffle": shardflow.Shuffle(lanes=5, window=4)},
+        {"shuffle": shardflow.Shuffle(streams=5, buffer=4)},
     ],
     ids=str,
 )

@@ -28,7 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader whose pixels depend on every source of randomness a transform can use."""
-    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(window=16), **options}
+    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(buffer=16), **options}
     decoder = shardflow.decoders.RandomResizedCrop(12)
     return shardflow.Loader(url, decoder=decoder, transform=v2.RandomErasing(0.5), **options)
 
@@ -77,7 +77,7 @@ sys.stdout.buffer.write(pickle.dumps(this.contents(resumed)))
 )
 def test_resume_may_change_topology(dataset: Path, after: dict[str, Any]) -> None:
     """With another batch size, world size or number of workers, what was seen stays seen and the rest comes once."""
-    before = [loader(dataset, group=(rank, 2), shuffle=shardflow.Shuffle(window=16, lanes=2)) for rank in range(2)]
+    before = [loader(dataset, group=(rank, 2), shuffle=shardflow.Shuffle(buffer=16, streams=2)) for rank in range(2)]
     seen = [label for rank in before for label in labels(itertools.islice(rank, 2))]
     state = before[0].state_dict()
     assert state == before[1].state_dict()
@@ -127,15 +127,15 @@ def test_set_epoch_after_load_keeps_the_position(dataset: Path) -> None:
     ("change", "message"),
     [
         ({"seed": 1}, "seed is 0 in the state and 1 here"),
-        ({"shuffle": shardflow.Shuffle(window=8)}, "window is 16 in the state and 8 here"),
-        ({"shuffle": shardflow.Shuffle(window=16, lanes=4)}, "lanes is 8 in the state and 4 here"),
+        ({"shuffle": shardflow.Shuffle(buffer=8)}, "window is 16 in the state and 8 here"),
+        ({"shuffle": shardflow.Shuffle(buffer=16, streams=4)}, "streams is 8 in the state and 4 here"),
         ({"limit": 30}, "limit is None in the state and 30 here"),
         ({"samples_per_epoch": 16}, "samples_per_epoch is None in the state and 16 here"),
         ({"shuffle": False}, "shuffle is True in the state and False here"),
     ],
 )
 def test_state_of_another_order_is_refused(dataset: Path, change: dict[str, Any], message: str) -> None:
-    """A state made with another seed, window, lanes, limit or order is refused, and the difference named."""
+    """A state made with another seed, window, streams, limit or order is refused, and the difference named."""
     state = loader(dataset).state_dict()
     with pytest.raises(ResumeMismatchError, match=message):
         loader(dataset, **change).load_state_dict(state)
@@ -163,9 +163,9 @@ def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> N
         ({"position": 61}, "position 61 in an epoch of 60 samples"),
         ({"epoch": "x"}, "epoch must be a whole number"),
         ({"epoch": 2**63}, "epoch must be 2,147,483,647 or less"),
-        ({"lanes": None}, "lanes must be a whole number"),
-        ({"lanes": 0}, "lanes must be 1 or more"),
-        ({"lanes": 10**11}, "lanes must be 1,048,576 or less"),
+        ({"streams": None}, "streams must be a whole number"),
+        ({"streams": 0}, "streams must be 1 or more"),
+        ({"streams": 10**11}, "streams must be 1,048,576 or less"),
     ],
 )
 def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message: str) -> None:
@@ -180,16 +180,16 @@ def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message
 
 
 def test_lanes_travel_with_the_state(dataset: Path) -> None:
-    """A run that chose no lanes takes those of the state, so that the order stays the one that was begun."""
+    """A run that chose no streams takes those of the state, so that the order stays the one that was begun."""
     begun = loader(dataset, group=(0, 4))
     next(iter(begun))
     resumed = loader(dataset, group=(0, 1))
     resumed.load_state_dict(begun.state_dict())
-    assert resumed.state_dict()["lanes"] == 32
+    assert resumed.state_dict()["streams"] == 32
 
 
 def test_a_state_is_plain_values(dataset: Path) -> None:
-    """The entries of a state, which a saved run depends on; without shuffling, the lanes may differ."""
+    """The entries of a state, which a saved run depends on; without shuffling, the streams may differ."""
     assert loader(dataset).state_dict() == {
         "version": 1,
         "fingerprint": shardflow.open(dataset).fingerprint,
@@ -199,14 +199,14 @@ def test_a_state_is_plain_values(dataset: Path) -> None:
         "seed": 0,
         "source": 0,
         "shuffle": True,
-        "lanes": 8,
-        "window": 16,
-        "sticky": False,
+        "streams": 8,
+        "shuffle_buffer": 16,
+        "shard_affinity": False,
         "sampler": None,
         "epoch": 0,
         "position": 0,
     }
     in_order = loader(dataset, shuffle=False)
-    in_order.load_state_dict({**in_order.state_dict(), "lanes": 2, "position": 14})
-    assert in_order.state_dict()["lanes"] == 2
+    in_order.load_state_dict({**in_order.state_dict(), "streams": 2, "position": 14})
+    assert in_order.state_dict()["streams"] == 2
     assert labels(in_order) == [number // 2 + 30 * (number % 2) for number in range(14, TOTAL)]

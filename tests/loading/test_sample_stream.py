@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import webdataset as wds
+from torchvision.transforms import v2
 
 import shardflow
 from shardflow.dataset.dataset import Split
@@ -75,6 +76,28 @@ def test_epochs_follow_each_other_in_persistent_workers(dataset: Path) -> None:
     source.set_epoch(1)
     assert labels(loader) == expected[1]
     assert labels(loader) == expected[2]
+
+
+def test_a_pipeline_of_the_users_own_has_exact_epochs(dataset: Path) -> None:
+    """Behind the source, webdataset's shuffle and batches and torchvision's transforms keep each epoch exact."""
+    augment = v2.Compose([v2.RandomResizedCrop(16, antialias=True), v2.RandomHorizontalFlip()])
+    pipeline = wds.DataPipeline(
+        shardflow.samples(dataset),
+        wds.shuffle(20),
+        wds.decode("torchrgb8"),
+        wds.to_tuple("jpg", "cls"),
+        wds.map_tuple(augment, int),
+        wds.batched(8),
+    )
+    loader = wds.WebLoader(pipeline, batch_size=None, num_workers=2, persistent_workers=True)
+    epochs = []
+    for _ in range(3):
+        batches = list(loader)
+        assert {(images.dtype, tuple(images.shape[1:])) for images, _ in batches} == {(torch.uint8, (3, 16, 16))}
+        assert [len(images) for images, _ in batches].count(8) == 10  # and a smaller one of each worker
+        epochs.append([int(label) for _, numbers in batches for label in numbers])
+        assert sorted(epochs[-1]) == list(range(TOTAL))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
 def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Path) -> None:

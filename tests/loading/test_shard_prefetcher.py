@@ -27,7 +27,7 @@ from shardflow.loading.shard_prefetcher import IN_FLIGHT, prefetching
 from shardflow.loading.source import EpochStart
 from shardflow.loading.stages import Read
 from shardflow.order.epochs import ShardSpan
-from shardflow.order.schedule import Schedule
+from shardflow.order.rank_partition import RankPartition
 from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import CountingStorage, SlowStorage
@@ -58,12 +58,12 @@ class Stream:
         *,
         shards_cached: int | None = None,
         workers: int = 0,
-        lanes: int = 1,
+        streams: int = 1,
         batch_size: int = 4,
         rank: int = 0,
         world_size: int = 1,
         far: dict[str, Any] | None = None,
-        window: int = 1,
+        buffer: int = 1,
         **plan: Any,
     ) -> None:
         self.storage = CountingStorage(root, directory / "log", **(far or {}))
@@ -73,13 +73,15 @@ class Stream:
             index_bytes = max(path.stat().st_size for path in root.glob("train/*.npy"))
             self.cache.limit_bytes = shards_cached * (max(shard.bytes for shard in shards) + index_bytes)
         self.split = Split(self.storage, "train", shards, self.cache)
-        plan = {"seed": 1, "shuffle": Shuffle(window=window), **plan}
+        plan = {"seed": 1, "shuffle": Shuffle(buffer=buffer), **plan}
         self.order = order = epochs_of(self.split, **plan)
-        schedule = Schedule(length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size)
-        self.shared, self.lanes, self.epoch, self.steps = WorkerControl(workers), lanes, -1, schedule.steps()
+        partition = RankPartition(
+            length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size
+        )
+        self.shared, self.streams, self.epoch, self.steps = WorkerControl(workers), streams, -1, partition.steps()
         self.batches = wds.WebLoader(
             wds.DataPipeline(
-                BatchSampler(whole_batches(self.split, order, schedule), self.shared),
+                BatchSampler(whole_batches(self.split, order, partition), self.shared),
                 Read(self.split, substitute=False),
                 labels_of,
             ),
@@ -91,7 +93,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[list[int]]:
         self.epoch += 1
-        self.shared.begin(0, self.steps, [EpochStart(self.epoch, 0, self.lanes)])
+        self.shared.begin(0, self.steps, [EpochStart(self.epoch, 0, self.streams)])
         return iter(self.batches)
 
     def transfers(self) -> int:
@@ -119,10 +121,10 @@ def threads() -> int:
 
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    shuffle=st.just(False) | st.builds(Shuffle, window=st.integers(1, 64)),
+    shuffle=st.just(False) | st.builds(Shuffle, buffer=st.integers(1, 64)),
     limit=st.none() | st.integers(1, 100),
     samples_per_epoch=st.none() | st.integers(1, 300),
-    lanes=st.integers(1, 6),
+    streams=st.integers(1, 6),
     epoch=st.integers(0, 3),
     topology=st.integers(1, 4).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
     data=st.data(),
@@ -130,7 +132,7 @@ def threads() -> int:
 @settings(max_examples=200)
 def test_needs_of_an_epoch_name_every_shard_in_time(
     sizes: list[int],
-    lanes: int,
+    streams: int,
     epoch: int,
     topology: tuple[int, int],
     data: st.DataObject,
@@ -141,22 +143,22 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
     order = epochs_of(split, seed=3, **options)
     rank, world_size = topology
     first = data.draw(st.integers(0, order.length - 1))
-    needs = list(order.needs(epoch, first, lanes, rank, world_size))
-    schedule = Schedule(length=order.length, batch_size=3, rank=rank, world_size=world_size, tail="short")
-    for step in range(schedule.steps(first)):
-        positions, _ = schedule.positions(first, step)
-        located, _, _ = order.locate(epoch, positions, lanes)
+    needs = list(order.needs(epoch, first, streams, rank, world_size))
+    partition = RankPartition(length=order.length, batch_size=3, rank=rank, world_size=world_size, tail="short")
+    for step in range(partition.steps(first)):
+        positions, _ = partition.positions(first, step)
+        located, _, _ = order.locate(epoch, positions, streams)
         for position, shard in zip(positions.tolist(), located.tolist(), strict=True):
             assert any(need.shard == shard and need.begin <= position < need.end for need in needs)
     assert all(need.end > first and need.begin < order.length for need in needs)
-    sampler, before = BatchSampler(whole_batches(split, order, schedule), WorkerControl(0)), epoch * order.length
-    endless = sampler.needs(0, EpochStart(epoch, first, lanes))
-    count = len(needs) + len(list(order.needs(epoch + 1, 0, lanes, rank, world_size)))
+    sampler, before = BatchSampler(whole_batches(split, order, partition), WorkerControl(0)), epoch * order.length
+    endless = sampler.needs(0, EpochStart(epoch, first, streams))
+    count = len(needs) + len(list(order.needs(epoch + 1, 0, streams, rank, world_size)))
     both = [ShardSpan(shard, begin - before, end - before) for shard, begin, end in itertools.islice(endless, count)]
     assert both[: len(needs)] == needs
-    for step in range(schedule.steps()):
-        positions, _ = schedule.positions(0, step)
-        located, _, _ = order.locate(epoch + 1, positions, lanes)
+    for step in range(partition.steps()):
+        positions, _ = partition.positions(0, step)
+        located, _, _ = order.locate(epoch + 1, positions, streams)
         for position, shard in zip((positions + order.length).tolist(), located.tolist(), strict=True):
             assert any(need.shard == shard and need.begin <= position < need.end for need in both)
     if options["samples_per_epoch"] is None:
@@ -214,7 +216,7 @@ def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
     batches = iter(stream)
     read = [next(batches) for _ in range(SHARDS)]
     assert len({label for labels in read for label in labels}) == TOTAL
-    upcoming = [need.shard for need in stream.order.needs(1, 0, stream.lanes, 0, 1)][:3]
+    upcoming = [need.shard for need in stream.order.needs(1, 0, stream.streams, 0, 1)][:3]
     assert until(lambda: all(map(stream.split.reader.is_local, upcoming)))
     assert stream.transfers() <= SHARDS + 4
     assert next(batches, None) is None
@@ -226,7 +228,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     order = epochs_of(far, seed=1, shuffle=False)
-    plan = whole_batches(far, order, Schedule(length=TOTAL, batch_size=2))
+    plan = whole_batches(far, order, RankPartition(length=TOTAL, batch_size=2))
     source, start = BatchSampler(plan, WorkerControl(0)), EpochStart(0, 0, 1)
     read = Read(far, fields=("key",), substitute=False)
     with prefetching(far, source.needs(0, start), workers=1, period=TOTAL) as advance:
@@ -318,7 +320,7 @@ def test_what_another_gave_up_is_fetched_after_all(root: Path, tmp_path: Path) -
 @pytest.mark.parametrize("workers", [0, 2])
 def test_first_batch_waits_for_one_transfer(root: Path, tmp_path: Path, workers: int) -> None:
     """The shards of the first batch are fetched at the same time, by all workers together, and each once."""
-    stream = Stream(root, tmp_path, workers=workers, lanes=8, batch_size=8, far={"delay_s": 0.5})
+    stream = Stream(root, tmp_path, workers=workers, streams=8, batch_size=8, far={"delay_s": 0.5})
     begun = time.monotonic()
     batches = iter(stream)
     next(batches)
@@ -330,7 +332,7 @@ def test_first_batch_waits_for_one_transfer(root: Path, tmp_path: Path, workers:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_fits_is_fetched_once(root: Path, tmp_path: Path, workers: int) -> None:
     """A dataset that fits into the cache is fetched in the first epoch and never again, indexes included."""
-    stream = Stream(root, tmp_path, workers=workers, lanes=3, window=16)
+    stream = Stream(root, tmp_path, workers=workers, streams=3, buffer=16)
     for _ in range(3):
         assert sorted(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
     taken = stream.storage.reads()
@@ -341,10 +343,10 @@ def test_what_fits_is_fetched_once(root: Path, tmp_path: Path, workers: int) -> 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_does_not_fit_streams_once_per_epoch(root: Path, tmp_path: Path, workers: int) -> None:
     """A dataset three times as large as the cache is fetched about once per epoch, and the limit holds."""
-    stream = Stream(root, tmp_path, workers=workers, shards_cached=8, lanes=2, window=8)
+    stream = Stream(root, tmp_path, workers=workers, shards_cached=8, streams=2, buffer=8)
     for epoch in range(1, 5):
         assert sorted(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
-        # A shard on the border of the two lanes is read at both ends of the epoch, and the next one has begun.
+        # A shard on the border of the two streams is read at both ends of the epoch, and the next one has begun.
         assert stream.transfers() <= epoch * (SHARDS + 2) + 4
         assert sum(blob.bytes for blob in stream.cache.blobs()) <= stream.cache.limit_bytes
     assert stream.transfers() > 3 * (SHARDS - 8)
@@ -360,12 +362,12 @@ def test_shards_of_a_streamed_dataset_are_closed(root: Path, tmp_path: Path) -> 
 
 def test_order_does_not_depend_on_the_store(root: Path, tmp_path: Path) -> None:
     """Through a cache, whatever its size, come the samples that come from the directory, in their order."""
-    local = shardflow.samples(root, seed=1, shuffle=Shuffle(window=16, lanes=3))
+    local = shardflow.samples(root, seed=1, shuffle=Shuffle(buffer=16, streams=3))
     expected = [int(sample["cls"]) for sample in local]
     for shards_cached in (1, 3, 8):
         directory = tmp_path / str(shards_cached)
         directory.mkdir()
-        stream = Stream(root, directory, shards_cached=shards_cached, lanes=3, window=16)
+        stream = Stream(root, directory, shards_cached=shards_cached, streams=3, buffer=16)
         assert list(itertools.chain.from_iterable(stream)) == expected
 
 
@@ -511,9 +513,9 @@ def stall(name: str) -> None:
 
 def test_deleted_cache_is_filled_again(root: Path, tmp_path: Path) -> None:
     """Deleting the cache in the middle of an epoch changes no batch."""
-    expected = list(Stream(root, tmp_path, lanes=3, window=16))
+    expected = list(Stream(root, tmp_path, streams=3, buffer=16))
     (tmp_path / "other").mkdir()
-    stream = Stream(root, tmp_path / "other", lanes=3, window=16, far={"delay_s": 0.005})
+    stream = Stream(root, tmp_path / "other", streams=3, buffer=16, far={"delay_s": 0.005})
     received = []
     for number, batch in enumerate(stream):
         received.append(batch)
@@ -541,7 +543,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_half_a_cache_keeps_half_of_the_data(many: Path, tmp_path: Path) -> None:
     """With room for half of the shards, about half are fetched in each epoch after the first: the others stay."""
-    stream = Stream(many, tmp_path, shards_cached=200, lanes=2, window=8, batch_size=8)
+    stream = Stream(many, tmp_path, shards_cached=200, streams=2, buffer=8, batch_size=8)
     first, *later = fetched_by_epoch(stream, [stream], 3)
     assert first <= 410
     assert max(later) <= 0.6 * 400  # with so few shards, those that are being read or fetched ahead are a twentieth
@@ -549,14 +551,16 @@ def test_half_a_cache_keeps_half_of_the_data(many: Path, tmp_path: Path) -> None
 
 def test_runs_share_what_stays(many: Path, tmp_path: Path) -> None:
     """Two runs over one dataset, in other orders, keep the same shards; neither fetches more for the other."""
-    streams = [Stream(many, tmp_path, shards_cached=200, lanes=2, window=8, batch_size=8, seed=seed) for seed in (1, 2)]
+    streams = [
+        Stream(many, tmp_path, shards_cached=200, streams=2, buffer=8, batch_size=8, seed=seed) for seed in (1, 2)
+    ]
     _, *later = fetched_by_epoch(streams[0], streams, 3)
     assert max(later) <= 2 * 0.6 * 400
 
 
 def test_an_unused_dataset_makes_room(many: Path, tmp_path: Path) -> None:
     """Shards that no run has used for an hour are evicted first, whatever their names."""
-    stream = Stream(many, tmp_path, shards_cached=200, lanes=2, window=8, batch_size=8)
+    stream = Stream(many, tmp_path, shards_cached=200, streams=2, buffer=8, batch_size=8)
     old = [stream.cache.directory / "blobs" / f"{number:064x}" for number in range(100)]  # which would stay by name
     for path in old:
         path.write_bytes(bytes(stream.split.shards[0].bytes))

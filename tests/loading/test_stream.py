@@ -53,7 +53,8 @@ def test_stream_is_exact_over_ranks_and_resumable(dataset: Path) -> None:
     """Over ranks, and over a resume with another topology, each pass of the stream has each sample once."""
     seen: Counter[int] = Counter()
     ranks = [
-        loader(dataset, samples_per_epoch=72, group=(rank, 3), shuffle=shardflow.Shuffle(lanes=3)) for rank in range(3)
+        loader(dataset, samples_per_epoch=72, group=(rank, 3), shuffle=shardflow.Shuffle(streams=3))
+        for rank in range(3)
     ]
     states = []
     for rank in ranks:
@@ -75,10 +76,10 @@ def test_uneven_lengths_are_refused_or_dealt_out(dataset: Path) -> None:
     assert Counter(label for _ in range(5) for label in labels(some)) == dict.fromkeys(range(TOTAL), 3)
 
 
-def test_sticky_lanes_need_epochs_of_whole_passes(dataset: Path) -> None:
-    """Sticky lanes with epochs of another length are refused: their ranks would read other shards in each pass."""
+def test_shard_affinity_needs_epochs_of_whole_passes(dataset: Path) -> None:
+    """Shard affinity with epochs of another length is refused: ranks would read other shards in each pass."""
     with pytest.raises(ConfigError, match="with samples_per_epoch each pass would begin at another rank"):
-        loader(dataset, samples_per_epoch=48, shuffle=shardflow.Shuffle(sticky=True))
+        loader(dataset, samples_per_epoch=48, shuffle=shardflow.Shuffle(shard_affinity=True))
 
 
 @pytest.mark.parametrize("epoch", [0, 2**31 - 2, MOST_EPOCHS])
@@ -118,11 +119,11 @@ def test_numbers_beyond_64_bits_are_refused(dataset: Path, options: dict[str, An
         loader(dataset, **options)
 
 
-@pytest.mark.parametrize("options", [{"limit": 2**70}, {"seed": 2**200}, {"seed": -(2**200)}, {"window": 2**40}])
+@pytest.mark.parametrize("options", [{"limit": 2**70}, {"seed": 2**200}, {"seed": -(2**200)}, {"buffer": 2**40}])
 def test_numbers_of_any_size(dataset: Path, options: dict[str, Any]) -> None:
-    """A seed may be any integer, a limit and a window larger than the split."""
-    if window := options.get("window"):
-        options = {"shuffle": shardflow.Shuffle(window=window)}
+    """A seed may be any integer, a limit and a buffer larger than the split."""
+    if buffer := options.get("buffer"):
+        options = {"shuffle": shardflow.Shuffle(buffer=buffer)}
     assert sorted(labels(loader(dataset, tail="short", **options))) == list(range(TOTAL))
 
 

@@ -41,7 +41,7 @@ def long_tailed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_loader(url: Path, weights: Any, **options: Any) -> shardflow.Loader:
     """A loader of small crops, with every sample in a batch, by weights or by a sampler."""
     options = {"batch_size": 7, "num_workers": 0, "tail": "short", **options}
-    options = {"shuffle": shardflow.Shuffle(window=16, lanes=3), "fields": ("image", "index"), **options}
+    options = {"shuffle": shardflow.Shuffle(buffer=16, streams=3), "fields": ("image", "index"), **options}
     sampler = weights if weights is None or hasattr(weights, "bind") else Weighted(weights)
     return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(12), sampler=sampler, **options)
 
@@ -258,13 +258,13 @@ def test_weights_that_change_in_the_middle_end_the_epoch(dataset: Path) -> None:
 
 
 def test_states_with_and_without_weights_differ(dataset: Path) -> None:
-    """A state says whether there were weights or sticky lanes, and fits no loader that differs."""
-    sticky = {"shuffle": shardflow.Shuffle(window=16, lanes=3, sticky=True)}
+    """A state says whether there were weights or streams that keep their shards, and fits no loader that differs."""
+    shard_affinity = {"shuffle": shardflow.Shuffle(buffer=16, streams=3, shard_affinity=True)}
     states = [
         make_loader(dataset, weights, **options).state_dict()
-        for weights, options in ((None, {}), (2, {}), (None, sticky))
+        for weights, options in ((None, {}), (2, {}), (None, shard_affinity))
     ]
-    for place, (weights, options) in enumerate(((None, {}), (2, {}), (None, sticky))):
+    for place, (weights, options) in enumerate(((None, {}), (2, {}), (None, shard_affinity))):
         for number, state in enumerate(states):
             loader = make_loader(dataset, weights, **options)
             if number == place:
@@ -336,7 +336,7 @@ def test_a_substitute_has_its_own_number(tmp_path: Path, caplog: pytest.LogCaptu
     tar.write_bytes(data)
     with caplog.at_level(logging.ERROR):
         ((_, labels, numbers),) = shardflow.Loader(
-            url, batch_size=6, shuffle=False, num_workers=0, max_bad=1, fields=("image", "label", "index")
+            url, batch_size=6, shuffle=False, num_workers=0, max_errors=1, fields=("image", "label", "index")
         )
     assert numbers.tolist() == labels.tolist() == [0, 1, 3, 3, 4, 5]
 
@@ -398,7 +398,7 @@ def test_classes_that_are_too_small_for_a_batch_are_named(long_tailed: Path, cap
         ({"batch_size": 7}, "batch_size=7 is not a multiple"),
         ({"shuffle": False}, "without shuffling"),
         ({"samples_per_epoch": 9}, "multiples of the 6 that this sampler keeps together"),
-        ({"shuffle": shardflow.Shuffle(sticky=True)}, "sticky would have no effect"),
+        ({"shuffle": shardflow.Shuffle(shard_affinity=True)}, "shard_affinity would have no effect"),
         ({"batch_size": 20}, "need 10 classes of that size; 4 have it"),
         ({"sampler": 0}, "samples_per_class must be 1 or more"),
     ],
@@ -411,6 +411,6 @@ def test_batches_of_classes_that_cannot_be(long_tailed: Path, options: dict[str,
 
 
 def test_sticky_is_yes_or_no() -> None:
-    """`sticky` is no number and no word."""
-    with pytest.raises(ConfigError, match="sticky must be True or False, found 'no'"):
-        shardflow.Shuffle(sticky="no")  # type: ignore[arg-type]
+    """`shard_affinity` is no number and no word."""
+    with pytest.raises(ConfigError, match="shard_affinity must be True or False, found 'no'"):
+        shardflow.Shuffle(shard_affinity="no")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardflow.order.aspect_buckets import BucketPlan
-from shardflow.order.plan import Plan
+from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.weights import ShardWeights, Weights
 
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
@@ -24,9 +24,9 @@ def make(
     """A bucket plan, and the bucket and the first number of each sample and shard."""
     own = np.random.default_rng(sum(sizes)).integers(0, buckets, sum(sizes))
     shard_weights = None if weights is None else ShardWeights(Weights(weights), np.array(sizes))
-    plan = Plan(sizes, seed=1, epoch=epoch, lanes=2 * world_size, window=16, weights=shard_weights)
+    plan = ShufflePlan(sizes, seed=1, epoch=epoch, streams=2 * world_size, buffer=16, weights=shard_weights)
     firsts = np.cumsum(sizes) - np.array(sizes)
-    return BucketPlan(plan, own, firsts, group=batch_size * world_size, lanes=2 * world_size), own, firsts
+    return BucketPlan(plan, own, firsts, group=batch_size * world_size, streams=2 * world_size), own, firsts
 
 
 @given(sizes=SIZES, batch_size=st.integers(1, 9), world_size=st.integers(1, 4), epoch=st.integers(0, 9))
@@ -71,7 +71,7 @@ def test_ranks_keep_their_shards() -> None:
     """A rank reads the shards that it reads without buckets, and few others."""
     sizes = [100] * 64
     plan, _, _ = make(sizes, batch_size=8, world_size=4)
-    plain = Plan(sizes, seed=1, epoch=0, lanes=8, window=16)
+    plain = ShufflePlan(sizes, seed=1, epoch=0, streams=8, buffer=16)
     for rank in range(4):
         without = set(plain.needs(rank, 4)[0].tolist())
         shards = plan.visits(np.arange(rank, plan.length, 4))[0]

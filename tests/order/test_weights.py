@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.order.plan import Plan
+from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.weights import ShardWeights, SystematicSample, Weights
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0)
@@ -20,31 +20,31 @@ WEIGHT = st.one_of(st.just(0.0), st.floats(0, 5), st.integers(0, 4), st.floats(1
 
 
 @st.composite
-def weighted_plans(draw: st.DrawFn) -> tuple[Plan, list[int], Weights]:
+def weighted_plans(draw: st.DrawFn) -> tuple[ShufflePlan, list[int], Weights]:
     """Any weighted plan of up to some thousand positions, its shard sizes and its weights."""
     sizes = draw(SIZES)
     values = draw(st.lists(WEIGHT, min_size=sum(sizes), max_size=sum(sizes)).filter(lambda values: sum(values) >= 1))
     weights = Weights(np.array(values, dtype=np.float64))
-    plan = Plan(
+    plan = ShufflePlan(
         sizes,
         seed=draw(st.integers(-(2**63), 2**63)),
         epoch=draw(st.integers(0, 2**63 - 1)),
-        lanes=draw(st.integers(1, 9)),
-        window=draw(st.integers(1, 200)),
+        streams=draw(st.integers(1, 9)),
+        buffer=draw(st.integers(1, 200)),
         shuffle=draw(st.booleans()),
-        sticky=draw(st.booleans()),
+        shard_affinity=draw(st.booleans()),
         weights=ShardWeights(weights, np.array(sizes)),
     )
     return plan, sizes, weights
 
 
-def plan_of(values: Any, sizes: list[int], **options: Any) -> Plan:
+def plan_of(values: Any, sizes: list[int], **options: Any) -> ShufflePlan:
     """A plan with weights."""
-    options = {"seed": 1, "epoch": 2, "lanes": 3, "window": 16, **options}
-    return Plan(sizes, weights=ShardWeights(Weights(values), np.array(sizes)), **options)
+    options = {"seed": 1, "epoch": 2, "streams": 3, "buffer": 16, **options}
+    return ShufflePlan(sizes, weights=ShardWeights(Weights(values), np.array(sizes)), **options)
 
 
-def counts(plan: Plan, sizes: list[int]) -> np.ndarray[Any, Any]:
+def counts(plan: ShufflePlan, sizes: list[int]) -> np.ndarray[Any, Any]:
     """How often each sample of the split comes in the epoch."""
     shards, records = plan.locate(np.arange(plan.length))
     return np.bincount((np.cumsum(sizes) - sizes)[shards] + records, minlength=sum(sizes))
@@ -52,7 +52,7 @@ def counts(plan: Plan, sizes: list[int]) -> np.ndarray[Any, Any]:
 
 @given(weighted_plans())
 @settings(max_examples=200)
-def test_each_sample_comes_as_often_as_its_weight(drawn: tuple[Plan, list[int], Weights]) -> None:
+def test_each_sample_comes_as_often_as_its_weight(drawn: tuple[ShufflePlan, list[int], Weights]) -> None:
     """The epoch has the rounded sum of the weights, each count differs by less than one, and weight 0 never comes."""
     plan, sizes, weights = drawn
     fixed = weights.fixed(0, weights.samples)
@@ -66,7 +66,7 @@ def test_each_sample_comes_as_often_as_its_weight(drawn: tuple[Plan, list[int], 
 
 @given(weighted_plans())
 @settings(max_examples=100)
-def test_each_repeat_comes_once(drawn: tuple[Plan, list[int], Weights]) -> None:
+def test_each_repeat_comes_once(drawn: tuple[ShufflePlan, list[int], Weights]) -> None:
     """A sample that comes n times has the repeats 0 … n-1, so that no two positions have the same key."""
     plan, sizes, _ = drawn
     visits = list(zip(*(part.tolist() for part in plan.visits(np.arange(plan.length))), strict=True))
@@ -78,7 +78,7 @@ def test_each_repeat_comes_once(drawn: tuple[Plan, list[int], Weights]) -> None:
 
 @given(weighted_plans())
 @settings(max_examples=50)
-def test_any_position_is_found_by_itself(drawn: tuple[Plan, list[int], Weights]) -> None:
+def test_any_position_is_found_by_itself(drawn: tuple[ShufflePlan, list[int], Weights]) -> None:
     """A position means the same sample whether it is asked for alone or with all others: so a resume is exact."""
     plan, _, _ = drawn
     whole = np.stack(plan.visits(np.arange(plan.length)))
@@ -88,11 +88,11 @@ def test_any_position_is_found_by_itself(drawn: tuple[Plan, list[int], Weights])
 
 @given(SIZES, st.integers(0, 2**40), st.integers(1, 9), st.integers(1, 99), st.booleans(), st.sampled_from([1, 1.0]))
 def test_uniform_weights_are_the_plain_order(
-    sizes: list[int], seed: int, lanes: int, window: int, shuffle: bool, one: float
+    sizes: list[int], seed: int, streams: int, buffer: int, shuffle: bool, one: float
 ) -> None:
     """With each weight 1, the order is that of a plan without weights."""
-    options: dict[str, Any] = {"seed": seed, "epoch": 3, "lanes": lanes, "window": window, "shuffle": shuffle}
-    plain, weighted = Plan(sizes, **options), plan_of(np.full(sum(sizes), one), sizes, **options)
+    options: dict[str, Any] = {"seed": seed, "epoch": 3, "streams": streams, "buffer": buffer, "shuffle": shuffle}
+    plain, weighted = ShufflePlan(sizes, **options), plan_of(np.full(sum(sizes), one), sizes, **options)
     positions = np.arange(plain.length)
     assert np.array_equal(np.stack(plain.visits(positions)), np.stack(weighted.visits(positions)))
     for rank in range(2):
@@ -101,7 +101,7 @@ def test_uniform_weights_are_the_plain_order(
 
 @given(weighted_plans(), st.integers(1, 5))
 @settings(max_examples=60)
-def test_needs_cover_what_a_rank_reads(drawn: tuple[Plan, list[int], Weights], world_size: int) -> None:
+def test_needs_cover_what_a_rank_reads(drawn: tuple[ShufflePlan, list[int], Weights], world_size: int) -> None:
     """A shard is needed from before its first sample to after its last one, on each rank that reads it."""
     plan, _, _ = drawn
     for rank in range(world_size):
@@ -128,7 +128,7 @@ def test_balanced_classes_are_no_worse_than_drawn_ones() -> None:
     weights = Weights(len(labels) / (100 * per_class), labels)
     counts, epochs = np.zeros(100), -(-1_000_000 // weights.length)
     for epoch in range(epochs):
-        plan = Plan(sizes, seed=3, epoch=epoch, lanes=8, window=1000, weights=ShardWeights(weights, sizes))
+        plan = ShufflePlan(sizes, seed=3, epoch=epoch, streams=8, buffer=1000, weights=ShardWeights(weights, sizes))
         shards, records = plan.locate(np.arange(plan.length))
         counts += np.bincount(labels[500 * shards + records], minlength=100)
     expected = counts.sum() / 100
@@ -141,7 +141,7 @@ def test_weighted_order_is_frozen() -> None:
     assert list(zip(shards.tolist(), records.tolist(), repeats.tolist(), strict=True)) == SHORT
     sizes = list(range(1, 120))
     values = (np.arange(sum(sizes)) % 17) / 8
-    plan = plan_of(values, sizes, seed=42, epoch=7, lanes=3, window=700)
+    plan = plan_of(values, sizes, seed=42, epoch=7, streams=3, buffer=700)
     located = np.stack(plan.visits(np.arange(plan.length))).astype("<i8")
     assert hashlib.sha256(located.tobytes()).hexdigest() == LONG_SHA256
 
@@ -192,13 +192,13 @@ def counts_of_epochs(values: Any, sizes: list[int], epochs: int, **options: Any)
     """How often each sample comes in each of the epochs: [epochs, samples]."""
     shards = ShardWeights(Weights(values), np.array(sizes))
     plans = [
-        Plan(sizes, seed=11, epoch=epoch, lanes=2, weights=shards, **{"window": 1, **options})
+        ShufflePlan(sizes, seed=11, epoch=epoch, streams=2, weights=shards, **{"buffer": 1, **options})
         for epoch in range(epochs)
     ]
     return np.stack([counts(plan, sizes) for plan in plans])
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"sticky": True}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shard_affinity": True}])
 @pytest.mark.parametrize("sizes", [[100], [50, 50], [1] * 100, [1, 37, 62]])
 def test_each_epoch_has_another_set_of_samples(sizes: list[int], options: dict[str, Any]) -> None:
     """With weights of 0.5, 200 epochs have 200 different sets, and two in a row share half of their samples."""
@@ -219,8 +219,8 @@ BLOCKS = np.arange(200) // 100
         (np.full(200, 0.5), [100, 100], {}),
         (np.full(200, 0.5), [40, 160], {"shuffle": False}),
         (np.full(60, 0.5), [1] * 60, {}),
-        (np.full(60, 0.5), [1] * 60, {"sticky": True}),
-        (np.full(200, 0.2), [50, 150], {"window": 16}),
+        (np.full(60, 0.5), [1] * 60, {"shard_affinity": True}),
+        (np.full(200, 0.2), [50, 150], {"buffer": 16}),
         (np.full(200, 1.5), [50] * 4, {"shuffle": False}),
         (np.where(ALTERNATING, 0.25, 0.75), [100, 100], {}),
         (np.where(BLOCKS, 0.3, 1.7), [100, 100], {}),
@@ -257,15 +257,15 @@ def test_each_epoch_has_each_class(labels: Any, sizes: list[int]) -> None:
             assert np.abs(shares - share).max() < 5 * deviation
 
 
-def test_a_sticky_order_with_weights_keeps_the_shards_of_a_lane() -> None:
-    """With weights, a lane has the shards that it has in other epochs, but for a few at its borders."""
-    sizes, lanes = [20] * 200, 4
+def test_a_sticky_order_with_weights_keeps_the_shards_of_a_stream() -> None:
+    """With weights, a stream has the shards that it has in other epochs, but for a few at its borders."""
+    sizes, streams = [20] * 200, 4
     shards = ShardWeights(Weights(np.linspace(0, 1.3, 4000)), np.array(sizes))
-    read: list[set[int]] = [set() for _ in range(lanes)]
+    read: list[set[int]] = [set() for _ in range(streams)]
     for epoch in range(20):
-        plan = Plan(sizes, seed=3, epoch=epoch, lanes=lanes, window=64, weights=shards, sticky=True)
-        for lane in range(lanes):
-            read[lane] |= set(plan.locate(np.arange(lane, plan.length, lanes))[0].tolist())
+        plan = ShufflePlan(sizes, seed=3, epoch=epoch, streams=streams, buffer=64, weights=shards, shard_affinity=True)
+        for stream in range(streams):
+            read[stream] |= set(plan.locate(np.arange(stream, plan.length, streams))[0].tolist())
     assert sum(map(len, read)) < 1.1 * 200
 
 

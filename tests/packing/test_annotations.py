@@ -161,7 +161,10 @@ def test_boxes_without_area_keep_their_place(tmp_path: Path, preset: str) -> Non
     (sample,) = sf.open(tmp_path / "dst")["train"]
     assert json.loads(sample["json"]) == {"boxes": [*boxes[:3], [0, 0, 0, 0]], "labels": [5, 6, 7, 8]}
     options = {"batch_size": 1, "decoder": sf.decoders.CenterCrop(64, resize=64), "shuffle": False, "num_workers": 0}
-    for rule, kept in ((sf.CroppedBoxes(), [1]), (sf.CroppedBoxes(min_visibility=None), [0, 1, 2, 3])):
+    for rule, kept in (
+        (sf.annotations.CroppedBoxes(), [1]),
+        (sf.annotations.CroppedBoxes(min_visibility=None), [0, 1, 2, 3]),
+    ):
         ((_, found, labels),) = sf.Loader(tmp_path / "dst", fields=("image", rule, "box_labels"), **options)
         assert labels[0].tolist() == [5 + number for number in kept]
         assert found[0].tolist() == [[*boxes[:3], [0, 0, 0, 0]][number] for number in kept]
@@ -260,7 +263,7 @@ def test_image_mask_and_boxes_stay_together(tmp_path: Path, orientation: int, sq
         "x.json": json.dumps({"boxes": [[60, 0, 120, 40]]}).encode(),
         "x.txt": "a réd corner".encode(),
     }
-    source = sf.Folder(write_tree(tmp_path / "src", files), parts=("txt",))
+    source = sf.sources.Folder(write_tree(tmp_path / "src", files), parts=("txt",))
     declared = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
     sf.pack(
         source,
@@ -292,7 +295,7 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     files = {"a.jpg": photo(1), "b.jpg": photo(2), "c.jpg": photo(3), "a.mask.png": mask}
     files["c.mask.png"] = encoded(Image.new("L", (96, 64)), "PNG")
     source, declared = write_tree(tmp_path / "src", files), Annotations(masks=("mask.png",))
-    report = sf.pack(source, tmp_path / "dst", annotations=declared, executor="serial", max_bad=2)
+    report = sf.pack(source, tmp_path / "dst", annotations=declared, executor="serial", max_errors=2)
     assert (report.inputs, report.packed) == (3, 1)
     assert report.counts["masks"] == 1
     rows = quarantined(tmp_path / "dst")
@@ -350,7 +353,9 @@ def test_the_declaration_stays_with_the_dataset(tmp_path: Path) -> None:
         sf.merge([a, tmp_path / "other"], tmp_path / "refused")
     plain = Image.new("L", (96, 64))
     with pytest.raises(ConfigError, match=r"declares other annotations than the dataset \(masks\)"):
-        sf.extend(sf.Collection([{"image": plain, "seg": plain}], mask="seg"), _plain(tmp_path), executor="serial")
+        sf.extend(
+            sf.sources.Collection([{"image": plain, "seg": plain}], mask="seg"), _plain(tmp_path), executor="serial"
+        )
 
 
 def _plain(tmp_path: Path) -> Path:
@@ -371,8 +376,8 @@ def test_another_declaration_is_another_pack(tmp_path: Path) -> None:
     assert count_pack(src, dst, **counted).finished == 3  # type: ignore[arg-type]
     unlabelled = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
     assert count_pack(src, dst, **{**counted, "annotations": unlabelled}).finished == 0  # type: ignore[arg-type]
-    sf.pack(src, dst, annotations=unlabelled, max_bad=1, **SETTINGS)
-    sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_bad=1, **SETTINGS)
+    sf.pack(src, dst, annotations=unlabelled, max_errors=1, **SETTINGS)
+    sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_errors=1, **SETTINGS)
     assert contents(dst) == contents(tmp_path / "fresh")
 
 
@@ -426,7 +431,7 @@ def test_a_misspelt_declaration_is_named(tmp_path: Path) -> None:
 def test_undeclared_annotations_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning names the option for a part that looks like a mask, one for boxes; declared ones need none."""
     src = _annotated(tmp_path / "src", 3)
-    sf.pack(sf.Folder(src, parts=("mask.png", "json")), tmp_path / "a", **SETTINGS)
+    sf.pack(sf.sources.Folder(src, parts=("mask.png", "json")), tmp_path / "a", **SETTINGS)
     warned = sorted((record.getMessage() for record in caplog.records), reverse=True)
     assert len(warned) == 2
     assert "--mask mask.png" in warned[0]
@@ -443,7 +448,7 @@ def test_masks_of_collections_and_tables_are_declared(tmp_path: Path) -> None:
     photos = [(Image.new("RGB", (40, 30)), Image.new("L", (40, 30)))]
     sf.pack(photos, tmp_path / "a", **SETTINGS)
     files = {"1.jpg": photo(1), "1.png": encoded(Image.new("L", (96, 64)), "PNG"), "t.csv": b"image,m\n1.jpg,1.png\n"}
-    sf.pack(sf.Table(write_tree(tmp_path, files) / "t.csv", mask="m"), tmp_path / "b", **SETTINGS)
+    sf.pack(sf.sources.Table(write_tree(tmp_path, files) / "t.csv", mask="m"), tmp_path / "b", **SETTINGS)
     for name in ("a", "b"):
         assert sf.open(tmp_path / name).manifest.annotations == Annotations(masks=("mask.png",))
 

@@ -21,7 +21,7 @@ def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
     assert not (tmp_path / "dst").exists()
     assert (counts.destination, counts.inputs, counts.shards) == ("free", {"train": 71}, 4)
     assert counts.classes == {"train": {"a": 25, "b": 23, "c": 23}}
-    report = sf.pack(src, tmp_path / "dst", shard_samples=20, short_side=32, executor="serial", max_bad=2)
+    report = sf.pack(src, tmp_path / "dst", shard_samples=20, short_side=32, executor="serial", max_errors=2)
     assert (report.inputs, report.shards, report.ignored) == (72, counts.shards, counts.ignored)
     assert (report.skipped, counts.skipped[0].path, counts.ignored) == (len(counts.skipped), "b/old.psd", {".txt": 1})
     flat = write_tree(tmp_path / "flat", {"1.jpg": b""})
@@ -43,7 +43,7 @@ def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
     result = CliRunner().invoke(shardflow, ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--dry-run"])
     assert (
         "bad          2 inputs that could not be packed, such as '3.jpg' (No such file or directory); "
-        "'1.jpg' (row 4 has no label); repair them, or leave them out with --max-bad 2"
+        "'1.jpg' (row 4 has no label); repair them, or leave them out with --max-errors 2"
     ) in result.output.splitlines()
 
 
@@ -58,7 +58,7 @@ def test_state_of_the_destination(tmp_path: Path) -> None:
     assert (counts.destination, counts.finished, counts.shards) == ("unfinished", 3, 3)
     assert count_pack(src, tmp_path / "dst", **{**settings, "short_side": 16}).finished == 0
     assert contents(tmp_path / "dst") == before
-    sf.pack(src, tmp_path / "dst", **settings, executor="serial", max_bad=1)
+    sf.pack(src, tmp_path / "dst", **settings, executor="serial", max_errors=1)
     assert count_pack(src, tmp_path / "dst", **settings).destination == "dataset"
     assert count_pack(src, tmp_path / "src", **settings).destination == "occupied"
     for wrong in ({"quality": 0}, {"shard_samples": 0}):
@@ -75,7 +75,7 @@ def test_command(tmp_path: Path) -> None:
     assert result.output.splitlines() == [
         "train        30 inputs in 3 classes of 10",
         "would write  2 shards",
-        "skipped      1 .psd, such as 'b/old.psd' (convert them to JPEG or PNG); or leave them out with --max-bad 1",
+        "skipped      1 .psd, such as 'b/old.psd' (convert them to JPEG or PNG); or leave them out with --max-errors 1",
         "left out     files that are no images: 1 .txt",
         f"destination  {tmp_path / 'dst'} is free",
     ]

@@ -52,8 +52,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder `src`, of which `dst` was made when it had fewer images, and `whole` since."""
     root = tmp_path_factory.mktemp("packed")
     src = write_tree(image_folder(root / "src", 50), {"a/bad.jpg": b"\xff\xd8"})
-    sf.pack(src, root / "dst", **SETTINGS, max_bad=1)
-    sf.pack(_grow(src), root / "whole", **SETTINGS, max_bad=1)
+    sf.pack(src, root / "dst", **SETTINGS, max_errors=1)
+    sf.pack(_grow(src), root / "whole", **SETTINGS, max_errors=1)
     return root
 
 
@@ -150,7 +150,7 @@ def _cameras(root: Path) -> tuple[Path, Path]:
     write_tree(root, {f"cam1/cat/{n}.bmp": bitmap(n) for n in range(5)})
     write_tree(root, {"cam1/cat/bad.bmp": b"bad", "cam2/cat/0.bmp": bitmap(0), "cam2/cat/9.bmp": bitmap(9)})
     write_tree(root, {"cam2/cat/1.bmp": bitmap(11), "cam2/cat/2.bmp": photo(2), "cam2/cat/bad.bmp": bitmap(12)})
-    sf.pack(root / "cam1", root / "dst", **SETTINGS, max_bad=1)
+    sf.pack(root / "cam1", root / "dst", **SETTINGS, max_errors=1)
     return root / "dst", root / "cam2"
 
 
@@ -224,7 +224,7 @@ def test_other_labels_and_captions(tmp_path: Path) -> None:
     """The content of an input is more than its image: a row with another label, caption or mask conflicts."""
     write_tree(tmp_path, {"1.bmp": bitmap(1), "2.bmp": bitmap(2)})
     rows = "1.bmp,a,one\n2.bmp,b,two\n"
-    table = sf.Table(tmp_path / "t.csv", caption="text")
+    table = sf.sources.Table(tmp_path / "t.csv", caption="text")
     (tmp_path / "t.csv").write_text(f"path,label,text\n{rows}")
     sf.pack(table, tmp_path / "dst", **SETTINGS)
     for changed in ("1.bmp,b,one\n2.bmp,a,two\n", "1.bmp,a,uno\n2.bmp,b,due\n"):
@@ -274,7 +274,7 @@ def test_another_dataset(packed: Path, tmp_path: Path) -> None:
     sf.extend(packed / "src", whole, executor="serial")
     assert sf.extend(whole, tmp_path / "dst", executor="serial").packed == 25
     assert sf.extend(whole, tmp_path / "dst", executor="serial").inputs == 0
-    sf.pack(packed / "src", tmp_path / "mixed", **SETTINGS, max_bad=1)
+    sf.pack(packed / "src", tmp_path / "mixed", **SETTINGS, max_errors=1)
     assert sf.extend(other, tmp_path / "mixed", executor="serial").packed == 25
 
 
@@ -300,10 +300,10 @@ def test_bad_inputs(dst: Path, tmp_path: Path) -> None:
     """Too many new bad inputs leave the old version; allowed, each is named in the ledger beside the old ones."""
     src = write_tree(tmp_path / "new", {"a/good.jpg": photo(1), "a/worse.jpg": b"", "b/ugly.jpg": b"x"})
     old = sf.open(dst).fingerprint
-    with pytest.raises(PackIncompleteError, match=r"2 of 3 inputs could not be packed, 1 is allowed.*--max-bad 2"):
-        sf.extend(src, dst, executor="serial", max_bad=1)
+    with pytest.raises(PackIncompleteError, match=r"2 of 3 inputs could not be packed, 1 is allowed.*--max-errors 2"):
+        sf.extend(src, dst, executor="serial", max_errors=1)
     assert sf.open(dst).fingerprint == old
-    report = sf.extend(src, dst, executor="serial", max_bad=2)
+    report = sf.extend(src, dst, executor="serial", max_errors=2)
     assert (report.inputs, report.packed, report.quarantined, report.resumed) == (3, 1, 2, 3)
     assert [bad.path for bad in sf.open(dst).quarantine()] == ["a/bad.jpg", "a/worse.jpg", "b/ugly.jpg"]
     assert sf.open(dst).manifest.inputs == 54
@@ -379,7 +379,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
 def test_a_copy_can_be_extended(tmp_path: Path) -> None:
     """A copy has the receipts of all inputs, also of a shard's worth that was bad, and goes on with other numbers."""
     src = write_tree(tmp_path / "src", {f"{n}.jpg": photo(n) if n < 4 else b"bad" for n in range(6)})
-    sf.pack(src, tmp_path / "dst", shard_samples=2, shuffle=False, max_bad=2, executor="serial")
+    sf.pack(src, tmp_path / "dst", shard_samples=2, shuffle=False, max_errors=2, executor="serial")
     sf.sync(tmp_path / "dst", tmp_path / "copy")
     write_tree(src, {"7.jpg": photo(7)})
     for dst in ("dst", "copy"):

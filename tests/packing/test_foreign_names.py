@@ -138,12 +138,12 @@ def _source(kind: str, bucket: Callable[..., str], names: list[str], images: Pat
         return bucket(GOOD | dict.fromkeys(names, photo(3)))
     if kind == "folder with texts":
         files = {key: data for name in [*GOOD, *names] for key, data in ((name, photo(3)), (f"{name[:-3]}txt", b"x"))}
-        return sf.Folder(bucket(files), parts=("txt",))
+        return sf.sources.Folder(bucket(files), parts=("txt",))
     if kind == "c.json, images here":
         write_tree(images, GOOD)
-        return sf.Coco(f"{bucket(_coco([*GOOD, *names]))}/c.json", images=images)
+        return sf.sources.Coco(f"{bucket(_coco([*GOOD, *names]))}/c.json", images=images)
     url = bucket(GOOD | TABLES[kind]([*good, *names]) | (MASK if kind == "m.csv" else {}))
-    return sf.Table(f"{url}/m.csv", mask="mask") if kind == "m.csv" else f"{url}/{kind}"
+    return sf.sources.Table(f"{url}/m.csv", mask="mask") if kind == "m.csv" else f"{url}/{kind}"
 
 
 SOURCES = ["folder", "folder with texts", *TABLES, "c.json, images here"]
@@ -170,7 +170,7 @@ def test_no_name_leads_to_a_file_of_this_machine(
         with pytest.raises((ConfigError, PackIncompleteError), match="canary"):
             sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT)
         count_pack(_source(kind, bucket, names, tmp_path / "images"), tmp_path / "dry", preset="original")
-        sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT, max_bad=MANY)
+        sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT, max_errors=MANY)
     _check(canary, opened, dst)
     left_out = " ".join(f"{row['path']} {row['reason']}" for row in quarantined(dst))
     for name, place in zip(NAMES, names, strict=True):
@@ -182,7 +182,7 @@ def test_tars_are_listed_below_their_folder(canary: Path, bucket: Callable[..., 
     """A listing with a tar whose name could be a local file is refused by that name."""
     tar = plain_tar([("1.jpg", photo(1))])
     for name, make in NAMES.items():
-        source = sf.Shards(bucket({"ok.tar": tar, f"{make(str(canary))[:-3]}tar": tar}))
+        source = sf.sources.Shards(bucket({"ok.tar": tar, f"{make(str(canary))[:-3]}tar": tar}))
         with watching() as opened, contextlib.suppress(NotFoundError):
             if name in ("file without slashes", "home"):  # keys like any other
                 sf.pack(source, tmp_path / "dst" / name, **EXACT)
@@ -206,7 +206,7 @@ def test_nor_do_names_in_a_source_of_a_dataset(
         sf.verify(dst, sources=[source])
         with pytest.raises((ConfigError, PackIncompleteError), match=r"canary|a/ok\.jpg"):
             sf.extend(source, dst, executor="serial")
-        sf.extend(source, dst, executor="serial", max_bad=MANY, on_conflict="skip")
+        sf.extend(source, dst, executor="serial", max_errors=MANY, on_conflict="skip")
         tar.write_bytes(tar.read_bytes()[:-2000])
         sf.repair(dst, source, workers=1)
     _check(canary, opened, dst)

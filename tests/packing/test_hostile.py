@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 import shardflow as sf
-from shardflow import PackReport
 from shardflow.packing.progress import Progress
+from shardflow.reports import PackReport
 from tests.helpers.command import run
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, without_root, write_tree
 from tests.helpers.hostile import (
@@ -38,9 +38,9 @@ SETTINGS: dict[str, Any] = {"short_side": SHORT_SIDE, "quality": 100, "subsampli
 LEVELS = 2.5  # mean difference of a packed image to its reference, of 255: JPEG's at quality 100, on hard edges
 
 
-def each_alone(src: Path) -> sf.Folder:
+def each_alone(src: Path) -> sf.sources.Folder:
     """The files of a folder, each an image of its own: some of the corpus have the names of an image and its mask."""
-    return sf.Folder(src, parts=())
+    return sf.sources.Folder(src, parts=())
 
 
 class Packing:
@@ -52,7 +52,7 @@ class Packing:
         self.expected = write(self.src, self.files)
         self.before = fingerprint(self.src)
         self.report: PackReport = sf.pack(
-            each_alone(self.src), self.dst, **SETTINGS, workers=2, max_bad=len(self.expected)
+            each_alone(self.src), self.dst, **SETTINGS, workers=2, max_errors=len(self.expected)
         )
         self.quarantined = {row["path"]: row for row in quarantined(self.dst)}
 
@@ -119,7 +119,7 @@ def test_packed_images_look_like_their_sources(packing: Packing) -> None:
 
 def test_the_same_bytes_without_workers(packing: Packing, tmp_path: Path) -> None:
     """One process makes of the corpus what several make, down to the reasons."""
-    sf.pack(each_alone(packing.src), tmp_path / "dst", **SETTINGS, executor="serial", max_bad=len(packing.expected))
+    sf.pack(each_alone(packing.src), tmp_path / "dst", **SETTINGS, executor="serial", max_errors=len(packing.expected))
     assert contents(tmp_path / "dst") == contents(packing.dst)
 
 
@@ -131,7 +131,7 @@ def test_forged_sizes_are_refused_before_anything_is_allocated(tmp_path: Path) -
 import resource, sys
 import shardflow as sf
 def pack(src, dst):
-    sf.pack(src, dst, executor="serial", max_bad=99)
+    sf.pack(src, dst, executor="serial", max_errors=99)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(pack(sys.argv[1] + "/sound", sys.argv[2] + "/0"), pack(sys.argv[1], sys.argv[2] + "/1"))
 """
@@ -149,7 +149,7 @@ def test_unreadable_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "src/a/2.jpg").chmod(0)
     tmp_path.chmod(0o777)
     with without_root():
-        sf.pack("src", "dst", **SETTINGS, executor="serial", max_bad=1)
+        sf.pack("src", "dst", **SETTINGS, executor="serial", max_errors=1)
     (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"], row["reason"]) == ("a/2.jpg", READ, "Permission denied")
 
@@ -166,7 +166,9 @@ def test_inputs_that_vanish_or_change_meanwhile(tmp_path: Path) -> None:
             last[2].unlink()
             last[2].mkdir()
 
-    report = sf.pack(src, tmp_path / "dst", **SETTINGS, executor="serial", shuffle=False, max_bad=3, progress=disturb)
+    report = sf.pack(
+        src, tmp_path / "dst", **SETTINGS, executor="serial", shuffle=False, max_errors=3, progress=disturb
+    )
     assert (report.inputs, report.packed) == (60, 57)
     rows = quarantined(tmp_path / "dst")
     assert [row["path"] for row in rows] == [path.relative_to(src).as_posix() for path in last]
@@ -194,7 +196,7 @@ def test_codecs_do_not_talk_to_the_terminal(tmp_path: Path) -> None:
     tiff = bytearray(encoded(picture(), "TIFF", compression="tiff_lzw"))
     tiff[20:200] = bytes(180)
     write_tree(tmp_path / "src", {"1.tif": bytes(tiff), "2.jpg": photo(1)})
-    done = run("pack", "src", "dst", "--workers", 1, "--max-bad", 1, cwd=tmp_path, check=True)
+    done = run("pack", "src", "dst", "--workers", 1, "--max-errors", 1, cwd=tmp_path, check=True)
     assert "LZW" not in done.stderr
     (row,) = quarantined(tmp_path / "dst")
     assert row["reason"] in ("the data is damaged (decoder error -2)", "the data is damaged (-2)")  # as Pillow 11 says

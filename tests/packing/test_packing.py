@@ -17,7 +17,6 @@ import webdataset as wds
 from PIL import Image
 
 import shardflow as sf
-from shardflow import PackReport, native
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, StoreError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.packing.executors import Serial
@@ -26,6 +25,7 @@ from shardflow.packing.ledger import Ledger
 from shardflow.packing.progress import Progress
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sources.resolve import list_source
+from shardflow.reports import PackReport, native
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from tests.helpers.jobs import run_jobs
@@ -91,7 +91,7 @@ def test_splits_and_unlabelled(tmp_path: Path) -> None:
 def test_receipt_has_what_was_read(tmp_path: Path) -> None:
     """A receipt has size and digest of each input as the format says: of the image, its label and its other parts."""
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "a/1.txt": b"one", "b/2.jpg": b"bad", "b/2.txt": b""})
-    sf.pack(sf.Folder(src, parts=("txt",)), tmp_path / "dst", **SMALL, shuffle=False, max_bad=1)
+    sf.pack(sf.sources.Folder(src, parts=("txt",)), tmp_path / "dst", **SMALL, shuffle=False, max_errors=1)
     sf.pack(write_tree(tmp_path / "flat", {"1.jpg": photo(1)}), tmp_path / "flat dst", **SMALL)
     (receipt,), (flat,) = _receipts(tmp_path / "dst"), _receipts(tmp_path / "flat dst")
     read = photo(1) + b"\x000" + b"\0txt\x003\0one", b"bad" + b"\x001" + b"\0txt\x000\0"
@@ -121,7 +121,7 @@ def test_key_is_the_slot(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 12)
     sf.pack(src, tmp_path / "whole", **SMALL)
     (src / "b" / "0004.jpg").write_bytes(b"x" * (src / "b" / "0004.jpg").stat().st_size)
-    sf.pack(src, tmp_path / "lacking", **SMALL, max_bad=1)
+    sf.pack(src, tmp_path / "lacking", **SMALL, max_errors=1)
     whole, lacking = sf.open(tmp_path / "whole")["train"], sf.open(tmp_path / "lacking")["train"]
     images = {sample["__key__"]: sample["jpg"] for sample in whole}
     rest = {sample["__key__"]: sample["jpg"] for sample in lacking}
@@ -133,7 +133,7 @@ def test_accounting(tmp_path: Path) -> None:
     """Every input is either packed or quarantined by name, stage and reason; inputs are their sum."""
     src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
     (src / "c" / "gone.jpg").symlink_to("nothing")
-    report = sf.pack(src, tmp_path / "dst", **SMALL, max_bad=4, shard_samples=7)
+    report = sf.pack(src, tmp_path / "dst", **SMALL, max_errors=4, shard_samples=7)
     assert (report.inputs, report.packed, report.quarantined) == (24, 20, 4)
     assert sum(report.reasons.values()) == 4
     stages = {row["path"]: row["stage"] for row in quarantined(tmp_path / "dst")}
@@ -146,13 +146,13 @@ def test_accounting(tmp_path: Path) -> None:
 
 
 def test_too_many_bad_inputs(tmp_path: Path) -> None:
-    """Beyond `max_bad` nothing is committed, the message names the inputs and the way on, and a second run takes it."""
+    """Beyond `max_errors` nothing is committed, the message names the inputs and the way on; a second run takes it."""
     src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
-    with pytest.raises(PackIncompleteError, match=r"3 of 23 inputs .* 'a/html\.jpg' \(decode: .*--max-bad 3"):
-        sf.pack(src, tmp_path / "dst", **SMALL, max_bad=2)
+    with pytest.raises(PackIncompleteError, match=r"3 of 23 inputs .* 'a/html\.jpg' \(decode: .*--max-errors 3"):
+        sf.pack(src, tmp_path / "dst", **SMALL, max_errors=2)
     assert not (tmp_path / "dst" / "shardflow.json").exists()
     assert len(quarantined(tmp_path / "dst")) == 3
-    report = sf.pack(src, tmp_path / "dst", **SMALL, max_bad=3)
+    report = sf.pack(src, tmp_path / "dst", **SMALL, max_errors=3)
     assert (report.resumed, report.packed, report.quarantined) == (23, 20, 3)
 
 
@@ -173,17 +173,17 @@ def test_shard_without_a_sample(tmp_path: Path) -> None:
     """A shard of which no input could be packed has a receipt and no tar, and the dataset goes on without it."""
     files = {"0.jpg": b"bad", "1.jpg": b"bad", "2.jpg": photo(1), "3.jpg": photo(2)}
     write_tree(tmp_path / "src", files)
-    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, shuffle=False, shard_samples=2, max_bad=2)
+    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, shuffle=False, shard_samples=2, max_errors=2)
     assert [shard.name for shard in _manifest(tmp_path / "dst").splits["train"]] == ["train/000001.tar"]
     assert {name for name in contents(tmp_path / "dst") if "000000" in name} == {"train/000000.json"}
     assert not sf.verify(tmp_path / "dst")
 
 
 def test_nothing_packed(tmp_path: Path) -> None:
-    """A dataset without a single sample is not committed, even if `max_bad` allows it."""
+    """A dataset without a single sample is not committed, even if `max_errors` allows it."""
     write_tree(tmp_path / "src", {"1.jpg": b"no image"})
     with pytest.raises(PackIncompleteError, match="the only input could not be packed"):
-        sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=5)
+        sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_errors=5)
 
 
 def test_dataset_is_never_overwritten(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_leftovers_are_removed_and_other_files_are_not(tmp_path: Path) -> None:
     with pytest.raises(PackIncompleteError):
         sf.pack(src, tmp_path / "dst", **SMALL, shard_samples=4)
     write_tree(tmp_path / "dst", {"train/.tmp-000000.tar.12345678": b"half", "notes.txt": b"mine"})
-    sf.pack(src, tmp_path / "dst", **SMALL, shard_samples=50, max_bad=3)
+    sf.pack(src, tmp_path / "dst", **SMALL, shard_samples=50, max_errors=3)
     shard = {"train/000000.tar", "train/000000.npy", "train/000000.json"}
     assert set(contents(tmp_path / "dst")) == shard | {"shardflow.json", "quarantine.jsonl", "notes.txt"}
 
@@ -223,7 +223,7 @@ def _stopped(src: Path, dst: Path, **settings: Any) -> PackReport:
     (src / "zzz.jpg").write_bytes(b"bad")
     with pytest.raises(PackIncompleteError):
         sf.pack(src, dst, **SMALL, shard_samples=10, shuffle=False)
-    return sf.pack(src, dst, **{**SMALL, "shard_samples": 10, "shuffle": False, "max_bad": 9, **settings})
+    return sf.pack(src, dst, **{**SMALL, "shard_samples": 10, "shuffle": False, "max_errors": 9, **settings})
 
 
 def _flat(root: Path) -> Path:
@@ -240,7 +240,7 @@ def test_resume_with_other_settings(tmp_path: Path, caplog: pytest.LogCaptureFix
         report = _stopped(src, tmp_path / str(number), **change)
         assert report.resumed == 0
         assert caplog.records[-1].message.startswith(f"3 finished shards of {tmp_path / str(number)} packed anew")
-        fresh = {**SMALL, "shard_samples": 10, "shuffle": False, "max_bad": 9, **change}
+        fresh = {**SMALL, "shard_samples": 10, "shuffle": False, "max_errors": 9, **change}
         sf.pack(src, tmp_path / f"fresh{number}", **fresh)
         assert contents(tmp_path / str(number)) == contents(tmp_path / f"fresh{number}")
 
@@ -254,8 +254,8 @@ def test_resume_with_another_decoder(tmp_path: Path) -> None:
     with pytest.raises(PackIncompleteError):
         sf.pack(src, tmp_path / "dst", **settings)
     with without_kernel():
-        assert sf.pack(src, tmp_path / "dst", **settings, max_bad=1).resumed == 0
-        sf.pack(src, tmp_path / "fresh", **settings, max_bad=1)
+        assert sf.pack(src, tmp_path / "dst", **settings, max_errors=1).resumed == 0
+        sf.pack(src, tmp_path / "fresh", **settings, max_errors=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
     assert _manifest(tmp_path / "dst").tools["kernel"] == "none"
 
@@ -294,8 +294,8 @@ def test_jobs_that_are_done_again(tmp_path: Path, case: str) -> None:
         sf.pack(src, tmp_path / "dst", **settings)
     time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
     DISTURBANCES[case](src, tmp_path / "dst")
-    assert sf.pack(src, tmp_path / "dst", **settings, max_bad=1).resumed == 20
-    sf.pack(src, tmp_path / "fresh", **settings, max_bad=1)
+    assert sf.pack(src, tmp_path / "dst", **settings, max_errors=1).resumed == 20
+    sf.pack(src, tmp_path / "fresh", **settings, max_errors=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
 
 
@@ -311,8 +311,8 @@ def test_link_that_leads_to_an_older_tree(tmp_path: Path) -> None:
         sf.pack(link, tmp_path / "dst", **settings)
     link.unlink()
     link.symlink_to("v2")
-    assert sf.pack(link, tmp_path / "dst", **settings, max_bad=1).resumed == 0
-    sf.pack(tmp_path / "v2", tmp_path / "fresh", **settings, max_bad=1)
+    assert sf.pack(link, tmp_path / "dst", **settings, max_errors=1).resumed == 0
+    sf.pack(tmp_path / "v2", tmp_path / "fresh", **settings, max_errors=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
 
 
@@ -333,7 +333,7 @@ def test_receipt_never_vouches_for_another_tar(tmp_path: Path) -> None:
     other = contents(dst)["train/000000.tar"]
     assert other != first
     assert len(other) == len(first)
-    sf.pack(src, dst, **SMALL, max_bad=1)
+    sf.pack(src, dst, **SMALL, max_errors=1)
     assert contents(dst)["train/000000.tar"] == first
 
 
@@ -375,11 +375,12 @@ def test_names_are_the_same_in_any_locale(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "7é.tar", "w") as tar:
         tar.add(src / "z", "ö")
     (tmp_path / "script.py").write_text(
-        "import sys, shardflow as sf\n"
-        "sources = sys.argv[2], sf.Table('té.csv', label='größe', classes='klé.txt'), sf.Shards('7é.tar'),"
+        "import sys, shardflow as s\n"
+        "from shardflow.sources import Shards, Table\n"
+        "sources = sys.argv[2], Table('té.csv', label='größe', classes='klé.txt'), Shards('7é.tar'),"
         " [(sys.argv[2] + '/z/3 ☃.jpg', 'é')]\n"
         "for number, src in enumerate(sources):\n"
-        "    sf.pack(src, f'{sys.argv[1]}/{number}é', short_side=32, max_bad=1,"
+        "    s.pack(src, f'{sys.argv[1]}/{number}é', short_side=32, max_errors=1,"
         " executor='serial' if number else 'processes', workers=1)\n"
     )
     for dst, locale in (("here", {}), ("there", NO_LOCALE)):
@@ -423,8 +424,8 @@ def test_statistics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"workers": 0}, {"shard_samples": 0}, {"max_bad": -1}, {"executor": "threads"}, {"quality": 0}),
-        *({"workers": "2"}, {"shard_samples": "64"}, {"max_bad": "3"}, {"seed": None}, {"short_side": "256"}),
+        *({"workers": 0}, {"shard_samples": 0}, {"max_errors": -1}, {"executor": "threads"}, {"quality": 0}),
+        *({"workers": "2"}, {"shard_samples": "64"}, {"max_errors": "3"}, {"seed": None}, {"short_side": "256"}),
     ],
 )
 def test_arguments_are_checked_first(tmp_path: Path, wrong: dict[str, Any]) -> None:

@@ -37,9 +37,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("packed")
     src = write_tree(image_folder(root / "src", 9), {"a/bad.jpg": b"x", "a/old.psd": b"x"})
     settings: dict[str, Any] = {"short_side": 32, "executor": "serial"}
-    sf.pack(src, root / "dst", **settings, shard_samples=20, max_bad=2)
+    sf.pack(src, root / "dst", **settings, shard_samples=20, max_errors=2)
     write_tree(src, {"a/more.jpg": photo(3), "b/bad.jpg": b"y"})
-    sf.extend(src, root / "dst", executor="serial", max_bad=1)
+    sf.extend(src, root / "dst", executor="serial", max_errors=1)
     return root
 
 
@@ -112,7 +112,7 @@ def interrupted(place: Path) -> None:
         raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        extend_with(BAD, max_bad=9, progress=stop)(place)
+        extend_with(BAD, max_errors=9, progress=stop)(place)
     raise ShardflowError("it was interrupted")
 
 
@@ -142,18 +142,18 @@ def read_only(place: Path) -> None:
         extend(place)
 
 
-def masked(_: Path) -> sf.Collection:
+def masked(_: Path) -> sf.sources.Collection:
     """Return a collection with masks."""
     plain = Image.new("L", (96, 64))
-    return sf.Collection([{"image": plain, "label": "a", "seg": plain}], mask="seg")
+    return sf.sources.Collection([{"image": plain, "label": "a", "seg": plain}], mask="seg")
 
 
 EXTENSIONS: dict[str, Callable[[Path], object]] = {
-    "more bad inputs than allowed": extend_with(BAD, max_bad=1),
+    "more bad inputs than allowed": extend_with(BAD, max_errors=1),
     "only bad inputs": extend_with({"c/bad.jpg": b""}),
     "images of a kind that is not read": extend_with({"c/new.psd": b""}),
     "a conflict": extend_with({"a/more.jpg": photo(8)}),
-    "a wrong argument": lambda place: extend(place, max_bad=-1),
+    "a wrong argument": lambda place: extend(place, max_errors=-1),
     "no labels": extend_from(lambda place: write_tree(place / "flat", {"x.jpg": photo(1)})),
     "other annotations": extend_from(masked),
     "no source": extend_from(lambda place: place / "none"),
@@ -185,7 +185,7 @@ def test_a_refused_extension(place: Path, refused: Callable[[Path], object]) -> 
 
 
 OTHERS: dict[str, Callable[[Path], object]] = {
-    "pack": lambda place: sf.pack(place / "src", place / "dst", executor="serial", max_bad=9),
+    "pack": lambda place: sf.pack(place / "src", place / "dst", executor="serial", max_errors=9),
     "index": lambda place: sf.index(place / "dst", place / "dst"),
     "subset": lambda place: sf.subset(place / "dst", place / "dst", classes=["a"]),
     "merge": lambda place: sf.merge([place / "dst"], place / "dst"),
@@ -234,11 +234,11 @@ def test_in_a_bucket(place: Path, server: Server, prefix: str) -> None:
     write_tree(place / "src", BAD)
     for _ in range(2):
         with pytest.raises(PackIncompleteError, match=r"quarantine-unfinished\.jsonl"):
-            sf.extend(place / "src", url, executor="serial", max_bad=1, storage_options=options)
+            sf.extend(place / "src", url, executor="serial", max_errors=1, storage_options=options)
         after = server.contents(prefix)
         assert {name: after.get(name) for name in before} == before
         assert [name for name in after.keys() - before.keys() if not NEW.fullmatch(name)] == []
-    assert sf.extend(place / "src", url, executor="serial", max_bad=2, storage_options=options).quarantined == 2
+    assert sf.extend(place / "src", url, executor="serial", max_errors=2, storage_options=options).quarantined == 2
     after = server.contents(prefix)
     assert quarantine.UNFINISHED_NAME not in after
     assert {name for name in before if after[name] != before[name]} == {manifest.FILE_NAME}
@@ -253,7 +253,7 @@ def test_each_version_has_its_quarantine(place: Path) -> None:
     listed = (dst / quarantine.UNFINISHED_NAME).read_text().splitlines()
     assert [json.loads(line)["path"] for line in listed] == ["c/bad.jpg", "c/worse.jpg"]
     assert [bad.path for bad in sf.open(dst).quarantine()] == ["a/bad.jpg", "a/old.psd", "b/bad.jpg"]
-    extend(place, max_bad=2)
+    extend(place, max_errors=2)
     new = [*(bad.path for bad in old.quarantine()), "c/bad.jpg", "c/worse.jpg"]
     assert [bad.path for bad in sf.open(dst).quarantine()] == new
     assert [bad.path for bad in sf.open(dst, version=old.fingerprint).quarantine()] == new[:3]

@@ -24,7 +24,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder `src` with two bad inputs and `dst`, packed from it in three shards and extended by a fourth."""
     root = tmp_path_factory.mktemp("packed")
     src = write_tree(image_folder(root / "src", 50), {"a/bad.jpg": b"x", "b/worse.jpg": b""})
-    sf.pack(src, root / "dst", short_side=32, shard_samples=20, executor="serial", max_bad=2)
+    sf.pack(src, root / "dst", short_side=32, shard_samples=20, executor="serial", max_errors=2)
     write_tree(src, {f"0/{n}.jpg": photo(n) for n in range(9)})
     sf.extend(src, root / "dst", executor="serial")
     return root
@@ -103,7 +103,7 @@ def test_what_is_not_what_was_packed_is_not_accepted(packed: Path, damaged: Path
 def test_a_source_with_files_that_look_like_masks(tmp_path: Path) -> None:
     """A dataset that was packed with each file as an image is repaired from its folder by name."""
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "a/1.png": encoded(Image.new("RGB", (40, 40)), "PNG")})
-    sf.pack(sf.Folder(src, parts=()), tmp_path / "dst", executor="serial")
+    sf.pack(sf.sources.Folder(src, parts=()), tmp_path / "dst", executor="serial")
     (tmp_path / "dst/train/000000.tar").unlink()
     report = sf.repair(tmp_path / "dst", src, workers=1)
     assert (report.repaired, report.left) == (("train/000000.tar",), ())
@@ -131,18 +131,18 @@ def test_several_captions_of_an_image(tmp_path: Path) -> None:
     src = image_folder(tmp_path, 3)
     rows = "".join(f"{path},{text}\n" for path in ("a/0000.jpg", "b/0001.jpg") for text in ("one", "two"))
     (src / "t.csv").write_text(f"path,text\n{rows}")
-    sf.pack(sf.Table(src / "t.csv", caption="text"), tmp_path / "dst", short_side=32, executor="serial")
+    sf.pack(sf.sources.Table(src / "t.csv", caption="text"), tmp_path / "dst", short_side=32, executor="serial")
     (tmp_path / "dst/train/000000.tar").unlink()
     whole = shutil.copytree(tmp_path / "dst", tmp_path / "whole")
     rewind(tmp_path / "dst")
-    report = sf.repair(tmp_path / "dst", sf.Table(src / "t.csv", caption="text"), workers=1)
+    report = sf.repair(tmp_path / "dst", sf.sources.Table(src / "t.csv", caption="text"), workers=1)
     assert "has 2 inputs" in report.failed["train/000000.tar"]
     assert "repair it from a copy" in report.failed["train/000000.tar"]
     copies = shutil.copytree(src, tmp_path / "copies", ignore=shutil.ignore_patterns("dst", "whole"))
-    assert sf.repair(whole, sf.Table(copies / "t.csv", caption="text"), workers=1).left == ()
+    assert sf.repair(whole, sf.sources.Table(copies / "t.csv", caption="text"), workers=1).left == ()
     (copies / "t.csv").write_text((src / "t.csv").read_text().replace("one", "two").replace("two", "three", 1))
     (whole / "train/000000.tar").unlink()
-    report = sf.repair(whole, sf.Table(copies / "t.csv", caption="text"), workers=1)
+    report = sf.repair(whole, sf.sources.Table(copies / "t.csv", caption="text"), workers=1)
     assert "train/000000.tar was packed from none of them" in report.failed["train/000000.tar"]
 
 

@@ -26,7 +26,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder `src`, a folder `more`, and `dst`, packed from the first and extended from the second."""
     root = tmp_path_factory.mktemp("packed")
     src = write_tree(image_folder(root / "src", 50), {"a/bad.jpg": b"\xff\xd8", "a/z.jpg": photo(3)})
-    sf.pack(src, root / "dst", **SETTINGS, max_bad=1)
+    sf.pack(src, root / "dst", **SETTINGS, max_errors=1)
     sf.extend(write_tree(root / "more", {f"h/{n}.jpg": photo(n) for n in range(4)}), root / "dst", executor="serial")
     return root
 
@@ -39,7 +39,7 @@ def dst(packed: Path, tmp_path: Path) -> Path:
 
 def test_the_right_dataset(packed: Path) -> None:
     """A dataset that is as its sources has no findings, whichever images are compared."""
-    sources = [packed / "src", sf.Folder(packed / "more")]
+    sources = [packed / "src", sf.sources.Folder(packed / "more")]
     assert sf.verify(packed / "dst", sources=sources) == []
     assert sf.verify(packed / "dst", sources=sources, images=7, seed=5) == []
 
@@ -90,8 +90,8 @@ def test_other_parts(tmp_path: Path) -> None:
     """Masks and texts are compared like images."""
     mask = encoded(Image.new("L", (96, 64), 7), "PNG")
     src = write_tree(tmp_path / "src", {"1.jpg": photo(1), "1.txt": b"one", "1.mask.png": mask})
-    source = sf.Folder(src, parts=("txt",))
-    sf.pack(source, tmp_path / "dst", annotations=sf.Annotations(masks=("mask.png",)), **SETTINGS)
+    source = sf.sources.Folder(src, parts=("txt",))
+    sf.pack(source, tmp_path / "dst", annotations=sf.annotations.Annotations(masks=("mask.png",)), **SETTINGS)
     assert sf.verify(tmp_path / "dst", sources=[source]) == []
     (src / "1.txt").write_bytes(b"uno")
     (found,) = sf.verify(tmp_path / "dst", sources=[source])
@@ -148,7 +148,7 @@ def test_other_codecs_do_not_change_masks(tmp_path: Path) -> None:
     """With other codecs, a mask with one other label is found."""
     files = {"1.jpg": photo(1), "1.mask.png": encoded(Image.new("L", (96, 64), 7), "PNG")}
     src = write_tree(tmp_path / "src", files)
-    sf.pack(src, tmp_path / "dst", annotations=sf.Annotations(masks=("mask.png",)), **SETTINGS)
+    sf.pack(src, tmp_path / "dst", annotations=sf.annotations.Annotations(masks=("mask.png",)), **SETTINGS)
     with without_kernel():
         assert sf.verify(tmp_path / "dst", sources=[src]) == []
         other = Image.new("L", (96, 64), 7)

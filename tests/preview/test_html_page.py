@@ -43,7 +43,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {f"{CLASSES[n % 3]}/{n:02}.jpg": jpeg(n, 150 + 3 * n, 100 + n) for n in range(36)}
     files |= {"fern/cut.jpg": jpeg(99, 300, 200)[:4000], "fern/words.jpg": b"no picture", "fern/nothing.png": b""}
     source = write_tree(root / "source", {f"train/{name}": payload for name, payload in files.items()})
-    shardflow.pack(source, root / "dataset", short_side=96, shard_samples=10, executor="serial", max_bad=3)
+    shardflow.pack(source, root / "dataset", short_side=96, shard_samples=10, executor="serial", max_errors=3)
     return root / "dataset"
 
 

@@ -30,10 +30,10 @@ def test_noise_of_a_full_shuffle_is_one() -> None:
 
 
 def test_shuffled_shards_mix_as_a_full_shuffle_and_ordered_ones_do_not(tmp_path: Path) -> None:
-    """Noise is about 1 for samples shuffled at packing, and several times that in class order with few lanes."""
+    """Noise is about 1 for samples shuffled at packing, and several times that in class order with few streams."""
     labels = [number // 24 for number in range(40 * 24)]
     shuffled = np.random.default_rng(1).permutation(labels).tolist()
-    few = {"lanes": 2, "window": 24}
+    few = {"streams": 2, "buffer": 24}
     mixed = measure_mixing(shardflow.open(labelled(tmp_path / "shuffled", shuffled, 24))["train"], **few)
     ordered = measure_mixing(shardflow.open(labelled(tmp_path / "ordered", labels, 24))["train"], **few)
     assert mixed

@@ -51,21 +51,21 @@ def test_a_bucket_holds_what_a_disk_would(
 ) -> None:
     """The blobs are the files of a local pack, byte for byte, and nothing else is left there or here."""
     url, options = server.url(prefix), server.options()
-    local = sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
-    report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
+    local = sf.pack(src, tmp_path / "dst", **SETTINGS, max_errors=1)
+    report = sf.pack(src, url, **SETTINGS, max_errors=1, storage_options=options)
     assert server.contents(prefix) == contents(tmp_path / "dst")
     assert (report.fingerprint, report.packed, report.quarantined) == (local.fingerprint, 70, 1)
     assert sf.verify(url, storage_options=options) == []
     assert list(staging_root.iterdir()) == []
     assert SECRET_KEY.encode() not in b"".join(server.contents(prefix).values())
     with pytest.raises(DatasetExistsError, match="already holds a dataset"):
-        sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
+        sf.pack(src, url, **SETTINGS, max_errors=1, storage_options=options)
 
 
 def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server, prefix: str) -> None:
     """`shardflow pack`, `info` and `verify` take an s3:// URL in the place of a path, and say so when it is damaged."""
     command, url = functools.partial(run, env={**os.environ, **server.environment()}), server.url(prefix)
-    packed = command("pack", src, url, "--short-side", 32, "--max-bad", 1, "--workers", 1)
+    packed = command("pack", src, url, "--short-side", 32, "--max-errors", 1, "--workers", 1)
     assert packed.returncode == 0, packed.stderr
     assert json.loads(command("info", url, "--json").stdout)["samples"] == 70
     assert command("verify", url).stdout.startswith("no damage: 1 shard, 70 samples")
@@ -94,7 +94,7 @@ def test_requests_of_a_pack(src: Path, server: Server, proxy: Proxy, prefix: str
     assert requests() == (2, receipts)
     proxy.clear()
     server.storage(prefix).remove("train/000001.npy")
-    assert sf.pack(src, server.url(prefix), **settings, max_bad=1).resumed == 51
+    assert sf.pack(src, server.url(prefix), **settings, max_errors=1).resumed == 51
     assert requests() == (2, sorted([*receipts, *receipts[:1], *receipts[2:]]))
 
 
@@ -103,7 +103,7 @@ def test_a_killed_pack_goes_on(
     src: Path, tmp_path: Path, server: Server, prefix: str, staging_root: Path, moment: str
 ) -> None:
     """After SIGKILL at any moment the same call ends with the same bytes, and removes what was left here."""
-    arguments = {**SETTINGS, "max_bad": 1, "storage_options": server.options()}
+    arguments = {**SETTINGS, "max_errors": 1, "storage_options": server.options()}
     script = f"import shardflow as sf; sf.pack({str(src)!r}, {server.url(prefix)!r}, **{arguments!r})"
     storage = server.storage(prefix)
     process = subprocess.Popen([sys.executable, "-c", script])
@@ -121,14 +121,14 @@ def test_a_killed_pack_goes_on(
         assert report.resumed >= 20 * len(done) - 9  # the last shard has eleven
     except DatasetExistsError:  # it was quicker than the signal
         pass
-    sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
+    sf.pack(src, tmp_path / "dst", **SETTINGS, max_errors=1)
     assert server.contents(prefix) == contents(tmp_path / "dst")
     assert list(staging_root.iterdir()) == []
 
 
 def test_two_packers_of_the_same_make_one_dataset(src: Path, server: Server, prefix: str) -> None:
     """Of two equal packs one commits an intact dataset; the other fails with DatasetExistsError."""
-    arguments = {**SETTINGS, "max_bad": 1, "workers": 1, "storage_options": server.options()}
+    arguments = {**SETTINGS, "max_errors": 1, "workers": 1, "storage_options": server.options()}
     script = f"""
 import shardflow as sf
 try:
@@ -151,10 +151,10 @@ def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefi
     assert LOCK in before
     for other in ({"short_side": 16}, {"seed": 1}, {"shard_samples": 10}):
         with pytest.raises(ConfigError, match="with other inputs or settings") as caught:
-            sf.pack(src, url, **{**SETTINGS, **other}, max_bad=1, storage_options=options)
+            sf.pack(src, url, **{**SETTINGS, **other}, max_errors=1, storage_options=options)
         assert caught.value.exit_code == 2
     assert server.contents(prefix) == before
-    report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
+    report = sf.pack(src, url, **SETTINGS, max_errors=1, storage_options=options)
     assert report.resumed == 71
     assert LOCK not in server.contents(prefix)
 
@@ -176,7 +176,7 @@ def test_inputs_that_changed_are_packed_again(src: Path, tmp_path: Path, server:
         sf.pack(own, url, **SETTINGS, storage_options=options)
     time.sleep(1.1)
     (own / "a/0000.jpg").write_bytes((own / "a/0000.jpg").read_bytes())
-    report = sf.pack(own, url, **SETTINGS, max_bad=1, storage_options=options)
+    report = sf.pack(own, url, **SETTINGS, max_errors=1, storage_options=options)
     assert 71 - report.resumed in (11, 20)  # the one shard that it is in
 
 
@@ -197,11 +197,11 @@ def test_faults_on_the_way(
     proxy.add(fault, **{"times": 2, **which})
     options = server.options(proxy.endpoint)
     try:
-        sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
+        sf.pack(src, server.url(prefix), **SETTINGS, max_errors=1, storage_options=options)
     except ShardflowError:
         assert server.storage(prefix).size("shardflow.json") is None
         proxy.clear()
-        sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
-    sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
+        sf.pack(src, server.url(prefix), **SETTINGS, max_errors=1, storage_options=options)
+    sf.pack(src, tmp_path / "dst", **SETTINGS, max_errors=1)
     assert server.contents(prefix) == contents(tmp_path / "dst")
     assert server.open_uploads(prefix) == []

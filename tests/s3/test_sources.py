@@ -32,8 +32,8 @@ def test_a_folder_in_a_bucket(tmp_path: Path, server: Server, prefix: str) -> No
     for image in src.rglob("[!.]*/*.jpg"):
         image.with_suffix(".txt").write_text(image.name)
     url, options = server.put(prefix, src), server.options()
-    report = sf.pack(sf.Folder(url, parts=("txt",), storage_options=options), tmp_path / "far", **SMALL)
-    sf.pack(sf.Folder(src, parts=("txt",)), tmp_path / "near", **SMALL)
+    report = sf.pack(sf.sources.Folder(url, parts=("txt",), storage_options=options), tmp_path / "far", **SMALL)
+    sf.pack(sf.sources.Folder(src, parts=("txt",)), tmp_path / "near", **SMALL)
     assert (report.packed, report.skipped) == (33, 0)
     assert _shards(contents(tmp_path / "far")) == _shards(contents(tmp_path / "near"))
 
@@ -51,12 +51,12 @@ def test_an_object_that_changes_or_vanishes(tmp_path: Path, server: Server, pref
     """A resume packs again what has another content, and an object that has gone since is no input."""
     url, options = server.put(prefix, image_folder(tmp_path / "src", 60)), server.options()
     server.storage(prefix).put("a/bad.jpg", b"no image")
-    source = sf.Folder(url, storage_options=options)
+    source = sf.sources.Folder(url, storage_options=options)
     settings = {**SMALL, "shuffle": False}
     with pytest.raises(PackIncompleteError):
         sf.pack(source, tmp_path / "dst", **settings)
     server.storage(prefix).put("c/0002.jpg", photo(3))
-    assert sf.pack(source, tmp_path / "dst", **settings, max_bad=1).resumed == 40 + 1
+    assert sf.pack(source, tmp_path / "dst", **settings, max_errors=1).resumed == 40 + 1
     assert sf.open(tmp_path / "dst").classes == ("a", "b", "c")
 
 
@@ -65,7 +65,7 @@ def test_reading_takes_several_requests_at_a_time(tmp_path: Path, server: Server
     url = server.put(prefix, image_folder(tmp_path / "src", 60))
     proxy.add(Fault(latency_s=0.3), method="GET", contains=".jpg", times=60)
     began = time.monotonic()
-    sf.pack(sf.Folder(url, storage_options=server.options(proxy.endpoint)), tmp_path / "dst", **SMALL)
+    sf.pack(sf.sources.Folder(url, storage_options=server.options(proxy.endpoint)), tmp_path / "dst", **SMALL)
     assert time.monotonic() - began < 60 * 0.3 / 2
 
 
@@ -75,8 +75,8 @@ def test_a_table_in_a_bucket(tmp_path: Path, server: Server, prefix: str) -> Non
     here = server.url(prefix)
     (tmp_path / "src" / "t.csv").write_text(f"path\nimg/a/0000.jpg\n{here}/img/b/0001.jpg\nimg/none.jpg\n")
     server.put(prefix, tmp_path / "src")
-    table = sf.Table(f"{here}/t.csv", storage_options=server.options())
-    report = sf.pack(table, tmp_path / "dst", **SMALL, max_bad=1)
+    table = sf.sources.Table(f"{here}/t.csv", storage_options=server.options())
+    report = sf.pack(table, tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.packed, report.quarantined) == (2, 1)
     assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["img/none.jpg"]
 
@@ -90,7 +90,7 @@ def test_shards_in_a_bucket(tmp_path: Path, server: Server, prefix: str) -> None
             writer.write({"__key__": f"{n}", "jpg": photo(n), "txt": f"no {n}"})
     for kind, pattern in (("ours", ""), ("theirs", "/{7..7}.tar")):
         url = server.put(f"{prefix}/{kind}", tmp_path / kind)
-        far = sf.Shards(f"{url}{pattern}", storage_options=server.options())
+        far = sf.sources.Shards(f"{url}{pattern}", storage_options=server.options())
         sf.pack(far, tmp_path / f"{kind}-far", **SMALL)
         sf.pack(tmp_path / kind, tmp_path / f"{kind}-near", **SMALL)
         far_files, near_files = (contents(tmp_path / f"{kind}-{end}") for end in ("far", "near"))

@@ -43,7 +43,7 @@ def url(server: Server, prefix: str, local: Path) -> str:
 
 def loader(url: str | Path, **options: Any) -> shardflow.Loader:
     """A loader whose pixels depend on every source of randomness a transform can use."""
-    shuffle = shardflow.Shuffle(window=16, lanes=2)
+    shuffle = shardflow.Shuffle(buffer=16, streams=2)
     chosen = {"batch_size": 7, "num_workers": 2, "tail": "short", "shuffle": shuffle, **options}
     return shardflow.Loader(
         url, decoder=shardflow.decoders.RandomResizedCrop(12), transform=v2.RandomErasing(0.5), **chosen
@@ -148,13 +148,13 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
         storage_options=server.options(proxy.endpoint),
         cache=shardflow.Cache(tmp_path / "cache", limit),
         batch_size=4,
-        shuffle=shardflow.Shuffle(window=8, lanes=2),
+        shuffle=shardflow.Shuffle(buffer=8, streams=2),
         # A worker that the machine holds up stays within what the small cache keeps for it.
         num_workers=shardflow.Workers(2, prefetch_factor=1),
     )
     for epoch in range(1, 4):
         assert sorted(label for _, labels in some for label in labels.tolist()) == list(range(8 * shards))
-        assert sum(transfers(proxy).values()) <= epoch * (shards + 2)  # two lanes: a shard can end one, begin another
+        assert sum(transfers(proxy).values()) <= epoch * (shards + 2)  # two streams: a shard can end one, begin another
         assert sum(path.stat().st_size for path in tmp_path.glob("cache/blobs/*")) <= limit
     assert sum(transfers(proxy).values()) > 2 * (shards - 8)
 

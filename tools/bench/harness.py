@@ -25,6 +25,8 @@ from bench.processes import Child, FailedError, Variables, call, child
 from bench.report import Run, fill, markdown, runs
 from bench.usage import busy_share, hardware
 
+PAGE = "docs/performance.md"
+"""Where the tables are."""
 QUIET = 0.05
 """Share of the machine's CPU time that others may use during a run before it is repeated, where it may be."""
 
@@ -53,15 +55,14 @@ class Workload:
 
     name: str  # of its results, and of its folder in build/
     rows: tuple[Row, ...]
-    page: str  # of docs/ with its tables
-    chart = ""  # picture in docs/
-    published: Path  # results that the page shows
+    chart = ""  # picture in docs/, where it has one
     rounds, attempts, patience_s = 3, 1, 0.0  # defaults of the options
 
     def __init__(self, options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
         self.options, self.stack = options, stack
         self.environments = Environments(options.environments, here=options.here)
         parts = ["data", options.images.name if options.images else "drawn", getattr(options, "samples", None)]
+        self.results: Path = options.output / f"{self.name}.json"
         self.data = (options.output / "-".join(str(part) for part in parts if part)).resolve()
 
     @staticmethod
@@ -92,8 +93,8 @@ class Workload:
         parts = (part for part in (run, *run.values()) if isinstance(part, dict))
         return float(max(part["others"] for part in parts if "others" in part))
 
-    def tables(self, results: dict[str, Any]) -> dict[str, str]:
-        """Return the tables by their marks in the page."""
+    def table(self, results: dict[str, Any]) -> str:
+        """Return the table, the slowest row first."""
         raise NotImplementedError
 
     def caption(self, results: dict[str, Any]) -> str:
@@ -105,8 +106,8 @@ class Workload:
         raise NotImplementedError
 
     def marks(self, results: dict[str, Any]) -> dict[str, str]:
-        """Return tables and caption by their marks in the page."""
-        return {**self.tables(results), "caption": self.caption(results) + "\n"}
+        """Return table and caption by their marks in the page."""
+        return {self.name: self.table(results), f"{self.name} caption": self.caption(results) + "\n"}
 
     def where(self, results: dict[str, Any]) -> tuple[str, float]:
         """Return machine, date and rounds for the caption, and the largest share of the machine that others used."""
@@ -151,8 +152,8 @@ def run(workload_type: type[Workload], parser: argparse.ArgumentParser, argument
     parser.add_argument("--only", metavar="TEXT", default="", help="only rows with this in their name")
     parser.add_argument("--against", metavar="PATH", type=Path, help="compare with shardflow of another checkout")
     parser.add_argument("--here", action="store_true", help="use this interpreter, and shardflow of this checkout")
-    parser.add_argument("--publish", action="store_true", help=f"put the results into docs/{workload_type.page}")
-    parser.add_argument("--publish-only", action="store_true", help="the same with the published results, unmeasured")
+    parser.add_argument("--publish", action="store_true", help=f"put the results into {PAGE}")
+    parser.add_argument("--publish-only", action="store_true", help="the same with the results in --output, unmeasured")
     parser.add_argument("--environments", type=Path, default=PROJECT / ".venv-bench")
     parser.add_argument("--output", type=Path, default=PROJECT / "build" / f"bench-{workload_type.name}")
     workload_type.add_options(parser)
@@ -163,13 +164,12 @@ def run(workload_type: type[Workload], parser: argparse.ArgumentParser, argument
     with contextlib.ExitStack() as stack:
         workload = workload_type(options, stack)
         if options.publish_only:
-            publish(workload, json.loads(workload.published.read_text()))
+            publish(workload, json.loads(workload.results.read_text()))
             return
         rows = tuple(row for row in workload.rows if options.only in row.name)
         results = measure(workload, compared(rows, options.against.resolve()) if options.against else rows)
         print(comparison(workload, results) if options.against else report(workload, results))
         if options.publish:
-            shutil.copy(options.output / f"{workload.name}.json", workload.published)
             publish(workload, results)
 
 
@@ -202,22 +202,22 @@ def measure(workload: Workload, rows: tuple[Row, ...]) -> dict[str, Any]:
                 costs = ", ".join(f"{name} {cost:.3f}" for name, cost in workload.costs(measured).items())
                 used = f"others used {workload.others(measured):.0%} of the machine"
                 print(f"{_turn(number, row.name, case)}: {costs}; {used}", flush=True)
-                (options.output / f"{workload.name}.json").write_text(json.dumps(results, indent=1) + "\n")
+                workload.results.write_text(json.dumps(results, indent=1) + "\n")
     return results
 
 
 def report(workload: Workload, results: dict[str, Any]) -> str:
-    """Write tables and chart to the output folder, and return the tables."""
-    tables = "\n".join(f"{mark}\n\n{content}" for mark, content in workload.marks(results).items())
-    (workload.options.output / f"{workload.name}.md").write_text(tables)
+    """Write table, caption and chart to the output folder, and return table and caption."""
+    text = "\n".join(f"{mark}\n\n{content}" for mark, content in workload.marks(results).items())
+    workload.results.with_suffix(".md").write_text(text)
     if workload.chart and any(row["rounds"] for row in results["rows"]):
         draw(workload, results, workload.options.output / workload.chart)
-    return tables
+    return text
 
 
 def publish(workload: Workload, results: dict[str, Any]) -> None:
-    """Put tables, caption and chart into docs/."""
-    fill(PROJECT / "docs" / workload.page, workload.marks(results))
+    """Put table, caption and chart into docs/."""
+    fill(PROJECT / PAGE, workload.marks(results))
     if workload.chart:
         draw(workload, results, PROJECT / "docs" / workload.chart)
 

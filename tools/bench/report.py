@@ -31,30 +31,24 @@ def runs(row: Mapping[str, Any], case: Mapping[str, Any]) -> list[Run]:
     return [run for run in row["rounds"] if case.items() <= run.items()]
 
 
-def failures(row: Mapping[str, Any], case: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why runs of a case failed."""
-    return [failure["reason"] for failure in row["failures"] if case.items() <= failure.items()]
-
-
 def table(
     results: Mapping[str, Any],
     columns: Sequence[str],
     rank: Callable[[list[Run]], float],
     cells: Cells,
-    case: Mapping[str, Any],
 ) -> str:
-    """Return a table of the runs of a case, with a line per row of the results.
+    """Return a table with a line per row of the results.
 
     Columns begin with name and version; `cells` makes the others from a row and its runs. Lines ascend by `rank` of the
     runs; rows without a run come last.
     """
     ranked = []
     for row in results["rows"]:
-        if measured := runs(row, case):
+        if measured := row["rounds"]:
             ranked.append((rank(measured), (row["name"], row["version"], *cells(row, measured))))
         else:
-            failed = failures(row, case)
-            reason = f"failed: {failed[-1]}" if failed else "not run"
+            failed = row["failures"]
+            reason = f"failed: {failed[-1]['reason']}" if failed else "not run"
             ranked.append((float("inf"), (row["name"], row["version"], reason, *[""] * (len(columns) - 3))))
     return markdown(columns, [line for _, line in sorted(ranked, key=lambda one: one[0])])
 

@@ -8,38 +8,25 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import shardflow
 from shardflow import errors
+from shardflow._imports import named_places
 
 PROJECT = Path(__file__).resolve().parents[2]
 MORE = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 """Page of the website → the file of the repository that it shows."""
 
 
-class Reference(NamedTuple):
-    """A page of the reference.
-
-    Attributes:
-        title: Its heading.
-        modules: Beginnings of the names of the modules, below `shardflow`, whose public names it has.
-        first: The names that come first; the others follow by the alphabet.
-    """
-
-    title: str
-    modules: tuple[str, ...]
-    first: tuple[str, ...]
-
-
 REFERENCE = {
-    "packing": Reference("Packing", ("packing.", "formats."), ("pack", "extend", "repair", "verify")),
-    "decoders": Reference("Decoders", ("loading.decoders", "geometry."), ("decoders",)),
-    "loading": Reference("Loading", ("loading.", "storage.", "interop.", "diagnostics."), ("Loader", "Mix")),
-    "device": Reference("On the device", ("device.",), ("DevicePrefetcher",)),
-    "datasets": Reference("Datasets", ("dataset.",), ("open", "Dataset", "Split")),
+    "packing": ("Packing", ("pack", "extend", "verify", "repair", "tune"), ("sources", "annotations")),
+    "loading": ("Loading", ("Loader", "Mix", "Shuffle", "Cache", "samples"), ("samplers", "metrics")),
+    "decoders": ("Decoders", (), ("decoders",)),
+    "device": ("On the device", (), ("device",)),
+    "datasets": ("Datasets", (), ("reports",)),
 }
-"""Page → what it has. A name stands on the first page with its module."""
+"""Page → its heading, names of `shardflow`, and namespaces; "datasets" has the names of `shardflow` that are left."""
 
 _USE = re.compile(r"^(```python) (?:peer|script)$", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -91,19 +78,25 @@ def _address(path: str) -> str | None:
     return path.removeprefix("docs/") if path.startswith("docs/") else None
 
 
-def page_of(name: str) -> str:
-    """Return the page of the reference that has a public name."""
-    module = shardflow._LAZY[name][0]
-    return next(page for page, content in REFERENCE.items() if module.startswith(content.modules))
-
-
 def reference(page: str) -> str:
     """Return a page of the reference."""
-    title, _, first = REFERENCE[page]
-    names = [name for name in shardflow.__all__ if name in shardflow._LAZY and page_of(name) == page]
-    lines = [f"# {title}", "", "All names are attributes of `shardflow`.", ""]
-    for name in sorted(names, key=lambda name: (first.index(name) if name in first else len(first), name.lower())):
-        module, attribute = shardflow._LAZY[name]
-        lines += [f"::: shardflow.{module}.{attribute}", "    options:"]
-        lines += [f"      heading: shardflow.{name}", f"      toc_label: {name}", ""]
+    title, names, namespaces = REFERENCE[page]
+    lines = [f"# {title}", ""]
+    if page == "datasets":
+        elsewhere = {"errors", *(name for _, *lists in REFERENCE.values() for each in lists for name in each)}
+        names = tuple(name for name in shardflow.__all__ if name not in elsewhere)
+    for name in names:
+        lines += _description("shardflow", name)
+    for namespace in namespaces:
+        module = getattr(shardflow, namespace)
+        lines += [f"{(module.__doc__ or '').splitlines()[0]}", ""]
+        for name in module.__all__:
+            lines += _description(module.__name__, name)
     return "\n".join(lines)
+
+
+def _description(namespace: str, name: str) -> list[str]:
+    """Return the lines that describe a public name, whose docstring is where it is defined."""
+    module, attribute = named_places(namespace)[name]
+    heading = f"      heading: {namespace}.{name}"
+    return [f"::: {module}.{attribute}", "    options:", heading, f"      toc_label: {name}", ""]

@@ -14,7 +14,7 @@ class KeyedTransform(ABC):
 
     So the pixels of an image depend on (seed, epoch, sample) alone, in any batch, on any rank and in a resumed run. A
     transform has no state, and torch.compile makes one graph of it. Two transforms draw the same numbers from the same
-    keys; `DevicePrefetcher` folds the position of each transform into the keys.
+    keys; `device.Prefetcher` folds the position of each transform into the keys.
     """
 
     needs_keys = True
@@ -33,7 +33,7 @@ class KeyedTransform(ABC):
 class SpatialTransform(KeyedTransform):
     """A transform that masks, boxes and keypoints follow: it moves pixels, or replaces those of a place.
 
-    `DevicePrefetcher` draws the parameters once for an image and all that follows it.
+    `device.Prefetcher` draws the parameters once for an image and all that follows it.
 
     Attributes:
         moves_pixels: Whether pixels change their places.

@@ -31,7 +31,7 @@ _Views = tuple[torch.Tensor, ...]
 class CropDecoder(Decoder):
     """A decoder whose images are the crops that it plans, all of one size; a subclass has a `plan` alone.
 
-    >>> class LeftHalf(shardflow.decoders.CropDecoder):                                              # doctest: +SKIP
+    >>> class LeftHalf(shardflow.decoders.CropDecoder):  # doctest: +SKIP
     ...     def plan(self, epoch, shape, sizes, keys):
     ...         box = np.stack([0 * sizes[:, 0], 0 * sizes[:, 0], sizes[:, 0] // 2, sizes[:, 1]], axis=1)
     ...         return Crops.of(sizes, box=np.maximum(box, (0, 0, 1, 1)), resized=(112, 224), size=(112, 224))

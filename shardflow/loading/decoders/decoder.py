@@ -88,7 +88,7 @@ class Decoder(ABC):
     One that only chooses crops of its own is shorter still: see `CropDecoder`. A decoder is made once, and copied to
     the worker processes. An image that does not decode is a failure of its own, and does not affect the others.
 
-    >>> class Thumbnails(shardflow.decoders.Decoder):                                        # doctest: +SKIP
+    >>> class Thumbnails(shardflow.decoders.Decoder):  # doctest: +SKIP
     ...     def decode(self, payloads, crops, out):
     ...         for index, file in enumerate(payloads.files):
     ...             out[index] = my_decoder(file)       # a uint8 tensor [3, H, W]

@@ -28,7 +28,7 @@ from shardflow.formats.image_array import shape as array_shape
 from shardflow.formats.image_limits import check_image
 from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.geometry.crops import Crops
-from shardflow.loading.provenance import package_version
+from shardflow.loading.run_metadata import package_version
 
 logger = logging.getLogger(__name__)
 

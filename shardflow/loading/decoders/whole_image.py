@@ -19,7 +19,7 @@ from .pixels import PixelSource, decode_image, jpeg_decoder
 class Image(Decoder):
     """Whole images as they are. Those of a batch have one size, perhaps by the loader's `transform`, or are padded.
 
-    >>> decoder = shardflow.decoders.Image(pad_to_multiple_of=32)                                     # doctest: +SKIP
+    >>> decoder = shardflow.decoders.Image(pad_to_multiple_of=32)  # doctest: +SKIP
     >>> fields = ("image", "pixel_mask", "image_size", "boxes")                                       # doctest: +SKIP
     >>> loader = shardflow.Loader(url, batch_size=16, decoder=decoder, fields=fields)                 # doctest: +SKIP
 

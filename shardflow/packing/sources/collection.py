@@ -55,7 +55,8 @@ class Collection:
             dataset or the samples name.
 
     Example:
-        >>> shardflow.pack(shardflow.Collection(dataset, image="photo", label="species"), "out/")  # doctest: +SKIP
+        >>> source = shardflow.sources.Collection(dataset, image="photo", label="species")  # doctest: +SKIP
+        >>> shardflow.pack(source, "out/")  # doctest: +SKIP
     """
 
     samples: Any
@@ -178,7 +179,7 @@ def _draft(
             raise SampleError(
                 f"names the file {str(found)!a} in place of an image, and rows that may come from elsewhere must not "
                 "name files of this machine; if you trust them, pack `(row for row in dataset)`, or a table of the "
-                "paths as shardflow.Table"
+                "paths as shardflow.sources.Table"
             )
         return found
 

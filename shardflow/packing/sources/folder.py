@@ -85,7 +85,7 @@ class Folder:
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack(shardflow.Folder("photos/", parts=("txt",)), "photos256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Folder("photos/", parts=("txt",)), "photos256/")  # doctest: +SKIP
     """
 
     url: str | os.PathLike[str]

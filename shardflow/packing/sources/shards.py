@@ -59,7 +59,7 @@ class Shards:
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack(shardflow.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
     """
 
     url: str | os.PathLike[str]
@@ -208,7 +208,7 @@ def _rebuilt(storage: Storage, shard: Shard, tar: bytes) -> shard_index.Index:
     try:
         data = shard_index.rebuild(memoryview(tar), shard.index_sha256)
     except (FormatError, IntegrityError) as error:
-        raise error.at(shard=storage.url(shard.name)) from None
+        raise error.with_location(shard=storage.url(shard.name)) from None
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
 
 

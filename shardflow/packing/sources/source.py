@@ -66,8 +66,8 @@ class Source:
         """Number of inputs of all splits."""
         return sum(len(items) for items in self.splits.values())
 
-    def refuse_skipped(self, max_bad: int) -> None:
-        """Refuse more than `max_bad` images of kinds that are not read, before hours of work; warn of fewer.
+    def refuse_skipped(self, max_errors: int) -> None:
+        """Refuse more than `max_errors` images of kinds that are not read, before hours of work; warn of fewer.
 
         Raises:
             PackIncompleteError: There are more.
@@ -75,8 +75,8 @@ class Source:
         if not self.skipped:
             return
         found = f"{plural(len(self.skipped), 'image')} of a kind that is not read: {describe_skipped(self.skipped)}"
-        if len(self.skipped) > max_bad:
-            raise PackIncompleteError(f"{found}. Or leave them out with --max-bad {len(self.skipped)}")
+        if len(self.skipped) > max_errors:
+            raise PackIncompleteError(f"{found}. Or leave them out with --max-errors {len(self.skipped)}")
         logger.warning("left out: %s", found)
 
 

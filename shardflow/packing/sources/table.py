@@ -76,7 +76,7 @@ class Table:
         storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
 
     Example:
-        >>> shardflow.pack(shardflow.Table("photos.csv", label="species"), "photos256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Table("photos.csv", label="species"), "photos256/")  # doctest: +SKIP
     """
 
     url: str | os.PathLike[str]

@@ -169,7 +169,7 @@ def test_avif_that_pillow_cannot_read_is_quarantined(tmp_path: Path, monkeypatch
     monkeypatch.setitem(_pillow.open_image.__kwdefaults__, "formats", formats)
     files = {"a.avif": encoded(RGB, "AVIF"), "b.jpg": photo(1), "t.csv": b"image\na.avif\nb.jpg\n"}
     src = write_tree(tmp_path / "src", files) / "t.csv"
-    report = sf.pack(src, tmp_path / "dst", executor="serial", max_bad=1)
+    report = sf.pack(src, tmp_path / "dst", executor="serial", max_errors=1)
     (bad,) = quarantined(tmp_path / "dst")
     assert bad["path"] == "a.avif"
     assert bad["reason"] == reason

@@ -123,7 +123,7 @@ def test_validation_is_added_by_extending(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the labels of the boxes are numbers already"):
         sf.extend(test, tmp_path / "dst", executor="serial")
     with pytest.raises(ConfigError, match="the labels of the boxes are numbers already"):
-        list_source(sf.Shards(tmp_path / "dst", classes=["toothbrush", "dog", "car"]))
+        list_source(sf.sources.Shards(tmp_path / "dst", classes=["toothbrush", "dog", "car"]))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name it with --image-folder"):
         list_source(path / "instances_train2017.json")
     with pytest.raises(PackIncompleteError, match=r"none of the 4 inputs .* those of a COCO set, to --image-folder$"):
-        sf.pack(sf.Coco(path / "instances_train2017.json", images=path), tmp_path / "none", **SMALL)
+        sf.pack(sf.sources.Coco(path / "instances_train2017.json", images=path), tmp_path / "none", **SMALL)
     arguments += ["--image-folder", str(tmp_path / "a/elsewhere"), "--classes", str(path / "names"), "--no-shuffle"]
     done = runner.invoke(shardflow, arguments)
     assert done.exit_code == 0, done.output
@@ -181,7 +181,7 @@ def test_bad_annotations(tmp_path: Path, changed: dict[str, Any], said: str) -> 
     content = copy.deepcopy(CONTENT)
     content["annotations"][0].update(changed)
     path = _write(tmp_path, content)
-    report = sf.pack(path, tmp_path / "dst", max_bad=1, **SMALL)
+    report = sf.pack(path, tmp_path / "dst", max_errors=1, **SMALL)
     assert (report.packed, report.quarantined) == (3, 1)
     (reason,) = report.reasons
     assert re.search(said, reason)
@@ -224,7 +224,7 @@ def test_missing_images_and_foreign_annotations(tmp_path: Path, caplog: pytest.L
     (bad,) = count_pack(path, tmp_path / "dst").bad
     assert (bad.path, bad.reason) == ("000000000003.jpg", "No such file or directory")
     assert "left out 1 annotation of images that are not listed" in caplog.text
-    assert sf.pack(path, tmp_path / "dst", max_bad=1, **SMALL).packed == 3
+    assert sf.pack(path, tmp_path / "dst", max_errors=1, **SMALL).packed == 3
 
 
 def test_the_same_bytes_for_any_workers(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_images_of_another_size_are_bad_input(tmp_path: Path) -> None:
     tall = encoded(Image.open(io.BytesIO(photo(1))), "JPEG", exif=turned(6))
     for number in (2, 5):
         (tmp_path / f"coco/train2017/{number}.jpg").write_bytes(tall)
-    report = sf.pack(path, tmp_path / "dst", max_bad=3, **SMALL)
+    report = sf.pack(path, tmp_path / "dst", max_errors=3, **SMALL)
     assert report.packed == 3
     reasons = {line["path"]: line["reason"] for line in quarantined(tmp_path / "dst")}
     assert sorted(reasons) == ["1.jpg", "2.jpg", "4.jpg"]

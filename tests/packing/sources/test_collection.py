@@ -58,7 +58,7 @@ def test_hugging_face(hugging: datasets.Dataset, tmp_path: Path) -> None:
 def test_samples_without_labels(hugging: datasets.Dataset, tmp_path: Path) -> None:
     """-1 and None are no label: a split may have none at all, but a sample without one among others is quarantined."""
     hidden = [(PIXELS, None), PIXELS]
-    report = sf.pack({"train": hugging, "test": hidden}, tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack({"train": hugging, "test": hidden}, tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.inputs, report.packed) == (8, 7)
     assert [sample.get("cls") for sample in sf.open(tmp_path / "dst")["test"]] == [None, None]
     (row,) = quarantined(tmp_path / "dst")
@@ -70,12 +70,12 @@ def test_samples_without_labels(hugging: datasets.Dataset, tmp_path: Path) -> No
 def test_hugging_face_splits_and_streams(hugging: datasets.Dataset, tmp_path: Path) -> None:
     """A dictionary of datasets has splits, a column can be named as the caption, and a stream is gone through once."""
     both = datasets.DatasetDict({"train": hugging.select([4, 2]), "validation": hugging.select(range(5))})
-    sf.pack(sf.Collection(both, caption="says"), tmp_path / "dst", **SMALL)
+    sf.pack(sf.sources.Collection(both, caption="says"), tmp_path / "dst", **SMALL)
     dataset = sf.open(tmp_path / "dst")
     assert [sample["txt"] for sample in dataset["train"]] == [b"no 4", b"no 2"]
     assert len(dataset["validation"]) == 5
     assert "json" not in dataset["train"][0]
-    sf.pack(hugging.to_iterable_dataset(), tmp_path / "stream", **SMALL, max_bad=1)
+    sf.pack(hugging.to_iterable_dataset(), tmp_path / "stream", **SMALL, max_errors=1)
     assert len(sf.open(tmp_path / "stream")["train"]) == 5
 
 
@@ -103,7 +103,7 @@ def test_hugging_face_rows_do_not_name_files(kind: str, tmp_path: Path) -> None:
         info = json.loads((tmp_path / "saved/dataset_info.json").read_text())
         (tmp_path / "saved/dataset_info.json").write_text(json.dumps({**info, "builder_name": "imagefolder"}))
         found = datasets.load_from_disk(tmp_path / "saved")
-    report = sf.pack(found, tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack(found, tmp_path / "dst", **SMALL, max_errors=1)
     assert report.quarantined == 1
     (row,) = quarantined(tmp_path / "dst")
     assert row["path"] == "train#1"
@@ -158,7 +158,7 @@ def test_any_indexable_collection(tmp_path: Path) -> None:
                 raise OSError("disk on fire")
             return Image.fromarray(PIXELS), number % 2
 
-    report = sf.pack(Photos(), tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack(Photos(), tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.inputs, report.packed) == (4, 3)
     assert sf.open(tmp_path / "dst").classes == ("x", "y")
     (row,) = quarantined(tmp_path / "dst")
@@ -289,8 +289,8 @@ def test_an_iterator_is_resumed_by_content(tmp_path: Path) -> None:
     with pytest.raises(PackIncompleteError):
         sf.pack(samples(), tmp_path / "dst", **settings, progress=(seen := []).append)
     assert seen[0].done == 21
-    assert sf.pack(samples(changed=3), tmp_path / "dst", **settings, max_bad=1).resumed == 14
-    sf.pack(samples(changed=3), tmp_path / "fresh", **settings, max_bad=1)
+    assert sf.pack(samples(changed=3), tmp_path / "dst", **settings, max_errors=1).resumed == 14
+    sf.pack(samples(changed=3), tmp_path / "fresh", **settings, max_errors=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
 
 
@@ -322,5 +322,5 @@ def test_the_loader_hands_out_several_labels(tmp_path: Path) -> None:
 def test_paths_as_samples(tmp_path: Path) -> None:
     """Paths are read where they are, and one that is missing is quarantined."""
     (tmp_path / "1.jpg").write_bytes(photo(1))
-    report = sf.pack([(tmp_path / "1.jpg", "a"), (tmp_path / "2.jpg", "a")], tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack([(tmp_path / "1.jpg", "a"), (tmp_path / "2.jpg", "a")], tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.packed, report.quarantined) == (1, 1)

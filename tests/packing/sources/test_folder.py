@@ -122,9 +122,9 @@ def test_masks_are_not_images(tmp_path: Path, names: list[str], parts: str) -> N
     write_tree(tmp_path, dict.fromkeys(names, b""))
     with pytest.raises(ConfigError, match=f"look like an image and its mask: .*{re.escape(parts)}"):
         list_source(tmp_path)
-    assert sf.Folder(tmp_path, parts=()).list().inputs == len(names)
+    assert sf.sources.Folder(tmp_path, parts=()).list().inputs == len(names)
     if "rename" not in parts and "/x.webp" not in names[0]:
-        assert sf.Folder(tmp_path, parts=(parts.split()[1],)).list().inputs == len(names) - 1
+        assert sf.sources.Folder(tmp_path, parts=(parts.split()[1],)).list().inputs == len(names) - 1
 
 
 def test_names_that_are_not_of_masks(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
     """What a folder holds instead of images is still in its error after a way through a pickle."""
     write_tree(tmp_path, {"notes.txt": b"x"})
     with pytest.raises(NoImagesError) as caught:
-        sf.Folder(tmp_path).list()
+        sf.sources.Folder(tmp_path).list()
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.ignored) == (str(caught.value), {".txt": 1})
 

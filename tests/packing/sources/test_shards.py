@@ -81,7 +81,7 @@ def test_labels_of_foreign_shards(tmp_path: Path) -> None:
     )
     (tmp_path / "names.txt").write_text("x\ny\nz\n")
     assert [item.label for item in list_source(numbers).splits["train"]] == [2, 1, 0]
-    assert list_source(sf.Shards(numbers, classes=tmp_path / "names.txt")).classes == ("x", "y", "z")
+    assert list_source(sf.sources.Shards(numbers, classes=tmp_path / "names.txt")).classes == ("x", "y", "z")
     source = list_source(texts)
     assert (source.classes, [item.label for item in source.splits["train"]]) == (("a", "b"), [1, 0])
 
@@ -105,7 +105,7 @@ def test_own_dataset_with_other_numbers(tmp_path: Path) -> None:
     images = [{"image": Image.open(io.BytesIO(photo(n))), "label": label} for n, label in enumerate("ab")]
     images += [{"image": Image.open(io.BytesIO(photo(2))), "label": ["b", "a"]}]
     sf.pack(images, tmp_path / "old", **SMALL)
-    source = sf.Shards(tmp_path / "old", classes=["b", "c", "a"])
+    source = sf.sources.Shards(tmp_path / "old", classes=["b", "c", "a"])
     sf.pack(source, tmp_path / "new", executor="serial", preset="original", shuffle=False)
     old, new = (list(sf.open(tmp_path / name)["train"]) for name in ("old", "new"))
     assert sf.open(tmp_path / "new").classes == ("b", "c", "a")
@@ -113,14 +113,14 @@ def test_own_dataset_with_other_numbers(tmp_path: Path) -> None:
     assert after == [{b"0": b"2", b"1": b"0", b"[0, 1]": b"[0, 2]"}[label] for label in before]
     assert [sample["jpg"] for sample in new] == [sample["jpg"] for sample in old]
     with pytest.raises(ConfigError, match="has the class 'b', not one of the 1 given"):
-        list_source(sf.Shards(tmp_path / "old", classes=["a"]))
+        list_source(sf.sources.Shards(tmp_path / "old", classes=["a"]))
 
 
 def test_repacking_scales_what_was_scaled(tmp_path: Path) -> None:
     """Annotations of a dataset of ours follow its images a second time, and several labels stay several."""
     image = Image.open(io.BytesIO(photo(1)))
     sample = {"image": image, "label": ["b", "a"], "boxes": [[0, 0, 96, 64]]}
-    declared = sf.Annotations(boxes=sf.Boxes("json", "boxes", "xyxy"))
+    declared = sf.annotations.Annotations(boxes=sf.annotations.Boxes("json", "boxes", "xyxy"))
     sf.pack([sample], tmp_path / "one", annotations=declared, **SMALL)
     sf.pack(tmp_path / "one", tmp_path / "two", **{**SMALL, "short_side": 16})
     (packed,) = sf.open(tmp_path / "two")["train"]
@@ -134,7 +134,7 @@ def test_damaged_samples_of_our_own(tmp_path: Path) -> None:
     make_dataset(tmp_path / "src", [6])
     tar = tmp_path / "src" / "train" / "000000.tar"
     flip(tar, *(tar.read_bytes().index(name) + BLOCK for name in (b"000000002.jpg", b"000000004.cls")))
-    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_errors=2)
     assert (report.inputs, report.packed) == (6, 4)
     assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["train/000000.tar#2", "train/000000.tar#4"]
     assert all("CRC-32" in row["reason"] and row["stage"] == "read" for row in quarantined(tmp_path / "dst"))
@@ -143,7 +143,7 @@ def test_damaged_samples_of_our_own(tmp_path: Path) -> None:
 def test_incomplete_samples(tmp_path: Path) -> None:
     """A sample without an image is quarantined by its key, and the rest of the shard is packed."""
     tar = _foreign(tmp_path / "src" / "0.tar", [*_samples(2), {"__key__": "none", "txt": "alone"}, *_samples(2, 7)])
-    report = sf.pack(tar, tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack(tar, tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.inputs, report.packed) == (5, 4)
     (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"]) == ("0.tar/none", "read")
@@ -155,7 +155,7 @@ def test_a_damaged_tar_loses_nothing_silently(tmp_path: Path) -> None:
     for shard in range(2):
         tar = _foreign(tmp_path / "src" / f"{shard}.tar", _samples(4, 4 * shard))
     flip(tar, tar.read_bytes().index(b"00006.jpg"))
-    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_errors=2)
     assert (report.packed, report.quarantined) == (5, 2)
     assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["1.tar", "1.tar/00005"]
     assert "after sample '00005' the tar cannot be read" in quarantined(tmp_path / "dst")[0]["reason"]

@@ -66,7 +66,7 @@ def test_named_columns(tmp_path: Path) -> None:
     """Columns can be named, captions become `.txt`, and rows keep their order, also when an image comes twice."""
     write_tree(tmp_path, {"b.jpg": photo(1), "a.jpg": photo(2)})
     rows = [{"file": name, "kind": "x", "says": f"no {n}"} for n, name in enumerate(["b.jpg", "a.jpg", "b.jpg"])]
-    table = sf.Table(_write(tmp_path / "t.csv", rows), image="file", label="kind", caption="says")
+    table = sf.sources.Table(_write(tmp_path / "t.csv", rows), image="file", label="kind", caption="says")
     sf.pack(table, tmp_path / "dst", **SMALL)
     samples = list(sf.open(tmp_path / "dst")["train"])
     assert [sample["txt"] for sample in samples] == [b"no 0", b"no 1", b"no 2"]
@@ -82,20 +82,20 @@ def test_numbers_are_labels(tmp_path: Path) -> None:
     assert [item.label for item in source.splits["train"]] == [10, 2]
     assert source.classes == tuple(map(str, range(11)))
     named = _write(tmp_path / "u.csv", [{"path": "1.jpg", "label": label} for label in ("cat", "bee")])
-    source = list_source(sf.Table(named, classes=tmp_path / "classes.txt"))
+    source = list_source(sf.sources.Table(named, classes=tmp_path / "classes.txt"))
     assert source.classes == ("ant", "bee", "cat")
     assert [item.label for item in source.splits["train"]] == [2, 1]
     with pytest.raises(ConfigError, match="label 10, but only 3 classes"):
-        list_source(sf.Table(table, classes=tmp_path / "classes.txt"))
+        list_source(sf.sources.Table(table, classes=tmp_path / "classes.txt"))
 
 
 def test_classes_in_another_encoding(tmp_path: Path) -> None:
     """A file of class names that is not UTF-8 is refused by name; a byte order mark is no part of a name."""
     write_tree(tmp_path, {"1.jpg": photo(1), "latin.txt": b"caf\xe9\n", "utf.txt": "\ufeffcafé\n".encode()})
     table = _write(tmp_path / "t.csv", [{"path": "1.jpg", "label": "café"}])
-    assert list_source(sf.Table(table, classes=tmp_path / "utf.txt")).classes == ("café",)
+    assert list_source(sf.sources.Table(table, classes=tmp_path / "utf.txt")).classes == ("café",)
     with pytest.raises(ConfigError, match=r"latin\.txt is not UTF-8 .*save it as UTF-8"):
-        list_source(sf.Table(table, classes=tmp_path / "latin.txt"))
+        list_source(sf.sources.Table(table, classes=tmp_path / "latin.txt"))
 
 
 def test_lists_are_several_labels(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     write_tree(tmp_path, {"1.jpg": photo(1)})
     rows = [("1.jpg", "a"), ("gone.jpg", "a"), ("", "a"), ("1.jpg", "")]
     table = _write(tmp_path / "t.csv", [{"path": path, "label": label} for path, label in rows])
-    report = sf.pack(table, tmp_path / "dst", **SMALL, max_bad=3)
+    report = sf.pack(table, tmp_path / "dst", **SMALL, max_errors=3)
     assert (report.inputs, report.packed) == (4, 1)
     found = quarantined(tmp_path / "dst")
     assert [(row["path"], row["stage"], row["reason"]) for row in found] == [
@@ -128,7 +128,7 @@ def test_the_slot_of_a_bad_row(tmp_path: Path) -> None:
     mask = encoded(Image.new("L", (96, 64)), "PNG")
     write_tree(tmp_path, {"good.png": mask, "bad.png": b""})
     table = _write(tmp_path / "t.csv", [{"path": "a/0000.jpg", "mask": f"{kind}.png"} for kind in ("bad", "good")])
-    sf.pack(sf.Table(table, mask="mask"), tmp_path / "dst", **SMALL, max_bad=1)
+    sf.pack(sf.sources.Table(table, mask="mask"), tmp_path / "dst", **SMALL, max_errors=1)
     assert json.loads((tmp_path / "dst/train/000000.json").read_text())["skipped"] == [0]
 
 
@@ -137,7 +137,9 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
     write_tree(tmp_path, {"1.jpg": photo(1)})
     rows = [{"path": "\0.jpg", "text": ""}, {"path": "\ud800", "text": ""}, {"path": "1.jpg", "text": "\ud800 x"}]
     rows += [{"path": None, "text": "x"}]
-    sf.pack(sf.Table(_write(tmp_path / "t.jsonl", rows), caption="text"), tmp_path / "dst", **SMALL, max_bad=3)
+    sf.pack(
+        sf.sources.Table(_write(tmp_path / "t.jsonl", rows), caption="text"), tmp_path / "dst", **SMALL, max_errors=3
+    )
     (sample,) = sf.open(tmp_path / "dst")["train"]
     assert sample["txt"] == b"? x"
     found = quarantined(tmp_path / "dst")
@@ -174,7 +176,7 @@ def test_wrong_tables(tmp_path: Path, name: str, text: str, options: dict[str, s
     """What is wrong with a table is said by name, row and column, before anything is written."""
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=message):
-        sf.pack(sf.Table(tmp_path / name, **options), tmp_path / "dst", **SMALL)
+        sf.pack(sf.sources.Table(tmp_path / name, **options), tmp_path / "dst", **SMALL)
     assert not (tmp_path / "dst").exists()
 
 
@@ -195,7 +197,7 @@ def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     assert list_source(tmp_path / "u.jsonl").classes is None
     assert "no labels; if 'species' was meant, name it with label=" in caplog.records[0].message
     caplog.clear()
-    assert list_source(sf.Table(tmp_path / "t.csv", label=" label", split="Split")).classes == ("dog",)
+    assert list_source(sf.sources.Table(tmp_path / "t.csv", label=" label", split="Split")).classes == ("dog",)
     assert not caplog.records
 
 
@@ -203,11 +205,11 @@ def test_paths_that_are_nowhere(tmp_path: Path) -> None:
     """If no path of a table exists, the message says what they are relative to; a missing mask is named as one."""
     write_tree(tmp_path, {"1.jpg": photo(1), "t.csv": b"image,mask\n1.jpg,m.png\n", "dir.csv/x.jpg": photo(1)})
     with pytest.raises(PackIncompleteError, match="relative to the table"):
-        sf.pack(sf.Table(tmp_path / "t.csv", image="mask"), tmp_path / "one", **SMALL)
+        sf.pack(sf.sources.Table(tmp_path / "t.csv", image="mask"), tmp_path / "one", **SMALL)
     with pytest.raises(PackIncompleteError, match=r"'1\.jpg' \(read: mask\.png: No such file"):
-        sf.pack(sf.Table(tmp_path / "t.csv", mask="mask"), tmp_path / "two", **SMALL)
+        sf.pack(sf.sources.Table(tmp_path / "t.csv", mask="mask"), tmp_path / "two", **SMALL)
     with pytest.raises(ConfigError, match="is a directory; columns are of a table"):
-        list_source(sf.Table(tmp_path / "dir.csv", label="x"))
+        list_source(sf.sources.Table(tmp_path / "dir.csv", label="x"))
 
 
 def test_bytes_in_a_table(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_a_parquet_file_with_two_columns_of_one_name(tmp_path: Path) -> None:
 def test_a_mask_that_no_file_is_called(tmp_path: Path) -> None:
     """A mask whose name no file can have is quarantined like such an image."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
-    table = sf.Table(_write(tmp_path / "t.jsonl", [{"path": "1.jpg", "mask": "\0.png"}]), mask="mask")
+    table = sf.sources.Table(_write(tmp_path / "t.jsonl", [{"path": "1.jpg", "mask": "\0.png"}]), mask="mask")
     with pytest.raises(PackIncompleteError, match=r"row 1: '\\x00.png' is not a file name"):
         sf.pack(table, tmp_path / "dst", **SMALL)
 
@@ -246,9 +248,9 @@ def test_a_changed_row_is_done_again(tmp_path: Path) -> None:
     rows[7]["note"] = "new"
     time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
     (tmp_path / names[12]).write_bytes((tmp_path / names[12]).read_bytes())
-    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **settings, max_bad=1)
+    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **settings, max_errors=1)
     assert report.resumed == 10  # of five shards, with the one whose input could not be read, three are done again
-    sf.pack(tmp_path / "t.csv", tmp_path / "fresh", **settings, max_bad=1)
+    sf.pack(tmp_path / "t.csv", tmp_path / "fresh", **settings, max_errors=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
 
 
@@ -286,7 +288,7 @@ def host() -> Iterator[str]:
 def test_urls_are_read_side_by_side(tmp_path: Path, host: str) -> None:
     """Images behind URLs are asked for many at a time, a missing one is quarantined, and no query is written down."""
     rows = [{"url": f"{host}/{n}.jpg?signature=hush{n}"} for n in [*range(8), 404]]
-    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **SMALL, max_bad=1)
+    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **SMALL, max_errors=1)
     assert (report.packed, report.quarantined) == (8, 1)
     files = b"".join(contents(tmp_path / "dst").values())
     assert f"{host}/404.jpg".encode() in files

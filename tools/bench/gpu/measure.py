@@ -188,7 +188,7 @@ def fed(setting: dict[str, Any], model: str, way: str) -> Iterator[dict[str, Any
         statistics = getattr(torch.cuda, "host_memory_stats", dict)()  # older versions of PyTorch have none
         if "allocated_bytes.peak" in statistics:
             found["pinned_peak_bytes"] = statistics["allocated_bytes.peak"]
-    if isinstance(source, shardflow.DevicePrefetcher):
+    if isinstance(source, shardflow.device.Prefetcher):
         found["stats"] = str(source.stats())
     yield found
     yield {"trained": False, **rate(batches, lambda *_: None, given)}
@@ -318,11 +318,11 @@ def open_way(name: str, given: Setting) -> Iterable[Any]:
         raise RuntimeError("the native kernel is not available")
     options = {"num_workers": given.workers, "samples_per_epoch": ENDLESS, **options}
     loader = shardflow.Loader(given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, **options)
-    transforms = [*transforms, shardflow.Normalize()]
-    return shardflow.DevicePrefetcher(loader, given.device, transforms, dtype=torch.bfloat16, channels_last=True)
+    transforms = [*transforms, shardflow.device.Normalize()]
+    return shardflow.device.Prefetcher(loader, given.device, transforms, dtype=torch.bfloat16, channels_last=True)
 
 
-class _Strict(shardflow.DecodeJpeg):
+class _Strict(shardflow.device.DecodeJpeg):
     """Refuses to be measured where nvJPEG does not decode."""
 
     def __call__(self, rows: torch.Tensor, device: torch.device) -> torch.Tensor:

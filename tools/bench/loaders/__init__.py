@@ -12,7 +12,6 @@ import argparse
 import os
 import shutil
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -32,6 +31,7 @@ ROWS = (
     Row("webdataset, PIL", "webdataset", "common", "webdataset", "pil", "shardflow"),
     Row("webdataset, tensors", "webdataset", "common", "webdataset", "tensors", "shardflow"),
     Row("webdataset, tensors, DataLoader's batches", "webdataset", "common", "webdataset", "collated", "shardflow"),
+    Row("webdataset pipeline over shardflow.samples", "shardflow", "common", "webdataset", "samples", "shardflow"),
     Row("MosaicML Streaming, tensors", "mosaicml-streaming", "mosaicml-litdata", "mosaicml", "tensors"),
     Row("LitData, tensors", "litdata", "mosaicml-litdata", "litdata", "tensors"),
     Row("HF datasets, tensors", "datasets", "common", "huggingface", "tensors"),
@@ -50,8 +50,7 @@ ROWS = (
 class Loaders(harness.Workload):
     """The workload."""
 
-    name, page, chart = "loaders", "benchmark.md", "loaders.png"
-    rows, published = ROWS, Path(__file__).with_name("results.json")
+    name, chart, rows = "loaders", "loaders.png", ROWS
     attempts, patience_s = 3, 60.0
 
     @staticmethod
@@ -94,8 +93,8 @@ class Loaders(harness.Workload):
         """Return that of the worst epoch."""
         return float(max(run["others"]))
 
-    def tables(self, results: dict[str, Any]) -> dict[str, str]:
-        """Return one table, the slowest loader first."""
+    def table(self, results: dict[str, Any]) -> str:
+        """Return the table, the slowest loader first."""
 
         def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
             del row
@@ -109,7 +108,7 @@ class Loaders(harness.Workload):
             )
 
         columns = ("images/s", "CPU-ms/image", "memory MB", "first batch s", "epoch", "calm epochs")
-        return {"table": report.table(results, ("loader", "version", *columns), _rate, cells, {})}
+        return report.table(results, ("loader", "version", *columns), _rate, cells)
 
     def caption(self, results: dict[str, Any]) -> str:
         """Say what was measured, where and when."""

@@ -1,20 +1,20 @@
 """Single questions about shardflow itself; prints Markdown tables, and writes them to the output folder.
 
-    recipe      bytes, decoding and fidelity of every quality                          docs/recipe.md
-    mixing      how well lanes and window mix, against a full shuffle and webdataset   docs/mixing.md
-    sampling    class counts of weighted epochs; bytes fetched with sticky lanes       docs/loading.md
-    start       a new process, until its first batch: local, and from S3               docs/benchmark.md
-    resume      the first batch of a resumed epoch                                     docs/resume.md
-    budget      where the loader's CPU time goes, by stage                             docs/benchmark.md
-    memory      where the loader's memory goes, beside an ImageFolder's                docs/benchmark.md
-    scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
-    handover    what the training process itself costs                                 docs/scale.md
-    ranks       the start of 1,024 ranks over 10^9 samples, and what the bucket sees   docs/scale.md
-    pixels      what a cache of decoded images saves                                   docs/streaming.md
+    recipe      bytes, decoding and fidelity of every quality                          docs/performance.md
+    mixing      how well streams and window mix, against a full shuffle and webdataset   docs/performance.md
+    sampling    class counts of weighted epochs; bytes fetched with streams that keep their shards       docs/loading.md
+    start       a new process, until its first batch: local, and from S3               docs/performance.md
+    resume      the first batch of a resumed epoch                                     docs/performance.md
+    budget      where the loader's CPU time goes, by stage                             docs/performance.md
+    memory      where the loader's memory goes, beside an ImageFolder's                docs/performance.md
+    scaling     CPU time as batches, workers, shards and datasets grow                 docs/performance.md
+    handover    what the training process itself costs                                 docs/performance.md
+    ranks       the start of 1,024 ranks over 10^9 samples, and what the bucket sees   docs/performance.md
+    pixels      what a cache of decoded images saves                                   docs/performance.md
     views       several crops of each image, beside torchvision                        docs/loading.md
     annotations images with their boxes or masks, beside torchvision                   docs/detection.md
     encoded     handing over encoded files instead of crops                            docs/device.md
-    packing     time and memory of packing 10,000 to 1,000,000 tiny images             docs/packers.md
+    packing     time and memory of packing 10,000 to 1,000,000 tiny images             docs/performance.md
 
 Runs in the interpreter that it is called with, on shardflow of this checkout: `.venv/bin/python tools/bench micro`.
 """
@@ -22,8 +22,6 @@ Runs in the interpreter that it is called with, on shardflow of this checkout: `
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -32,27 +30,11 @@ from typing import Any
 from bench.environments import PROJECT, Environments
 from bench.harness import made
 from bench.processes import call
-from bench.report import fill, markdown
-from bench.usage import hardware
 
-HERE = Path(__file__).parent
-ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "start": 9, "resume": 15}
-ROUNDS |= {
-    "budget": 5,
-    "scaling": 3,
-    "memory": 3,
-    "pixels": 5,
-    "views": 3,
-    "annotations": 5,
-    "encoded": 5,
-    "packing": 1,
-}
-ROUNDS |= {"handover": 5, "ranks": 1, "memory": 3}
+ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "start": 9, "resume": 15, "budget": 5, "scaling": 3, "memory": 3}
+ROUNDS |= {"pixels": 5, "views": 3, "annotations": 5, "encoded": 5, "packing": 1, "handover": 5, "ranks": 1}
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
-SHOWN = (60, 75, 85, 90, 95, 98)
-"""Qualities in the table; the chart has all of them."""
-DEFAULT = ("4:2:0", 90)
 
 
 def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -62,34 +44,24 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--samples", type=int, default=4000, help="size of the dataset")
     parser.add_argument("--inputs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="of packing")
     parser.add_argument("--rounds", type=int, help=f"how often each case is measured (default: {ROUNDS})")
-    parser.add_argument("--publish", action="store_true", help="put recipe's table and charts into docs/")
-    parser.add_argument("--publish-only", action="store_true", help="put the published results of recipe into docs/")
-    parser.add_argument("--environments", type=Path, default=PROJECT / ".venv-bench", help="for the charts")
+    parser.add_argument("--publish", action="store_true", help="put the chart of sampling into docs/")
+    parser.add_argument("--environments", type=Path, default=PROJECT / ".venv-bench", help="for the chart of sampling")
     parser.add_argument("--output", type=Path, default=PROJECT / "build" / "bench-micro")
     options = parser.parse_args(arguments)
-    charts = Environments(options.environments, here=False)
-    if options.publish_only:
-        _publish_recipe(charts)
-        return
     if "recipe" in options.what and not options.images:
         parser.error("recipe measures photographs: give their folder with --images")
     options.output.mkdir(parents=True, exist_ok=True)
     for what in options.what:
         rounds = options.rounds or ROUNDS[what]
         if what == "recipe":
-            results = _call("recipe.measure", images=options.images.resolve(), rounds=rounds)
-            today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-            results |= {"hardware": hardware(), "date": today}
-            path = options.output / "recipe.json"
-            path.write_text(json.dumps(results, indent=1) + "\n")
-            tables = f"{recipe_table(results)}\n{recipe_caption(results)}\n"
-            if options.publish:
-                shutil.copy(path, HERE)
-                _publish_recipe(charts)
-        elif what in ("mixing", "sampling"):
-            path, picture = options.output / f"{what}.json", options.output / f"{what}.png"
-            tables = _call(f"{what}.measure", path=path)
-            call(charts.python("charts"), f"charts.{what}", path=picture, results=path)
+            tables = _call("recipe.measure", images=options.images.resolve(), rounds=rounds)
+        elif what == "mixing":
+            tables = _call("mixing.measure")
+        elif what == "sampling":
+            path, picture = options.output / "sampling.json", options.output / "sampling.png"
+            tables = _call("sampling.measure", path=path)
+            charts = Environments(options.environments, here=False).python("charts")
+            call(charts, "charts.sampling", path=picture, results=path)
             if options.publish:
                 shutil.copy(picture, PROJECT / "docs")
         elif what == "packing":
@@ -99,42 +71,6 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             tables = _call(f"{what}.measure", rounds=rounds, **data)
         (options.output / f"{what}.md").write_text(tables)
         print(f"{what}\n\n{tables}", flush=True)
-
-
-def recipe_table(results: dict[str, Any]) -> str:
-    """Return the table of docs/recipe.md."""
-    lines = []
-    for row in results["rows"]:
-        if row["quality"] not in (*SHOWN, None):
-            continue
-        cells = (
-            {"webp": "WebP", "png": "PNG"}.get(row["name"], f"JPEG {row['name']}"),
-            str(row["quality"] or "lossless"),
-            f"{row['bytes'] / 1000:.1f}",
-            f"{row['decode_us']:,.0f}",
-            f"{row['psnr_db']:.1f}",
-            f"{row['worst_psnr_db']:.1f}",
-            f"{row['ssim']:.4f}",
-        )
-        default = (row["name"], row["quality"]) == DEFAULT
-        lines.append([f"**{cell}**" if default else cell for cell in cells])
-    return markdown(("format", "quality", "kB/image", "decoding, CPU-µs", "PSNR dB", "worst", "SSIM"), lines)
-
-
-def recipe_caption(results: dict[str, Any]) -> str:
-    """Say what was measured, where and when."""
-    return (
-        f"{results['photographs']} photographs, short side 256; decoding to a random crop of 224 pixels on one thread; "
-        f"{results['hardware']}; {results['date']}."
-    )
-
-
-def _publish_recipe(charts: Environments) -> None:
-    results = json.loads((HERE / "recipe.json").read_text())
-    caption = recipe_caption(results)
-    fill(PROJECT / "docs" / "recipe.md", {"table": recipe_table(results), "caption": caption + "\n"})
-    arguments = {"rows": results["rows"], "default": DEFAULT, "caption": caption}
-    call(charts.python("charts"), "charts.recipe", path=PROJECT / "docs" / "recipe.png", **arguments)
 
 
 def _dataset(options: argparse.Namespace) -> Path:

@@ -74,8 +74,8 @@ def _annotated(pictures: Path) -> Path:
             ) ** 2
             mask[top:bottom, left:right][inside < 1] = label + 1
         Image.fromarray(mask).save(path.with_suffix(".mask.png"))
-    declared = shardflow.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
-    annotations = shardflow.Annotations(masks=("mask.png",), boxes=declared)
+    declared = shardflow.annotations.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
+    annotations = shardflow.annotations.Annotations(masks=("mask.png",), boxes=declared)
     shardflow.pack(pictures, packed, preset="original", annotations=annotations)
     return packed
 

@@ -22,14 +22,14 @@ FIELDS = ("image", "label", "random_key")
 def measure(url: str, rounds: int) -> str:
     """Return the table."""
     torch.set_num_threads(1)
-    crop, normalise = shardflow.decoders.RandomResizedCrop(SIZE), shardflow.Normalize()
-    decode = shardflow.DecodeJpeg(crop)
+    crop, normalise = shardflow.decoders.RandomResizedCrop(SIZE), shardflow.device.Normalize()
+    decode = shardflow.device.DecodeJpeg(crop)
 
     def loader(decoder: Any) -> shardflow.Loader:
         return shardflow.Loader(url, batch_size=BATCH, decoder=decoder, fields=FIELDS, num_workers=WORKERS)
 
-    def on_cpu(decoder: Any, *transforms: Any) -> shardflow.DevicePrefetcher:
-        return shardflow.DevicePrefetcher(loader(decoder), "cpu", [*transforms, normalise])
+    def on_cpu(decoder: Any, *transforms: Any) -> shardflow.device.Prefetcher:
+        return shardflow.device.Prefetcher(loader(decoder), "cpu", [*transforms, normalise])
 
     batches = {
         "uint8 crops": loader(crop),

@@ -1,4 +1,4 @@
-"""How well lanes and window mix, against a full shuffle and webdataset's shuffle buffer.
+"""How well streams and buffer mix, against a full shuffle and webdataset's shuffle buffer.
 
 Index arithmetic alone: 1,281,167 samples of 1,000 equal classes in shards of 2,048, as ImageNet would be packed, and no
 image is read. The orders compared are real: shardflow's plan, and the stages of the webdataset library itself.
@@ -11,10 +11,8 @@ over the classes as 64 samples that were drawn at random.
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,9 @@ import webdataset as wds
 
 from bench.report import markdown
 from shardflow.order import keyed_rng
-from shardflow.order.plan import Plan
-from shardflow.order.schedule import Schedule
-from shardflow.order.shuffle import LANES_PER_RANK, WINDOW
+from shardflow.order.rank_partition import RankPartition
+from shardflow.order.shuffle import BUFFER, STREAMS_PER_RANK
+from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.preview import mixing
 
 I64 = npt.NDArray[np.int64]
@@ -34,13 +32,13 @@ SAMPLES = 1_281_167
 SHARD_SAMPLES = 2048
 CLASSES = 1000
 BATCH = 256
-LANES = (1, 8, 64)
+STREAMS = (1, 8, 64)
 WINDOWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-DEFAULT = (LANES_PER_RANK, WINDOW)
-"""Lanes of a rank, and window; docs/mixing.md argues for them."""
+DEFAULT = (STREAMS_PER_RANK, BUFFER)
+"""Streams of a rank, and buffer; docs/performance.md argues for them."""
 WORKERS = 8
 """Worker processes per rank for webdataset, whose order depends on them; shardflow's does not."""
-HORIZONS = (1, 2, 4, 8, 10, 16, 32, 64, 100, 128, 256)
+HORIZONS = (10, 100)
 """Over how many successive steps classes are counted: momentum averages about 10, Adam's second moment 100 and more."""
 
 SIZES = np.minimum(SHARD_SAMPLES, SAMPLES - np.arange(0, SAMPLES, SHARD_SAMPLES))
@@ -55,14 +53,14 @@ def full_shuffle(world: int) -> I64:
     return order[: SAMPLES // (world * BATCH) * world * BATCH].reshape(-1, world, BATCH)
 
 
-def planned(world: int, lanes: int, window: int, *, sticky: bool = False) -> I64:
+def planned(world: int, streams: int, buffer: int, *, shard_affinity: bool = False) -> I64:
     """Return the batches of shardflow's plan: shape [steps, world, BATCH]."""
-    plan = Plan(SIZES, seed=0, epoch=0, lanes=lanes, window=window, sticky=sticky)
+    plan = ShufflePlan(SIZES, seed=0, epoch=0, streams=streams, buffer=buffer, shard_affinity=shard_affinity)
     chunks = np.array_split(np.arange(SAMPLES), SAMPLES // 32768)
     order = np.concatenate([FIRST[shards] + records for shards, records in map(plan.locate, chunks)])
-    schedules = [Schedule(length=SAMPLES, batch_size=BATCH, rank=rank, world_size=world) for rank in range(world)]
-    steps = range(schedules[0].steps())
-    return np.stack([np.stack([order[rank.positions(0, step)[0]] for rank in schedules]) for step in steps])
+    partitions = [RankPartition(length=SAMPLES, batch_size=BATCH, rank=rank, world_size=world) for rank in range(world)]
+    steps = range(partitions[0].steps())
+    return np.stack([np.stack([order[rank.positions(0, step)[0]] for rank in partitions]) for step in steps])
 
 
 def webdataset_stream(shards: list[int], seed: int) -> I64:
@@ -117,87 +115,46 @@ def open_shards(shards: I64) -> npt.NDArray[np.int64]:
     return np.cumsum(opened - closed)[:-1]
 
 
-def mixing_of(name: str, batches: I64, *, lanes: int = 0, window: int = 0, streams: int = 0) -> dict[str, Any]:
-    """Measure an order of sample numbers, shape [steps, world, BATCH]; `lanes` are those of all ranks.
+def mixing_of(world: int, name: str, batches: I64, *, streams: int = 0) -> list[str]:
+    """Measure an order of sample numbers, shape [steps, world, BATCH], and return its line of the table.
 
-    `streams` is the number of shards that a rank has open, where it is known; by default it is counted.
-
-    Returns:
-        name, world, lanes, window
-        open_mean, open_most: Shards a rank has begun and not ended, over the steps of the epoch.
-        first_shards: Shards that a rank needs for its first batch.
-        shards, classes: Distinct ones in a rank's batch, on average, in class order.
-        noise: Horizon in steps → class noise of the global batches of that many steps, in class order.
-        rank_noise, early_noise: Class noise of single batches of a rank, over the epoch and over its first 64 steps.
-        packed_noise: The same over the epoch, had the samples been shuffled at packing.
-        start: Class noise of a rank's batches, over each 8 of the first 320 steps.
-        displacement: Mean of |position in the epoch - position in storage| / N.
-        moved_less: Share of the samples whose displacement is below each hundredth.
+    `streams` is the number of shards that a rank has open, where it is known; by default it is counted. The columns:
+    shards that a rank has begun and not ended, on average and at most; shards that it needs for its first batch;
+    distinct shards and classes of a rank's batch, and the class noise of a batch, of all ranks' batches of 10 and 100
+    steps, and of the first 64 steps, all in class order; the noise had the samples been shuffled at packing; and how
+    far samples move on average, as a multiple of a full shuffle's third of the dataset.
     """
-    steps, world, _ = batches.shape
+    steps = len(batches)
     shards, classes = batches // SHARD_SAMPLES, CLASS_ORDERED[batches]
     live = [np.array([streams]) if streams else open_shards(shards[:, rank]) for rank in range(world)]
-    noise = {}
-    for horizon in HORIZONS:
-        if (whole := steps // horizon) > 1:
-            noise[horizon] = float(class_noise(classes[: whole * horizon].reshape(whole, -1)).mean())
     by_step = class_noise(classes.reshape(-1, BATCH)).reshape(steps, world).mean(1)
+    together = [class_noise(classes[: steps // count * count].reshape(steps // count, -1)) for count in HORIZONS]
     epoch = batches.ravel()
-    displacement = np.sort(np.abs(np.arange(len(epoch)) - epoch)) / SAMPLES
-    return {
-        "name": name,
-        "world": world,
-        "lanes": lanes,
-        "window": window,
-        "open_mean": float(np.mean([rank.mean() for rank in live])),
-        "open_most": int(max(rank.max() for rank in live)),
-        "first_shards": distinct(shards[0]),
-        "shards": distinct(shards.reshape(-1, BATCH)),
-        "classes": distinct(classes.reshape(-1, BATCH)),
-        "noise": noise,
-        "rank_noise": float(by_step.mean()),
-        "early_noise": float(by_step[:64].mean()),
-        "packed_noise": float(class_noise(SHUFFLED[batches].reshape(-1, BATCH)).mean()),
-        "start": by_step[:320].reshape(-1, 8).mean(1).tolist(),
-        "displacement": float(displacement.mean()),
-        "moved_less": (np.searchsorted(displacement, np.linspace(0, 1, 101)) / len(displacement)).tolist(),
-    }
+    return [
+        str(world),
+        name,
+        f"{np.mean([rank.mean() for rank in live]):.0f} ({max(rank.max() for rank in live):.0f})",
+        f"{distinct(shards[0]):.0f}",
+        *(f"{distinct(values.reshape(-1, BATCH)):.1f}" for values in (shards, classes)),
+        f"{by_step.mean():.1f}",
+        *(f"{noise.mean():.1f}" for noise in together),
+        f"{by_step[:64].mean():.1f}",
+        f"{class_noise(SHUFFLED[batches].reshape(-1, BATCH)).mean():.2f}",
+        f"{3 * np.abs(np.arange(len(epoch)) - epoch).mean() / SAMPLES:.2f}",
+    ]
 
 
-def measure(path: str) -> str:
-    """Measure every order for every number of ranks; write what the chart needs, and return the table."""
+def measure() -> str:
+    """Measure every order for every number of ranks, and return the table."""
     found = []
     for world in (1, 8):
-        found.append(mixing_of("full shuffle", full_shuffle(world)))
-        found.append(mixing_of("webdataset shuffle(1000)", webdataset_batches(world), streams=WORKERS))
-        for lanes, window in itertools.product(sorted({*LANES, DEFAULT[0] * world}), WINDOWS):
-            name = f"{lanes} lane{'s' * (lanes > 1)}, window {window}"
-            found.append(mixing_of(name, planned(world, lanes, window), lanes=lanes, window=window))
-        batches = planned(world, DEFAULT[0] * world, DEFAULT[1], sticky=True)
-        name = f"{DEFAULT[0] * world} lanes, window {DEFAULT[1]}, sticky"
-        found.append(mixing_of(name, batches, lanes=DEFAULT[0] * world, window=DEFAULT[1]))
-    title = f"One epoch of {SAMPLES:,} samples of {CLASSES:,} classes in shards of {SHARD_SAMPLES:,}, packed in class "
-    title += f"order unless said otherwise; one rank, batches of {BATCH}"
-    one_rank = [one for one in found if one["world"] == 1 and not one["name"].endswith("sticky")]
-    Path(path).write_text(json.dumps({"title": title, "lanes": LANES, "default": DEFAULT, "orders": one_rank}))
-    return table(found)
-
-
-def table(found: list[dict[str, Any]]) -> str:
-    """Return the table, which is longer than the one in docs/mixing.md."""
-    lines = [
-        (
-            str(one["world"]),
-            one["name"],
-            f"{one['open_mean']:.0f} ({one['open_most']:.0f})",
-            f"{one['first_shards']:.0f}",
-            *(f"{one[name]:.1f}" for name in ("shards", "classes", "rank_noise")),
-            *(f"{noise:.1f}" for noise in (one["noise"][10], one["noise"][100], one["early_noise"])),
-            f"{one['packed_noise']:.2f}",
-            f"{3 * one['displacement']:.2f}",
-        )
-        for one in found
-    ]
+        found.append(mixing_of(world, "full shuffle", full_shuffle(world)))
+        found.append(mixing_of(world, "webdataset shuffle(1000)", webdataset_batches(world), streams=WORKERS))
+        for streams, buffer in itertools.product(sorted({*STREAMS, DEFAULT[0] * world}), WINDOWS):
+            name = f"{streams} stream{'s' * (streams > 1)}, buffer {buffer}"
+            found.append(mixing_of(world, name, planned(world, streams, buffer)))
+        batches = planned(world, DEFAULT[0] * world, DEFAULT[1], shard_affinity=True)
+        found.append(mixing_of(world, f"{DEFAULT[0] * world} streams, buffer {DEFAULT[1]}, shard_affinity", batches))
     columns = "ranks|order|open shards (most)|first batch|shards / batch|classes / batch|noise, 1 step|10 steps"
     columns += "|100 steps|first 64 steps|shuffled at packing|displacement"
-    return markdown(columns.split("|"), lines)
+    return markdown(columns.split("|"), found)

@@ -32,7 +32,7 @@ from shardflow.formats.shard import Shard
 from shardflow.loading.facts import split_facts
 from shardflow.loading.shard_prefetcher import IN_FLIGHT
 from shardflow.order.epochs import Epochs
-from shardflow.order.schedule import Schedule
+from shardflow.order.rank_partition import RankPartition
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.remote import PIECE_BYTES, PIECES
 from shardflow.storage.retry import Failure, Outages, RetryPolicy, retry
@@ -68,13 +68,13 @@ def start() -> str:
     manifest = step("read the manifest", lambda: from_bytes(data), lambda _: f"{len(data) / 1e6:.0f} MB")
     split = step("open the split", lambda: Split(LocalStorage(Path()), "train", manifest.splits["train"]))
     order = Epochs(split_facts(split, None), seed=0)
-    lanes = order.default_lanes(RANKS)
-    schedule = Schedule(length=order.length, batch_size=BATCH, rank=RANK, world_size=RANKS, tail="drop")
-    first, _ = schedule.positions(0, 0)
-    step("plan the epoch, first batch", lambda: order.locate(0, first, lanes), lambda _: f"{lanes:,} lanes")
+    streams = order.default_streams(RANKS)
+    partition = RankPartition(length=order.length, batch_size=BATCH, rank=RANK, world_size=RANKS, tail="drop")
+    first, _ = partition.positions(0, 0)
+    step("plan the epoch, first batch", lambda: order.locate(0, first, streams), lambda _: f"{streams:,} streams")
     step(
         "all shards of the rank",
-        lambda: sum(1 for _ in order.needs(0, 0, lanes, RANK, RANKS)),
+        lambda: sum(1 for _ in order.needs(0, 0, streams, RANK, RANKS)),
         lambda shards: f"{shards:,} of {SHARDS:,}",
     )
     lines.append(("a worker: which shards are needed, how large they are", *_forked(lambda: _look_through(split)), ""))

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from bench.report import markdown
 from shardflow.order import keyed_rng
-from shardflow.order.plan import Plan
-from shardflow.order.shuffle import LANES_PER_RANK, WINDOW
+from shardflow.order.shuffle import BUFFER, STREAMS_PER_RANK
+from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.weights import ShardWeights, Weights
 
 I64 = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ CASES = (
     *((8, 0.25, False, keep) for keep in (False, True)),
     (8, 0.25, True, True),
 )
-"""Hosts, room of each as a share of the dataset, sticky lanes, and whether the cache keeps the same shards."""
+"""Hosts, room of each as a share of the dataset, shard affinity, and whether the cache keeps the same shards."""
 OPEN_SHARDS = 64
 """Shards that are being read or fetched ahead, which are not evicted."""
 
@@ -50,12 +50,12 @@ def class_counts(labels: I64, sizes: I64, power: float, epoch: int) -> I64:
     counts = np.bincount(labels, minlength=CLASSES)
     weights = counts**-power
     weights *= len(labels) / np.dot(weights, counts)
-    plan = Plan(
+    plan = ShufflePlan(
         sizes,
         seed=0,
         epoch=epoch,
-        lanes=LANES_PER_RANK,
-        window=WINDOW,
+        streams=STREAMS_PER_RANK,
+        buffer=BUFFER,
         weights=ShardWeights(Weights(weights, labels), sizes),
     )
     shards, records = plan.locate(np.arange(plan.length))
@@ -67,7 +67,7 @@ def shard_sizes(samples: int) -> I64:
     return np.minimum(SHARD_SAMPLES, samples - np.arange(0, samples, SHARD_SAMPLES))
 
 
-def fetched(sizes: I64, node: int, nodes: int, cache: float, *, sticky: bool, keep: bool) -> list[float]:
+def fetched(sizes: I64, node: int, nodes: int, cache: float, *, shard_affinity: bool, keep: bool) -> list[float]:
     """Return the share of the dataset that a host fetches in each epoch.
 
     Evicted are the shards that were used least recently; with `keep`, of those that were read in this epoch already the
@@ -77,7 +77,9 @@ def fetched(sizes: I64, node: int, nodes: int, cache: float, *, sticky: bool, ke
     names = keyed_rng.permutation(0, len(sizes))
     shares = []
     for epoch in range(EPOCHS):
-        plan = Plan(sizes, seed=0, epoch=epoch, lanes=nodes * LANES_PER_RANK, window=WINDOW, sticky=sticky)
+        plan = ShufflePlan(
+            sizes, seed=0, epoch=epoch, streams=nodes * STREAMS_PER_RANK, buffer=BUFFER, shard_affinity=shard_affinity
+        )
         total = 0
         for shard in plan.needs(node, nodes)[0].tolist():
             if shard not in held:
@@ -108,9 +110,15 @@ def measure(path: str) -> str:
     first = markdown(("weights", "largest class", "median", "smallest", "samples in the epoch"), rows)
     rows = []
     sizes = shard_sizes(SAMPLES)
-    for nodes, cache, sticky, keep in CASES:
-        shares = sum(np.array(fetched(sizes, node, nodes, cache, sticky=sticky, keep=keep)) for node in range(nodes))
-        lanes, evicted = "sticky" if sticky else "default", "by name, once read" if keep else "least recently used"
-        rows.append([str(nodes), f"{cache:.0%}", lanes, evicted, *(f"{share:.0%}" for share in shares)])
-    headers = ("hosts", "room of each", "lanes", "evicted first", *(f"epoch {epoch}" for epoch in range(EPOCHS)))
+    for nodes, cache, shard_affinity, keep in CASES:
+        shares = sum(
+            np.array(fetched(sizes, node, nodes, cache, shard_affinity=shard_affinity, keep=keep))
+            for node in range(nodes)
+        )
+        streams, evicted = (
+            "shard_affinity" if shard_affinity else "default",
+            "by name, once read" if keep else "least recently used",
+        )
+        rows.append([str(nodes), f"{cache:.0%}", streams, evicted, *(f"{share:.0%}" for share in shares)])
+    headers = ("hosts", "room of each", "streams", "evicted first", *(f"epoch {epoch}" for epoch in range(EPOCHS)))
     return f"{first}\n{markdown(headers, rows)}"

@@ -23,11 +23,8 @@ from bench.harness import Row, made
 from bench.report import Run
 from bench.usage import Stopwatch
 
-KINDS = {"small": "0.19-megapixel originals", "medium": "2-megapixel originals", "large": "12-megapixel originals"}
-COMPARED = {"small": 100, "medium": 40, "large": 12}
-"""How many images of each kind are compared with their originals."""
-CALM = 0.1
-"""Share of the machine's CPU time that others may have used in a round whose wall time counts."""
+KINDS = {"small": 100, "medium": 40, "large": 12}
+"""Originals of 0.19, 2 and 12 megapixels, and how many images of each kind are compared with their originals."""
 TIMEOUT_S = 900
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -48,8 +45,7 @@ ROWS = (
 class Packers(harness.Workload):
     """The workload."""
 
-    name, page, chart = "packers", "packers.md", "packers.png"
-    rows, published = ROWS, Path(__file__).with_name("results.json")
+    name, rows = "packers", ROWS
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +76,7 @@ class Packers(harness.Workload):
         self._pack(row, source, packed)
         shutil.rmtree(extracted, ignore_errors=True)
         self.call(row, "packers.peers.extract", peer=row.peer, packed=packed, folder=extracted)
-        compared = {"originals": source, "packed": extracted, "compared": COMPARED[kind]}
+        compared = {"originals": source, "packed": extracted, "compared": KINDS[kind]}
         result.setdefault("quality", {})[kind] = self.call("common", "packers.quality.judge", **compared)
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
@@ -93,49 +89,29 @@ class Packers(harness.Workload):
         """Return CPU-ms per image."""
         return {"CPU-ms/image": _cpu_ms([run], getattr(self.options, run["originals"]))}
 
-    def tables(self, results: dict[str, Any]) -> dict[str, str]:
-        """Return a table for each kind of originals, the most expensive packer first."""
-        return {kind: self._table(results, kind) for kind in KINDS}
+    def table(self, results: dict[str, Any]) -> str:
+        """Return the table, the packer that is slowest with large originals first."""
+
+        def cells(row: dict[str, Any], runs: list[Run]) -> list[str]:
+            found = []
+            for kind, counts in results["counts"].items():
+                costs = [run for run in runs if run["originals"] == kind]
+                cost = f"{_cpu_ms(costs, counts):.2f}" if costs else "-"
+                found += [cost, f"{row['quality'][kind]['psnr_db']:.2f}" if costs else "-"]
+            return found
+
+        def cost(runs: list[Run]) -> float:
+            kind = list(KINDS)[-1]
+            large = [run for run in runs if run["originals"] == kind]
+            return -_cpu_ms(large, results["counts"][kind]) if large else 0.0
+
+        columns = [column for kind in KINDS for column in (f"{kind}: CPU-ms/image", "PSNR dB")]
+        return report.table(results, ("packer", "version", *columns), cost, cells)
 
     def caption(self, results: dict[str, Any]) -> str:
         """Say what was measured, where and when."""
         where, others = self.where(results)
         return f"Short side 256, quality 90, two workers; {where}; others used up to {others:.0%} of the machine."
-
-    def bars(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Draw the CPU time per image."""
-        found = []
-        for row in results["rows"]:
-            by_kind = {kind: report.runs(row, {"originals": kind}) for kind in KINDS}
-            if all(by_kind.values()):
-                costs = {kind: _cpu_ms(runs, results["counts"][kind]) for kind, runs in by_kind.items()}
-                found.append((costs, row["name"], row["package"] == "shardflow"))
-        costs, names, own = zip(*sorted(found, key=lambda one: -one[0]["small"]), strict=True)
-        panels = []
-        for kind, title in KINDS.items():
-            values = [each[kind] for each in costs], lambda cpu: f"{cpu:.2f}" if cpu < 10 else f"{cpu:.0f}"
-            panels.append(report.panel(f"{title}\nCPU-ms per image (less is better)", values))
-        return {"names": names, "own": own, "panels": panels}
-
-    def _table(self, results: dict[str, Any], kind: str) -> str:
-        case, counts = {"originals": kind}, results["counts"][kind]
-        own = next((report.runs(row, case) for row in results["rows"] if row["name"] == "shardflow"), [])
-
-        def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
-            quality, cpu_ms = row["quality"][kind], _cpu_ms(runs, counts)
-            calm = [run for run in runs if self.others(run) <= CALM]
-            start_s = median(run["few"]["cpu_s"] for run in runs) - counts[0] * cpu_ms / 1000
-            return (
-                f"{cpu_ms:.2f}",
-                f"{cpu_ms / _cpu_ms(own, counts):.2f}" if own else "",
-                f"{1 / _marginal(calm, counts, 'wall_s'):,.0f}" if calm else "-",
-                f"{max(0.0, start_s):.1f}",
-                f"{quality['bytes'] / 1000:.1f}",
-                f"{quality['psnr_db']:.2f}",
-            )
-
-        columns = ("CPU-ms/image", "to shardflow", "images/s", "start, CPU-s", "kB/image", "PSNR dB")
-        return report.table(results, ("packer", "version", *columns), lambda runs: -_cpu_ms(runs, counts), cells, case)
 
     def _originals(self, kind: str, count: int) -> Path:
         return self.data / f"{kind}-{count}"
@@ -166,21 +142,16 @@ class Packers(harness.Workload):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         stopwatch = Stopwatch()
         self._pack(row, source, packed)
-        wall_s = stopwatch.read().wall_s
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()
         used = stopwatch.read()
-        return {"wall_s": wall_s, "cpu_s": used.cpu_s, "others": used.others}
-
-
-def _marginal(runs: list[Run], counts: list[int], quantity: str) -> float:
-    """Return the cost of one more image: the median over rounds of the difference between many images and few."""
-    return median(run["many"][quantity] - run["few"][quantity] for run in runs) / (counts[1] - counts[0])
+        return {"cpu_s": used.cpu_s, "others": used.others}
 
 
 def _cpu_ms(runs: list[Run], counts: list[int]) -> float:
-    return 1000 * _marginal(runs, counts, "cpu_s")
+    """Return the cost of one more image: the median over rounds of the difference between many images and few."""
+    return 1000 * median(run["many"]["cpu_s"] - run["few"]["cpu_s"] for run in runs) / (counts[1] - counts[0])
 
 
 main = partial(harness.run, Packers)

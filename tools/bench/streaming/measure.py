@@ -1,4 +1,4 @@
-"""Measures one loader, or one client of S3, in this process."""
+"""Measures one loader in this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import gc
 import importlib
 import os
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -78,25 +77,3 @@ def settle(folder: Path) -> None:
     for file in files:
         file.unlink()
     gc.collect()
-
-
-def fetch(peer: str, variant: str, bucket: str, blobs: list[Any], folder: str) -> Generator[dict[str, float]]:
-    """Fetch blobs into memory-backed files that are deleted as soon as they are whole.
-
-    The first, a small one, is not measured: the client connects with it. Yields when that is done, and then the costs.
-    """
-    client = getattr(importlib.import_module("bench.streaming.clients"), f"open_{peer}")(bucket, variant)
-    first, *wanted = blobs
-    for path in client([first], Path(folder)):
-        path.unlink()
-    yield {}
-    begun, before = time.perf_counter(), os.times()
-    for path, blob in zip(client(wanted, Path(folder)), wanted, strict=True):
-        if path.stat().st_size != blob["size"]:
-            raise AssertionError(f"{blob['key']}: expected {blob['size']} bytes, found {path.stat().st_size}")
-        path.unlink()
-    wall, after = time.perf_counter() - begun, os.times()
-    cpu = after.user + after.system - before.user - before.system
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
-    yield {"wall_s": wall, "cpu_s": cpu, "peak_bytes": peak}

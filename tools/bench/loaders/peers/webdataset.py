@@ -6,6 +6,8 @@ from pathlib import Path
 
 import webdataset as wds
 
+import shardflow
+
 from . import Start
 from .augmentations import AUGMENTATIONS
 from .recipe import BATCH, BUFFER, WORKERS
@@ -13,8 +15,17 @@ from .shardflow import prepare as prepare
 
 
 def open_loader(data: Path, variant: str) -> Start:
-    """`variant` is the augmentation, or "collated": tensors that the DataLoader makes batches of, not the pipeline."""
-    augmentation = AUGMENTATIONS["tensors" if variant == "collated" else variant]
+    """`variant` is the augmentation of a pipeline that makes batches.
+
+    Or it is "collated", where the DataLoader makes batches of tensors, or "samples", where the order is shardflow's.
+    """
+    augmentation = AUGMENTATIONS.get(variant, AUGMENTATIONS["tensors"])
+    if variant == "samples":
+        source = shardflow.samples(data / "packed")
+        stages = wds.to_tuple("jpg", "cls"), wds.map_tuple(augmentation, int), wds.batched(BATCH)
+        pipeline = wds.DataPipeline(source, *stages)
+        loader = wds.WebLoader(pipeline, batch_size=None, num_workers=WORKERS, persistent_workers=True)
+        return lambda: iter(loader)
     shards = sorted(map(str, (data / "packed" / "train").glob("*.tar")))
     dataset = wds.WebDataset(shards, shardshuffle=len(shards)).shuffle(BUFFER)
     dataset = dataset.to_tuple("jpg", "cls").map_tuple(augmentation, int)

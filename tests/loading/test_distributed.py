@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from shardflow.errors import ConfigError
-from shardflow.loading.topology import resolve_group, usable_cores
+from shardflow.loading.distributed import resolve_group, usable_cores
 
 
 @pytest.fixture

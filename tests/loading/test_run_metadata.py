@@ -9,7 +9,7 @@ import pytest
 from torchvision.transforms import v2
 
 import shardflow as sf
-from shardflow.loading.provenance import describe_object
+from shardflow.loading.run_metadata import describe_object
 from tests.helpers.making import make_dataset
 
 
@@ -59,13 +59,13 @@ def test_a_loader_describes_itself(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "set", [20])
     settings = {"seed": 7, "batch_size": 4, "limit": 12, "num_workers": 0}
     loader = sf.Loader(
-        dataset, **settings, shuffle=sf.Shuffle(window=16), batch_transform=functools.partial(scaled, by=2)
+        dataset, **settings, shuffle=sf.Shuffle(buffer=16), batch_transform=functools.partial(scaled, by=2)
     )
     said = json.loads(json.dumps(loader.describe()))
     assert said["fingerprint"] == sf.open(dataset).fingerprint
     assert {name: said[name] for name in settings} == settings
-    assert (said["window"], said["shuffle"], said["max_bad"]) == (16, True, 0)
-    assert (said["samples"], said["world_size"], said["lanes"], said["fields"]) == (12, 1, 8, ["image", "label"])
+    assert (said["shuffle_buffer"], said["shuffle"], said["max_errors"]) == (16, True, 0)
+    assert (said["samples"], said["world_size"], said["streams"], said["fields"]) == (12, 1, 8, ["image", "label"])
     assert said["decoder"].startswith("RandomResizedCrop(size=224, ")
     assert said["versions"]["shardflow"] == sf.__version__
     next(iter(loader))

@@ -9,27 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.order.schedule import MOST_BATCH, MOST_POSITIONS, MOST_RANKS, TAILS, Schedule
+from shardflow.order.rank_partition import MOST_BATCH, MOST_POSITIONS, MOST_RANKS, TAILS, RankPartition
 
 LENGTHS = st.integers(0, 300)
 BATCHES = st.integers(1, 20)
 WORLDS = st.integers(1, 9)
 
 
-def ranks(length: int, batch_size: int, world_size: int, tail: str) -> list[Schedule]:
-    """The schedules of all ranks."""
+def ranks(length: int, batch_size: int, world_size: int, tail: str) -> list[RankPartition]:
+    """The partitions of all ranks."""
     return [
-        Schedule(length=length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
+        RankPartition(length=length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
         for rank in range(world_size)
     ]
 
 
-def valid(schedules: list[Schedule], first: int, steps: int | None = None) -> list[int]:
+def valid(partitions: list[RankPartition], first: int, steps: int | None = None) -> list[int]:
     """The valid positions that all ranks together take in their first steps from `first`."""
     taken: list[int] = []
-    for schedule in schedules:
-        for step in range(schedule.steps(first) if steps is None else steps):
-            positions, mask = schedule.positions(first, step)
+    for partition in partitions:
+        for step in range(partition.steps(first) if steps is None else steps):
+            positions, mask = partition.positions(first, step)
             taken += positions[mask].tolist()
     return taken
 
@@ -68,12 +68,12 @@ def test_drop_leaves_less_than_a_batch(length: int, batch_size: int, world_size:
 def test_pad_fills_up_with_repeats(length: int, batch_size: int, world_size: int, data: st.DataObject) -> None:
     """With the tail "pad", each position is valid once; what fills the last batch starts over at 0 and is invalid."""
     first = data.draw(st.integers(0, length))
-    schedules = ranks(length, batch_size, world_size, "pad")
-    assert sorted(valid(schedules, first)) == list(range(first, length))
+    partitions = ranks(length, batch_size, world_size, "pad")
+    assert sorted(valid(partitions, first)) == list(range(first, length))
     repeats: list[int] = []
-    for schedule in schedules:
-        for step in range(schedule.steps(first)):
-            positions, mask = schedule.positions(first, step)
+    for partition in partitions:
+        for step in range(partition.steps(first)):
+            positions, mask = partition.positions(first, step)
             assert len(positions) == batch_size
             repeats += positions[~mask].tolist()
     missing = -(length - first) % (batch_size * world_size)
@@ -85,11 +85,11 @@ def test_pad_fills_up_with_repeats(length: int, batch_size: int, world_size: int
 def test_ranks_go_in_step(length: int, batch_size: int, world_size: int, tail: str, data: st.DataObject) -> None:
     """All ranks have equally many steps, whole batches in all but a short last one, and evenly dealt ones in that."""
     first = data.draw(st.integers(0, length))
-    schedules = ranks(length, batch_size, world_size, tail)
-    steps = schedules[0].steps(first)
-    assert {schedule.steps(first) for schedule in schedules} == {steps}
+    partitions = ranks(length, batch_size, world_size, tail)
+    steps = partitions[0].steps(first)
+    assert {partition.steps(first) for partition in partitions} == {steps}
     for step in range(steps):
-        sizes = [len(schedule.positions(first, step)[0]) for schedule in schedules]
+        sizes = [len(partition.positions(first, step)[0]) for partition in partitions]
         if tail == "short" and step == steps - 1:
             assert max(sizes) - min(sizes) <= 1
             assert max(sizes) <= batch_size
@@ -105,16 +105,16 @@ def test_positions_are_of_their_rank(
 ) -> None:
     """A rank's positions are ascending int64 in 0 … length-1, congruent to it, and all of this step's global batch."""
     first = data.draw(st.integers(0, length))
-    for schedule in ranks(length, batch_size, world_size, tail):
-        for step in range(schedule.steps(first)):
-            positions, mask = schedule.positions(first, step)
+    for partition in ranks(length, batch_size, world_size, tail):
+        for step in range(partition.steps(first)):
+            positions, mask = partition.positions(first, step)
             assert (positions.dtype, mask.dtype, len(positions)) == (np.int64, np.bool_, len(mask))
             assert ((positions >= 0) & (positions < length)).all()
             mine = positions[mask]
-            assert (mine % world_size == schedule.rank).all()
+            assert (mine % world_size == partition.rank).all()
             assert (np.diff(mine) > 0).all()
-            start = schedule.after(first, step)
-            assert ((mine >= start) & (mine < start + schedule.global_batch)).all()
+            start = partition.after(first, step)
+            assert ((mine >= start) & (mine < start + partition.global_batch)).all()
 
 
 @given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, tail=st.sampled_from(TAILS), data=st.data())
@@ -124,12 +124,12 @@ def test_contiguous_batches_lie_side_by_side(
 ) -> None:
     """Contiguous batches are stretches of a step's positions, one rank's after the other, up to the batch size."""
     first = data.draw(st.integers(0, length))
-    schedules = [replace(schedule, contiguous=True) for schedule in ranks(length, batch_size, world_size, tail)]
-    for step in range(schedules[0].steps(first)):
-        start = schedules[0].after(first, step)
+    partitions = [replace(partition, contiguous=True) for partition in ranks(length, batch_size, world_size, tail)]
+    for step in range(partitions[0].steps(first)):
+        start = partitions[0].after(first, step)
         stop = start + batch_size * world_size
         expected = np.arange(start, min(stop, length) if tail == "short" else stop)
-        positions, masks = zip(*(schedule.positions(first, step) for schedule in schedules), strict=True)
+        positions, masks = zip(*(partition.positions(first, step) for partition in partitions), strict=True)
         assert np.concatenate(positions).tolist() == (expected % length).tolist()
         assert np.concatenate(masks).tolist() == (expected < length).tolist()
         assert [*map(len, positions)] == [
@@ -143,10 +143,10 @@ def test_goes_on_with_another_topology(length: int, data: st.DataObject) -> None
     """Left after any step and entered with another world and batch size, again and again: each position comes once."""
     first, taken = 0, []
     for _ in range(data.draw(st.integers(0, 4))):
-        schedules = ranks(length, data.draw(BATCHES), data.draw(WORLDS), data.draw(st.sampled_from(TAILS)))
-        steps = data.draw(st.integers(0, schedules[0].steps(first)))
-        taken += valid(schedules, first, steps)
-        (first,) = {schedule.after(first, steps) for schedule in schedules}
+        partitions = ranks(length, data.draw(BATCHES), data.draw(WORLDS), data.draw(st.sampled_from(TAILS)))
+        steps = data.draw(st.integers(0, partitions[0].steps(first)))
+        taken += valid(partitions, first, steps)
+        (first,) = {partition.after(first, steps) for partition in partitions}
         assert sorted(taken) == list(range(first))
     taken += valid(ranks(length, data.draw(BATCHES), data.draw(WORLDS), "short"), first)
     assert sorted(taken) == list(range(length))
@@ -154,18 +154,18 @@ def test_goes_on_with_another_topology(length: int, data: st.DataObject) -> None
 
 def test_after_the_last_step_nothing_is_left() -> None:
     """The cursor stops at the end, also behind a padded batch, and there are no steps from there."""
-    schedule = Schedule(length=10, batch_size=4, tail="pad")
-    assert [schedule.after(0, step) for step in range(4)] == [0, 4, 8, 10]
+    partition = RankPartition(length=10, batch_size=4, tail="pad")
+    assert [partition.after(0, step) for step in range(4)] == [0, 4, 8, 10]
     for tail in TAILS:
-        assert Schedule(length=10, batch_size=4, tail=tail).steps(10) == 0
-    assert Schedule(length=8, batch_size=4).steps() == 2
+        assert RankPartition(length=10, batch_size=4, tail=tail).steps(10) == 0
+    assert RankPartition(length=8, batch_size=4).steps() == 2
 
 
 def test_more_ranks_than_samples() -> None:
     """A rank that gets nothing of a short tail still has the step, and an empty batch in it."""
-    schedules = ranks(3, 2, 5, "short")
-    assert [schedule.steps() for schedule in schedules] == [1] * 5
-    assert [schedule.positions(0, 0)[0].tolist() for schedule in schedules] == [[0], [1], [2], [], []]
+    partitions = ranks(3, 2, 5, "short")
+    assert [partition.steps() for partition in partitions] == [1] * 5
+    assert [partition.positions(0, 0)[0].tolist() for partition in partitions] == [[0], [1], [2], [], []]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_more_ranks_than_samples() -> None:
 def test_wrong_values_are_named(wrong: dict[str, int], named: str) -> None:
     """A value out of its range is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=named):
-        Schedule(**{"length": 10, "batch_size": 1, **wrong})
+        RankPartition(**{"length": 10, "batch_size": 1, **wrong})
 
 
 @given(
@@ -203,15 +203,15 @@ def test_extreme_numbers_do_not_overflow(
     """Positions of the longest epochs are those of arithmetic without bounds."""
     rank = data.draw(st.integers(0, world_size - 1))
     first = data.draw(st.integers(0, length))
-    schedule = Schedule(
+    partition = RankPartition(
         length=length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail, contiguous=contiguous
     )
-    if not (steps := schedule.steps(first)) or batch_size == MOST_BATCH:
+    if not (steps := partition.steps(first)) or batch_size == MOST_BATCH:
         return
     for step in {0, steps - 1}:
         start = first + step * batch_size * world_size
-        assert schedule.after(first, step) == start
-        positions, valid = schedule.positions(first, step)
+        assert partition.after(first, step) == start
+        positions, valid = partition.positions(first, step)
         everything = [start + n for n in range(batch_size * world_size)] if world_size < 50 else None
         if everything is not None:
             mine = (

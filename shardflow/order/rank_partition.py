@@ -1,4 +1,4 @@
-"""The schedule: the positions of an epoch that each rank takes at each step.
+"""The partition: the positions of an epoch that each rank takes at each step.
 
     rank r    takes the positions p with p % world_size == r
     step k    of an epoch entered at `first` covers the world_size*B positions from first + k*world_size*B on
@@ -36,7 +36,7 @@ MOST_BATCH = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class RankPartition:
     """The steps of one rank through an epoch of `length` positions.
 
     Args:

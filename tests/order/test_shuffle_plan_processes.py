@@ -1,7 +1,7 @@
 """Exactly once, from the plan's arithmetic to real worker processes, across cuts and changes of topology.
 
-The thousands of cases on plan and schedule draw everything there is to draw; the dozens in real processes hold `Loader`
-and its DataLoader workers to the same laws.
+The thousands of cases on plan and partition draw everything there is to draw; the dozens in real processes hold
+`Loader` and its DataLoader workers to the same laws.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from shardflow.order.plan import Plan
-from shardflow.order.schedule import TAILS, Schedule
+from shardflow.order.rank_partition import TAILS, RankPartition
+from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.window_shuffle import FIRST_WINDOW
 from tests.helpers.making import make_dataset
 
@@ -58,8 +58,8 @@ class Epoch:
     sizes: tuple[int, ...]
     seed: int
     epoch: int
-    lanes: int
-    window: int
+    streams: int
+    buffer: int
     shuffle: bool
     tail: str
 
@@ -68,15 +68,15 @@ class Epoch:
         """Samples in the epoch."""
         return sum(self.sizes)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ShufflePlan:
         """The order, as a new object that remembers nothing."""
-        options: Any = {"seed": self.seed, "epoch": self.epoch, "lanes": self.lanes, "window": self.window}
-        return Plan(self.sizes, shuffle=self.shuffle, **options)
+        options: Any = {"seed": self.seed, "epoch": self.epoch, "streams": self.streams, "buffer": self.buffer}
+        return ShufflePlan(self.sizes, shuffle=self.shuffle, **options)
 
-    def schedules(self, topology: Topology) -> list[Schedule]:
-        """The schedules of all ranks."""
+    def partitions(self, topology: Topology) -> list[RankPartition]:
+        """The partitions of all ranks."""
         options: Any = {"length": self.length, "batch_size": topology.batch, "world_size": topology.world}
-        return [Schedule(rank=rank, tail=self.tail, **options) for rank in range(topology.world)]
+        return [RankPartition(rank=rank, tail=self.tail, **options) for rank in range(topology.world)]
 
 
 TOPOLOGIES = st.builds(Topology, world=st.integers(1, 9), workers=st.integers(0, 5), batch=st.integers(1, 40))
@@ -89,13 +89,13 @@ EPOCHS = st.builds(
     sizes=SIZES.filter(any).map(tuple),
     seed=st.integers(-(2**63), 2**63),
     epoch=st.integers(0, 10**6),
-    lanes=st.one_of(st.integers(1, 12), st.integers(13, 80)),
-    window=st.one_of(st.integers(1, 40), st.integers(FIRST_WINDOW - 2, 1500)),
+    streams=st.one_of(st.integers(1, 12), st.integers(13, 80)),
+    buffer=st.one_of(st.integers(1, 40), st.integers(FIRST_WINDOW - 2, 1500)),
     shuffle=st.sampled_from([True, True, True, False]),
     tail=st.sampled_from(TAILS),
 )
-LONG = Epoch(sizes=(900, 1, 899), seed=1, epoch=2, lanes=1, window=700, shuffle=True, tail="short")
-"""Through the growing windows, a full one, and one that the end of the lane cuts short."""
+LONG = Epoch(sizes=(900, 1, 899), seed=1, epoch=2, streams=1, buffer=700, shuffle=True, tail="short")
+"""Through the growing windows, a full one, and one that the end of the stream cuts short."""
 
 
 def steps_of(workers: int, steps: int) -> Iterator[int]:
@@ -112,16 +112,16 @@ def delivered(epoch: Epoch, topology: Topology, first: int, steps: int | None = 
     starts = np.cumsum(epoch.sizes) - epoch.sizes
     seen, repeated, ends = np.zeros(epoch.length, np.int64), np.zeros(epoch.length, np.int64), set()
     lengths = set()
-    for schedule in epoch.schedules(topology):
+    for partition in epoch.partitions(topology):
         plan = epoch.plan()
-        own = schedule.steps(first) if steps is None else steps
+        own = partition.steps(first) if steps is None else steps
         lengths.add(own)
-        ends.add(schedule.after(first, own))
-        taken = [schedule.positions(first, step) for step in steps_of(topology.workers, own)]
+        ends.add(partition.after(first, own))
+        taken = [partition.positions(first, step) for step in steps_of(topology.workers, own)]
         if not taken:
             continue
         positions, valid = (np.concatenate(column) for column in zip(*taken, strict=True))
-        assert (positions[valid] % topology.world == schedule.rank).all(), "a rank left its lanes"
+        assert (positions[valid] % topology.world == partition.rank).all(), "a rank left its streams"
         shards, records = plan.locate(positions)
         assert ((records >= 0) & (records < np.array(epoch.sizes)[shards])).all()
         np.add.at(seen, (starts[shards] + records)[valid], 1)
@@ -141,7 +141,7 @@ def test_every_sample_once_across_a_cut(epoch: Epoch, before: Topology, after: T
 
     "drop" leaves out less than a global batch; "pad" adds to that just the repeats that fill the last one.
     """
-    steps = round(cut * epoch.schedules(before)[0].steps())
+    steps = round(cut * epoch.partitions(before)[0].steps())
     seen, repeated, position = delivered(epoch, before, 0, steps)
     assert position == min(steps * before.global_batch, epoch.length) == seen.sum()
     rest, padding, end = delivered(epoch, after, position)
@@ -165,7 +165,7 @@ def test_every_sample_once_across_a_cut(epoch: Epoch, before: Topology, after: T
 def test_global_batches_are_the_same_for_every_world(
     epoch: Epoch, worlds: tuple[int, int], share: int, cut: float
 ) -> None:
-    """With equal global batch and lanes, a step takes the same samples on any number of ranks, wherever it began."""
+    """With equal global batch and streams, a step takes the same samples on any number of ranks, wherever it began."""
     one, other = worlds
     topologies = [
         Topology(world=one, workers=0, batch=share * other),
@@ -174,11 +174,11 @@ def test_global_batches_are_the_same_for_every_world(
     first = round(cut * epoch.length)
     plan, lengths, batches = epoch.plan(), set(), []
     for topology in topologies:
-        schedules = epoch.schedules(topology)
-        lengths |= {schedule.steps(first) for schedule in schedules}
+        partitions = epoch.partitions(topology)
+        lengths |= {partition.steps(first) for partition in partitions}
         picked = range(min(lengths))[:: max(1, min(lengths) // 5)]  # a few steps and the last
         steps = sorted({*picked, *range(min(lengths))[-1:]})
-        taken = [np.concatenate([schedule.positions(first, step)[0] for schedule in schedules]) for step in steps]
+        taken = [np.concatenate([partition.positions(first, step)[0] for partition in partitions]) for step in steps]
         batches.append([sorted(zip(*(part.tolist() for part in plan.locate(each)), strict=True)) for each in taken])
     assert len(lengths) == 1
     assert batches[0] == batches[1]
@@ -210,8 +210,8 @@ REAL_OPTIONS = st.fixed_dictionaries(
         "seed": st.integers(0, 2**63),
         "shuffle": st.builds(
             shardflow.Shuffle,
-            lanes=st.integers(1, 9),
-            window=st.one_of(st.integers(1, 40), st.integers(FIRST_WINDOW, 700)),
+            streams=st.integers(1, 9),
+            buffer=st.one_of(st.integers(1, 40), st.integers(FIRST_WINDOW, 700)),
         ),
         "tail": st.sampled_from(TAILS),
         "prefetch_factor": st.integers(1, 4),
@@ -306,7 +306,7 @@ def test_global_batches_are_the_same_in_real_workers(
     workers: tuple[int, int],
     share: int,
 ) -> None:
-    """With equal global batch and lanes, step k holds the same samples for every world size and number of workers."""
+    """With equal global batch and streams, step k holds the same samples for every world size and number of workers."""
     assume(options["tail"] != "drop" or share * worlds[0] * worlds[1] <= sum(REAL_SIZES[name]))
     by_step = []
     for one, other, count in ((*worlds, workers[0]), (*worlds[::-1], workers[1])):

@@ -1,12 +1,14 @@
-"""Note down in Weights & Biases what a run was trained on and how well it was fed, and go on with the very same data.
+"""Log in MLflow or Weights & Biases what a run was trained on and how well it was fed, and go on with the same data.
 
-    python examples/log_wandb.py photos256 --checkpoint run.pt
-    python examples/log_wandb.py photos256 --checkpoint run.pt
+    python examples/log_run.py photos256 --tracker mlflow --checkpoint run.pt
+    python examples/log_run.py photos256 --tracker wandb --checkpoint run.pt
 
-The second command goes on from the checkpoint, as the same run, should the first have been interrupted. Unless it is
-told --online, all is written below `wandb/`: `wandb sync` sends it later, `wandb leet` shows it here. What to look at:
+Run again, the command goes on from the checkpoint, as the same run of the tracker, should the first have been
+interrupted. MLflow's runs go to where MLFLOW_TRACKING_URI says: a server, or `sqlite:///mlflow.db`, which needs none.
+W&B's are written below `wandb/` unless it is told --online: `wandb sync` sends them later, `wandb leet` shows them.
+What to look at:
 
-- `loader.describe()` is plain JSON, and so a part of the run's config, to search and compare by.
+- `loader.describe()` is plain JSON: an artifact or a part of the run's config, to search and compare by.
 - The loader's state in the checkpoint says which version of the dataset the run began with, and `version=` opens that
   one, though the dataset may have been extended since. Where it was packed anew, it is an error instead of other data.
 - Of several ranks, one logs: they share order and data.
@@ -19,24 +21,68 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
-import wandb
 
 import shardflow
 from net import Net
+
+
+class MLflow:
+    """A run in MLflow; `run_id` is that of the run to go on with."""
+
+    def __init__(self, record: dict, run_id: str | None, arguments: argparse.Namespace) -> None:
+        import mlflow
+
+        del arguments
+        self._mlflow = mlflow
+        self.run_id = mlflow.start_run(run_id=run_id).info.run_id
+        if run_id is None:
+            mlflow.log_dict(record, "data.json")
+            values = {name: value for name, value in record.items() if not isinstance(value, dict | list)}
+            mlflow.log_params({f"data.{name}": value for name, value in values.items()})
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Log numbers of a step."""
+        self._mlflow.log_metrics(metrics, step=step)
+
+    def end(self) -> None:
+        """End the run."""
+        self._mlflow.end_run()
+
+
+class WandB:
+    """A run in Weights & Biases; `run_id` is that of the run to go on with."""
+
+    def __init__(self, record: dict, run_id: str | None, arguments: argparse.Namespace) -> None:
+        import wandb
+
+        mode = "online" if arguments.online else "offline"
+        self._run = wandb.init(project="shardflow", mode=mode, id=run_id, resume="allow", config={"data": record})
+        self.run_id = self._run.id
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Log numbers of a step."""
+        self._run.log(metrics, step=step)
+
+    def end(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+TRACKERS = {"mlflow": MLflow, "wandb": WandB}
 
 
 def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="path or URL of a labelled dataset")
+    parser.add_argument("--tracker", choices=TRACKERS, required=True)
+    parser.add_argument("--online", action="store_true", help="send it to W&B at once")
     parser.add_argument("--checkpoint", type=Path, default=Path("run.pt"), help="loaded if there, and saved")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
     parser.add_argument("--workers", type=int, default=None, help="worker processes")
     parser.add_argument("--stop-after", type=int, metavar="STEPS", help="end early, as an interruption would")
-    parser.add_argument("--project", default="shardflow")
-    parser.add_argument("--online", action="store_true", help="send it at once")
     arguments = parser.parse_args()
     saved = torch.load(arguments.checkpoint) if arguments.checkpoint.exists() else None
     loader = shardflow.Loader(
@@ -46,18 +92,12 @@ def main() -> None:
         decoder=shardflow.decoders.RandomResizedCrop(arguments.size),
         num_workers=arguments.workers,
     )
-    run = wandb.init(
-        project=arguments.project,
-        mode="online" if arguments.online else "offline",
-        id=saved["run"] if saved else None,
-        resume="allow",
-        config={"data": loader.describe()},
-    )
-    with run:
-        train(loader, arguments, run, saved)
+    tracker = TRACKERS[arguments.tracker](loader.describe(), saved["run"] if saved else None, arguments)
+    train(loader, arguments, tracker, saved)
+    tracker.end()
 
 
-def train(loader: shardflow.Loader, arguments: argparse.Namespace, run: wandb.Run, saved: dict | None) -> None:
+def train(loader: shardflow.Loader, arguments: argparse.Namespace, tracker: MLflow | WandB, saved: dict | None) -> None:
     """Train to the last epoch, and log as it goes."""
     model = Net(len(loader.dataset.classes))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -76,7 +116,7 @@ def train(loader: shardflow.Loader, arguments: argparse.Namespace, run: wandb.Ru
             loss.backward()
             optimiser.step()
             step, samples = step + 1, samples + len(labels)
-            run.log({"loss": loss.item()}, step=step)
+            tracker.log({"loss": loss.item()}, step)
             if step == arguments.stop_after:
                 break
         stats = loader.stats()
@@ -85,8 +125,8 @@ def train(loader: shardflow.Loader, arguments: argparse.Namespace, run: wandb.Ru
             "data.waiting_share": stats.waiting_share,
             "data.first_batch_s": stats.first_s,
         }
-        run.log(fed, step=step)
-        checkpoint = {"run": run.id, "step": step, "loader": loader.state_dict()}
+        tracker.log(fed, step)
+        checkpoint = {"run": tracker.run_id, "step": step, "loader": loader.state_dict()}
         checkpoint.update(model=model.state_dict(), optimiser=optimiser.state_dict())
         unfinished = arguments.checkpoint.with_name(f"{arguments.checkpoint.name}.unfinished")
         torch.save(checkpoint, unfinished)

@@ -1,14 +1,14 @@
 """The plan: the pure function from (seed, epoch, position) to (shard, record).
 
     order     shards permuted by hash(seed, epoch), concatenated: a stream of N records
-    lanes     the stream cut into C contiguous pieces whose lengths differ by at most 1, longer ones first
-    position  p -> lane p % C, offset p // C
-    window    within a lane, offsets are permuted inside windows by hash(seed, epoch, lane, window)
+    streams     the stream cut into C contiguous pieces whose lengths differ by at most 1, longer ones first
+    position  p -> stream p % C, offset p // C
+    buffer    within a stream, offsets are permuted inside windows by hash(seed, epoch, stream, window)
 
 Every step is a bijection, so each position has one record and each record one position, for any C and W: they change
 locality and mixing, never exactness. With weights the stream has each record as often as `weights` says, its repeats
-beside each other, and the window tears them apart. A sticky order has the same shards in a lane in every epoch: the
-stream is cut into lanes by hash(seed) alone, and the shards of each lane are permuted by hash(seed, epoch).
+beside each other, and the buffer tears them apart. With shard affinity a stream has the same shards in every epoch: the
+order is cut into streams by hash(seed) alone, and the shards of each stream are permuted by hash(seed, epoch).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from shardflow._validation import check_integer
 
 from . import keyed_rng
 from .sampler import EpochPlan, EpochSampler, Facts
-from .shuffle import MOST_LANES, MOST_WINDOW
+from .shuffle import MOST_BUFFER, MOST_STREAMS
 from .weights import ShardWeights, SystematicSample
 from .window_shuffle import I64, WindowShuffle
 
 
-class Plan(EpochPlan):
+class ShufflePlan(EpochPlan):
     """The order of one epoch over the shards of one split.
 
     Args:
         shard_samples: Number of samples of each shard, in the manifest's order.
         seed: Any integer; another seed gives another order.
         epoch: 0 or more; another epoch gives another order.
-        lanes: C, the number of parallel streams, 1 … 2**20.
-        window: W, the samples of a lane that are shuffled among each other, 1 … 2**40; 1 keeps their order.
+        streams: C, the number of parallel streams, 1 … 2**20.
+        buffer: W, the samples of a stream that are shuffled among each other, 1 … 2**40; 1 keeps their order.
         shuffle: False keeps shards and records in the manifest's order.
         weights: How often the records come; by default, each once.
-        sticky: Keep the shards of a lane from epoch to epoch.
+        shard_affinity: Keep the shards of a stream from epoch to epoch.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Plan(EpochPlan):
         *,
         seed: int,
         epoch: int,
-        lanes: int = 1,
-        window: int = 1,
+        streams: int = 1,
+        buffer: int = 1,
         shuffle: bool = True,
         weights: ShardWeights | None = None,
-        sticky: bool = False,
+        shard_affinity: bool = False,
     ) -> None:
-        check_integer("lanes", lanes, 1, MOST_LANES)
-        check_integer("window", window, 1, MOST_WINDOW)
+        check_integer("streams", streams, 1, MOST_STREAMS)
+        check_integer("buffer", buffer, 1, MOST_BUFFER)
         check_integer("epoch", epoch, 0)
         sizes = np.asarray(shard_samples, dtype=np.int64)
-        order_key = keyed_rng.key(seed, "sticky") if sticky else keyed_rng.key(seed, "shards", epoch)
+        order_key = keyed_rng.key(seed, "sticky") if shard_affinity else keyed_rng.key(seed, "shards", epoch)
         self._order = keyed_rng.permutation(order_key, len(sizes)) if shuffle else np.arange(len(sizes))
         self._sample: SystematicSample | None = None
         counts = sizes[self._order]
@@ -67,18 +67,18 @@ class Plan(EpochPlan):
             counts = self._sample.counts[self._order]
         ends = np.cumsum(counts)
         self.length = int(ends[-1]) if len(sizes) else 0
-        self._lanes = lanes
+        self._streams = streams
         self._shard_starts = ends - counts
         # The stream's pieces, in the order in which they are read: the place of the shard that each is of, where it
         # begins within that, and where it lies in the stream.
-        if sticky and shuffle:
+        if shard_affinity and shuffle:
             self._places, self._firsts, counts = self._pieces(ends, keyed_rng.key(seed, "pieces", epoch))
         else:
             self._places, self._firsts = np.arange(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
-        self._shuffles = shuffle and window > 1
-        self._windows = WindowShuffle(keyed_rng.key(seed, "window", epoch), window if shuffle else 1)
+        self._shuffles = shuffle and buffer > 1
+        self._windows = WindowShuffle(keyed_rng.key(seed, "window", epoch), buffer if shuffle else 1)
 
     def locate(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
         """Return (shard, record) of positions 0 … length-1, as two int64 arrays of the same length."""
@@ -89,10 +89,10 @@ class Plan(EpochPlan):
         """Return (shard, record, repeat) of positions 0 … length-1; the repeats of a record count from 0, in int64."""
         # In signed 64 bits: narrower or unsigned integers would wrap, or become floats, further down.
         positions = positions.astype(np.int64, copy=False)
-        lanes, offsets = positions % self._lanes, positions // self._lanes
+        streams, offsets = positions % self._streams, positions // self._streams
         if self._shuffles:
-            offsets = self._shuffle(lanes, offsets)
-        stream = self._lane_starts(lanes) + offsets
+            offsets = self._shuffle(streams, offsets)
+        stream = self._stream_starts(streams) + offsets
         piece = np.searchsorted(self._ends, stream, side="right")
         shards, offset = self._order[self._places[piece]], stream - self._starts[piece] + self._firsts[piece]
         if self._sample is None:
@@ -103,52 +103,52 @@ class Plan(EpochPlan):
         """Return which shards a rank needs and when, in the order of first need: (shards, begins, ends), int64.
 
         The rank takes samples of `shards[i]` at positions from `begins[i]` to `ends[i]`-1 only. Windows bound these
-        positions, so they are not exact. A shard on the border of two lanes comes twice: it ends one lane and begins
-        the other, at other times.
+        positions, so they are not exact. A shard on the border of two streams comes twice: it ends one stream and
+        begins the other, at other times.
         """
-        lane_starts = self._lane_starts(np.arange(self._lanes))
-        cuts = np.unique(np.concatenate([self._starts, lane_starts, [self.length]]))
-        starts, stops = cuts[:-1], cuts[1:]  # of the pieces that lie in one shard and one lane
-        lanes = np.searchsorted(lane_starts, starts, side="right") - 1
-        # Positions of a rank are equal modulo the world size, those of a lane modulo the number of lanes.
-        common = math.gcd(self._lanes, world_size)
-        mine = lanes % common == rank % common
-        starts, stops, lanes = starts[mine], stops[mine], lanes[mine]
-        first_windows = self._windows.windows(starts - lane_starts[lanes])
-        last_windows = self._windows.windows(stops - 1 - lane_starts[lanes])
-        lane_stops = self._lane_starts(lanes + 1)
-        begins = self._windows.starts(first_windows) * self._lanes + lanes
-        last = np.minimum(self._windows.starts(last_windows + 1), lane_stops - lane_starts[lanes]) - 1
+        stream_starts = self._stream_starts(np.arange(self._streams))
+        cuts = np.unique(np.concatenate([self._starts, stream_starts, [self.length]]))
+        starts, stops = cuts[:-1], cuts[1:]  # of the pieces that lie in one shard and one stream
+        streams = np.searchsorted(stream_starts, starts, side="right") - 1
+        # Positions of a rank are equal modulo the world size, those of a stream modulo the number of streams.
+        common = math.gcd(self._streams, world_size)
+        mine = streams % common == rank % common
+        starts, stops, streams = starts[mine], stops[mine], streams[mine]
+        first_windows = self._windows.windows(starts - stream_starts[streams])
+        last_windows = self._windows.windows(stops - 1 - stream_starts[streams])
+        stream_stops = self._stream_starts(streams + 1)
+        begins = self._windows.starts(first_windows) * self._streams + streams
+        last = np.minimum(self._windows.starts(last_windows + 1), stream_stops - stream_starts[streams]) - 1
         shards = self._order[self._places[np.searchsorted(self._ends, starts, side="right")]]
         order = np.argsort(begins, kind="stable")
-        return shards[order], begins[order], (last * self._lanes + lanes + 1)[order]
+        return shards[order], begins[order], (last * self._streams + streams + 1)[order]
 
-    def lane_length(self, lane: int) -> int:
-        """Return the number of samples in a lane."""
-        return self.length // self._lanes + (lane < self.length % self._lanes)
+    def stream_length(self, stream: int) -> int:
+        """Return the number of samples in a stream."""
+        return self.length // self._streams + (stream < self.length % self._streams)
 
     def _pieces(self, ends: I64, key: int) -> tuple[I64, I64, I64]:
-        """Cut the shards at the borders of the lanes, and permute the pieces of each lane: places, firsts, lengths."""
-        lane_starts = self._lane_starts(np.arange(self._lanes))
-        cuts = np.unique(np.concatenate([self._shard_starts, lane_starts, [self.length]]))
+        """Cut the shards at the borders of the streams, and permute the pieces of each: places, firsts, lengths."""
+        stream_starts = self._stream_starts(np.arange(self._streams))
+        cuts = np.unique(np.concatenate([self._shard_starts, stream_starts, [self.length]]))
         starts = cuts[:-1]
-        lanes = np.searchsorted(lane_starts, starts, side="right")
-        order = np.lexsort((keyed_rng.permutation(key, len(starts)), lanes))
+        streams = np.searchsorted(stream_starts, starts, side="right")
+        order = np.lexsort((keyed_rng.permutation(key, len(starts)), streams))
         places = np.searchsorted(ends, starts, side="right")
         return places[order], (starts - self._shard_starts[places])[order], np.diff(cuts)[order]
 
-    def _lane_starts(self, lanes: I64) -> I64:
-        each, longer = divmod(self.length, self._lanes)
-        starts: I64 = lanes * each + np.minimum(lanes, longer)
+    def _stream_starts(self, streams: I64) -> I64:
+        each, longer = divmod(self.length, self._streams)
+        starts: I64 = streams * each + np.minimum(streams, longer)
         return starts
 
-    def _shuffle(self, lanes: I64, offsets: I64) -> I64:
-        """Return the offsets within their lanes after the window shuffle."""
-        pairs = self._windows.windows(offsets) * self._lanes + lanes
+    def _shuffle(self, streams: I64, offsets: I64) -> I64:
+        """Return the offsets within their streams after the window shuffle."""
+        pairs = self._windows.windows(offsets) * self._streams + streams
         shuffled: I64 = offsets.copy()
-        for pair in np.unique(pairs).tolist():  # few: a batch reads a stretch of each lane
-            window, lane = divmod(pair, self._lanes)
-            start, permutation = self._windows.permutation(lane, window, self.lane_length(lane))
+        for pair in np.unique(pairs).tolist():  # few: a batch reads a stretch of each stream
+            window, stream = divmod(pair, self._streams)
+            start, permutation = self._windows.permutation(stream, window, self.stream_length(stream))
             inside = pairs == pair
             shuffled[inside] = start + permutation[offsets[inside] - start]
         return shuffled
@@ -162,16 +162,16 @@ class ShuffledEpochs(EpochSampler):
         self.identity = None if weights is None else {"weights": weights.weights.digest}
         self._shard_samples, self._shuffle, self._weights = facts.shard_samples, facts.shuffle, weights
 
-    def plan(self, *, seed: int, epoch: int, lanes: int) -> EpochPlan:
+    def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
         """Return the order of an epoch."""
         shuffle = self._shuffle
-        return Plan(
+        return ShufflePlan(
             self._shard_samples,
             seed=seed,
             epoch=epoch,
-            lanes=lanes,
-            window=1 if shuffle is None else shuffle.window,
+            streams=streams,
+            buffer=1 if shuffle is None else shuffle.buffer,
             shuffle=shuffle is not None,
-            sticky=shuffle is not None and shuffle.sticky,
+            shard_affinity=shuffle is not None and shuffle.shard_affinity,
             weights=self._weights,
         )

@@ -1,0 +1,13 @@
+"""Annotations: what parts of a sample mean, for packing, and how loading follows crops with them."""
+
+from typing import TYPE_CHECKING
+
+from ._imports import lazy_names
+
+if TYPE_CHECKING:
+    from .formats.annotations import Annotations as Annotations
+    from .formats.annotations import Boxes as Boxes
+    from .formats.annotations import Keypoints as Keypoints
+    from .geometry.objects import CroppedBoxes as CroppedBoxes
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

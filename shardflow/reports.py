@@ -1,0 +1,18 @@
+"""Reports: what packing, verifying, comparing and copying a dataset return."""
+
+from typing import TYPE_CHECKING
+
+from ._imports import lazy_names
+
+if TYPE_CHECKING:
+    from .dataset.diffing import Diff as Diff
+    from .dataset.diffing import SplitDiff as SplitDiff
+    from .dataset.indexing import IndexReport as IndexReport
+    from .dataset.syncing import SyncReport as SyncReport
+    from .dataset.verifying import Finding as Finding
+    from .dataset.virtual_dataset import VirtualReport as VirtualReport
+    from .packing.extending import ExtendReport as ExtendReport
+    from .packing.packing import PackReport as PackReport
+    from .packing.repairing import RepairReport as RepairReport
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,0 +1,16 @@
+"""Sources, which `pack` and `extend` take where a path or URL does not say enough."""
+
+from typing import TYPE_CHECKING
+
+from ._imports import lazy_names
+
+if TYPE_CHECKING:
+    from .packing.sources.coco import Coco as Coco
+    from .packing.sources.collection import Collection as Collection
+    from .packing.sources.folder import Folder as Folder
+    from .packing.sources.shards import Shards as Shards
+    from .packing.sources.source import Source as Source
+    from .packing.sources.source import SourceKind as SourceKind
+    from .packing.sources.table import Table as Table
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)
