@@ -107,27 +107,29 @@ def test_a_plan_alone_is_a_decoder(tmp_path: Path) -> None:
     views, _ = next(iter(shardflow.Loader(url, decoder=decoders.MultiView([LeftHalf(), LeftHalf()]), batch_size=1)))
     assert all(torch.equal(view, images) for view in views)
     raw = shardflow.Loader(url, decoder=decoders.Raw(), batch_size=1, num_workers=0)
-    ((later, _),) = shardflow.DevicePrefetcher(raw, "cpu", [shardflow.DecodeJpeg(LeftHalf())])
+    ((later, _),) = shardflow.device.Prefetcher(raw, "cpu", [shardflow.device.DecodeJpeg(LeftHalf())])
     assert torch.equal(later, images)
 
 
 def test_a_decoder_of_its_own_needs_one_method(tmp_path: Path) -> None:
     """Images in a list are stacked; a failure is that of its sample, and annotations cannot follow."""
     url = make_dataset(tmp_path / "set", [16], undecodable=[3])
-    loader = shardflow.Loader(url, batch_size=8, decoder=Small(), max_bad=1, num_workers=0)
+    loader = shardflow.Loader(url, batch_size=8, decoder=Small(), max_errors=1, num_workers=0)
     batches = [images for images, _ in loader]
     assert [tuple(images.shape) for images in batches] == [(8, 3, 8, 10)] * 2
-    assert len(loader.substituted) == 1
+    assert len(loader.replaced) == 1
     with pytest.raises(ConfigError, match=r"'crop' is not known.*Crops"):
         next(
             iter(
-                shardflow.Loader(url, batch_size=8, decoder=Small(), max_bad=1, fields=("image", "crop"), num_workers=0)
+                shardflow.Loader(
+                    url, batch_size=8, decoder=Small(), max_errors=1, fields=("image", "crop"), num_workers=0
+                )
             )
         )
     for wrong in (Small, "Small", lambda *_: None):
         with pytest.raises(ConfigError, match="decoder must be"):
             shardflow.Loader(url, batch_size=8, decoder=wrong)  # type: ignore[arg-type]
-    for made in (lambda: decoders.MultiView([Small()]), lambda: shardflow.DecodeJpeg(Small())):  # type: ignore[list-item, arg-type]
+    for made in (lambda: decoders.MultiView([Small()]), lambda: shardflow.device.DecodeJpeg(Small())):  # type: ignore[list-item, arg-type]
         with pytest.raises(ConfigError, match="must be a decoder that crops"):
             made()
 
@@ -189,8 +191,8 @@ def test_sizes_by_epoch_and_shapes_reach_the_device(tmp_path: Path) -> None:
     growing = decoders.RandomResizedCrop({0: 8, 1: 12})
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 0}
     here = shardflow.Loader(url, decoder=growing, **options)
-    later = shardflow.DevicePrefetcher(
-        shardflow.Loader(url, decoder=decoders.Raw(), **options), "cpu", [shardflow.DecodeJpeg(growing)]
+    later = shardflow.device.Prefetcher(
+        shardflow.Loader(url, decoder=decoders.Raw(), **options), "cpu", [shardflow.device.DecodeJpeg(growing)]
     )
     for size in (8, 12):
         ((images, _),), ((found, _),) = here, later
@@ -199,4 +201,4 @@ def test_sizes_by_epoch_and_shapes_reach_the_device(tmp_path: Path) -> None:
     files, keys = [memoryview(bytearray(jpeg(1, 40, 20)))], KEYS[:1]
     rows = decoders.Raw()(files, SIZES[:1] * 0, keys, shape=(10, 14)).images
     expected = decoders.Cover()(files, SIZES[:1] * 0, keys, shape=(10, 14)).images
-    assert torch.equal(shardflow.DecodeJpeg(decoders.Cover())(rows, torch.device("cpu")), expected)
+    assert torch.equal(shardflow.device.DecodeJpeg(decoders.Cover())(rows, torch.device("cpu")), expected)
