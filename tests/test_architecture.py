@@ -331,3 +331,16 @@ print(sorted(sys.modules.keys() & set(heavy)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("loading/decoders/")])
+def test_only_decoders_ask_for_the_kind_of_a_decoder(file: str) -> None:
+    """Outside of loading/decoders/ no `isinstance` names a decoder, and nothing probes one: its members serve all."""
+    kinds = "|".join(set(shardflow.decoders.__all__) - {"Crops", "Image"})
+    if not any(within(name, "shardflow.loading.decoders") for name in imports(file)):
+        kinds = "Decoder"  # other classes of these names, such as a transform on the device
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            assert not re.search(rf"\b({kinds}|whole_image\.Image)\b", ast.unparse(node.args[1]))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr"):
+            assert "decoder" not in ast.unparse(node.args[0])

@@ -20,8 +20,6 @@ from shardflow.loading.fields import CROP_FIELDS
 
 from .transforms import rng
 from .transforms.mixup import MixingTransform
-from .transforms.random_flip import RandomHorizontalFlip
-from .transforms.random_resized_crop import RandomResizedCrop
 from .transforms.transform import SpatialTransform
 
 _MASK_FIELD = "mask"
@@ -92,7 +90,7 @@ class AnnotationColumns:
                     f"{name} may mirror images, and the datasets of the mix declare different flip_pairs of points: "
                     f"leave it, or {KEYPOINTS!r}, out, and mirror in the decoders of the loaders"
                 )
-            if isinstance(transform, RandomResizedCrop) and _CROP in crops:
+            if isinstance(transform, SpatialTransform) and transform.crops_images and _CROP in crops:
                 raise ConfigError(
                     f"{name} crops again, and {_CROP!r} would not be the part of the stored image; leave the field "
                     "out, or crop in the loader alone"
@@ -116,7 +114,7 @@ class AnnotationColumns:
         images, keys = fields["image"], fields["random_key"].cpu()
         if is_views(images):
             if columns == Columns([], [], [], columns.crops) and not any(
-                isinstance(transform, RandomResizedCrop | RandomHorizontalFlip) for transform in self._transforms
+                isinstance(transform, SpatialTransform) and transform.moves_pixels for transform in self._transforms
             ):
                 return params
             raise ConfigError(f"{columns} cannot follow {len(images)} views; leave them out")

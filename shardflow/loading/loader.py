@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
 from shardflow._wording import plural
 from shardflow.dataset.open_dataset import Split, open_dataset
+from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.geometry.objects import CroppedBoxes
 from shardflow.order.epochs import Epochs
@@ -291,12 +292,12 @@ class Loader(Engine):
             f"{plural(self.num_workers, 'worker')}; epoch {self.epoch}, {self.remaining} of its batches left>"
         )
 
-    def explain(self, number: int, *, epoch: int = 0) -> ExplainedSample | None:
+    def explain(self, number: int, *, epoch: int = 0, sample: Sample | None = None) -> ExplainedSample | None:
         """Return sample `number` of the split as training gets it in an epoch; None if it does not come there.
 
         The stages of the workers make it, in this process; `batch_transform` and what happens on a device are left out.
         With `samples_per_epoch`, `epoch` counts the passes over the split. Of a sample that comes several times, the
-        first.
+        first. A `sample` that was read already, as `loader.split[number]`, is not read again.
 
         >>> loader.explain(17, epoch=3).images[0]      # doctest: +SKIP
 
@@ -309,7 +310,8 @@ class Loader(Engine):
         visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._streams)
         if visit is None:
             return None
-        return explain_sample(self.source, self.split.reader.read(*self.split.locate(number)), visit)
+        sample = self.split.reader.read(*self.split.locate(number)) if sample is None else sample
+        return explain_sample(self.source, sample, visit)
 
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data and to load it again: plain JSON, without credentials.

@@ -14,10 +14,11 @@ from torch.utils.data import IterableDataset
 from shardflow.errors import ShardflowError
 
 from .batch import Batch
+from .collate import Collate
 from .decoders.decoder import Allocator, allocate
 from .shared_memory import BatchSender, SlotPool
 from .source import Source
-from .stages import Annotate, Augment, Collate, Decode, Read
+from .stages import Annotate, Augment, Decode, Read
 from .workers import send_errors
 
 Stage = Callable[[Iterator[Batch]], Iterator[Batch]]

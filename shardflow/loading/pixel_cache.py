@@ -39,7 +39,7 @@ from shardflow.storage.cache import Cache
 from shardflow.storage.cache_eviction import spare_bytes
 
 from .decoders.decoder import Decoder
-from .decoders.pixels import Pixels
+from .decoders.pixels import Pixels, decode_whole, pixels_version
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ class PixelCache:
     """
 
     def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:
-        versions = decoder.pixels_version
-        if versions is None:
+        if (source := decoder.takes_pixels_of) is None:
             raise ConfigError(
                 f"Cache(pixels=...): {type(decoder).__name__} accepts encoded images only; use RandomResizedCrop, "
                 "CenterCrop or Image of shardflow.decoders themselves, or leave pixels out"
             )
         self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
-        self._decoder, self._versions = decoder, versions
+        self._pixel_source, self._max_pixels = source, decoder.max_pixels
+        self._version = pixels_version(source, decoder.max_pixels)
         self._files: OrderedDict[int, _ShardPixels | None] = OrderedDict()  # by the number of the shard
         self._memory: dict[int, Words] = {}
         self._full = False
@@ -88,7 +88,8 @@ class PixelCache:
         file = None if self._full else self._file(shard)
         if file is None or not file.kept[record]:
             return None
-        pixels = self._decoder.decode_whole(payload, *file.sizes[record].tolist())
+        width, height = file.sizes[record].tolist()
+        pixels = decode_whole(self._pixel_source, payload, width, height, self._max_pixels)
         if pixels is not None:
             try:
                 if spare_bytes(self._directory) < pixels.nbytes:
@@ -107,7 +108,7 @@ class PixelCache:
             self._files.popitem(last=False)
         sizes = self._split.reader.image_sizes(shard)
         entry = self._split.shards[shard]
-        name = hashlib.sha256(f"{entry.sha256} {entry.index_sha256} {self._versions}".encode()).hexdigest()
+        name = hashlib.sha256(f"{entry.sha256} {entry.index_sha256} {self._version}".encode()).hexdigest()
         try:
             share_bytes = self._limit_bytes * len(sizes) // len(self._split)
             self._files[shard] = _ShardPixels(self._directory / name, sizes, share_bytes)

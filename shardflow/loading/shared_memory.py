@@ -25,8 +25,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from .collate import WorkerOutput
 from .decoders.decoder import allocate
-from .stages import WorkerOutput
 
 Bytes = npt.NDArray[np.uint8]
 

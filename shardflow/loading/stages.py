@@ -1,4 +1,4 @@
-"""The stages between the sampler and the DataLoader's queue: read, decode, annotate, augment, collate.
+"""The stages between the sampler and `collate`: read, decode, annotate, augment.
 
 Each is a WebDataset pipeline stage: called with the iterator of the stage before it, it returns an iterator.
 """
@@ -6,10 +6,9 @@ Each is a WebDataset pipeline stage: called with the iterator of the stage befor
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.geometry.crops import Crops
 
 from .annotation_fields import AnnotationFields
@@ -26,11 +24,8 @@ from .batch import Batch
 from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
 from .decoders.multi_view import view_keys
 from .decoders.pixels import Pixels
-from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
-from .padding import Padding, image_sizes, pixel_mask
 from .pixel_cache import PixelCache
-from .stats import BatchCounts
 from .tv_sample import transform_sample
 from .worker_errors import add_context
 
@@ -108,7 +103,7 @@ class Decode:
         for batch in batches:
             reads = zip(batch.sources, batch.samples, batch.pixels, strict=True)
             files = [self._payload(*read) for read in reads]
-            with add_context(partial(_batch_place, "the decoder", batch)):
+            with add_context(partial(batch_place, "the decoder", batch)):
                 batch.images, batch.crops, errors = self._decode(batch, files)
             failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute, self._decoders[batch.sources[0]].copy_image)
@@ -273,17 +268,6 @@ class Augment:
         return images
 
 
-def _not_a_tensor(image: Any) -> str:
-    kind = type(image)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    remedy = ""
-    if image is None:
-        remedy = " (does it lack a `return`?)"
-    elif not isinstance(image, (int, float, str, tuple, list, dict)):
-        remedy = " (end it with v2.ToImage() or torch.from_numpy)"
-    return f"transform must return a tensor; got {'None' if image is None else name}{remedy}"
-
-
 def _place(sample: Sample) -> str:
     """Return how a note names a sample."""
     with contextlib.suppress(IntegrityError):
@@ -295,64 +279,10 @@ def _next_place(batch: Batch, done: Sequence[Any]) -> str:
     return f"the transform, for {_place(batch.samples[len(done)])}" if batch.samples else "the transform"
 
 
-def _batch_place(what: str, batch: Batch) -> str:
+def batch_place(what: str, batch: Batch) -> str:
+    """Return how a note names what was called for a batch."""
     others = f" and {len(batch.samples) - 1} more" if len(batch.samples) > 1 else ""
     return f"{what}, for the batch of {_place(batch.samples[0])}{others}"
-
-
-class Collate:
-    """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
-
-    def __init__(
-        self,
-        splits: Sequence[Split],
-        fields: Sequence[str],
-        batch_transforms: Sequence[Callable[..., Any] | None],
-        classes: int,
-        paddings: Sequence[Padding],
-    ) -> None:
-        self._splits, self._fields, self._batch_transforms, self._classes = splits, fields, batch_transforms, classes
-        self._paddings = paddings
-
-    def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
-        """Return finished batches."""
-        for batch in batches:
-            columns = tuple(self._column(field, batch) for field in self._fields)
-            batch_transform = self._batch_transforms[batch.sources[0]]
-            if batch.empty:
-                columns = tuple(_emptied(column) for column in columns)
-            if batch_transform is not None:
-                with fork_rng(), add_context(partial(_batch_place, "batch_transform", batch)):
-                    reseed(batch.key)
-                    columns = batch_transform(*columns)
-                if columns is None:
-                    raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
-            counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
-            yield WorkerOutput(columns, batch.replaced, counts)
-
-    def _column(self, field: str, batch: Batch) -> Any:
-        padding = self._paddings[batch.sources[0]]
-        if field == "image":
-            views = tuple(_join(images, batch.samples, padding) for images in as_views(batch.images))
-            return views if isinstance(batch.images, tuple) else views[0]
-        if field in batch.masks:
-            return padding.join_masks(batch.masks[field])
-        if field in batch.objects:
-            return batch.objects[field]
-        if field in CROP_FIELDS:
-            return _crop_column(field, batch)
-        if field in ("image_size", "pixel_mask"):
-            sizes = image_sizes(_tensors(batch.images, batch.samples))
-            return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
-        return _column(field, batch, self._splits, self._classes)
-
-
-class WorkerOutput(NamedTuple):
-    """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
-
-    columns: Any
-    replaced: list[str]
-    counts: BatchCounts
 
 
 def image_part(sample: Sample) -> str:
@@ -362,86 +292,3 @@ def image_part(sample: Sample) -> str:
             return part
     found = ", ".join(sample.parts)
     raise sample.with_sample(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
-
-
-def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
-    """Return one field of a batch: a tensor, or a list with one entry per sample."""
-    if field == "valid":
-        return torch.from_numpy(batch.valid)
-    if field == "random_key":
-        return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
-    if field == "source":
-        return torch.tensor(batch.sources, dtype=torch.int64)
-    if field == "index":
-        shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
-        sources, numbers = np.array(batch.sources), np.empty_like(shards)
-        for source in set(sources.tolist()):
-            here = sources == source
-            numbers[here] = splits[source].first_sample(shards[here]) + records[here]
-        return torch.from_numpy(numbers)
-    if field == "key":
-        return [sample.key for sample in batch.samples]
-    if field == "label":
-        return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
-    if field == "labels":
-        encoded = torch.zeros(len(batch.samples), classes)
-        for row, sample in zip(encoded, batch.samples, strict=True):
-            part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
-            row[list(parsed_labels(sample, part, classes))] = 1
-        return encoded
-    return [_parsed(sample, field) for sample in batch.samples]
-
-
-def _crop_column(field: str, batch: Batch) -> Any:
-    """Return whether each image is mirrored, or which part of the stored image it shows; with views, of each view."""
-    if batch.crops is None:
-        raise ConfigError(
-            f"the field {field!r} is not known, because the decoder does not say how it crops, or because the decoders "
-            "of a mix by sample differ; use RandomResizedCrop, CenterCrop or Image of shardflow.decoders, one for all "
-            "loaders, or let its `plan` return Crops"
-        )
-    views = tuple(
-        torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown) for crops in as_views(batch.crops)
-    )
-    return views if isinstance(batch.crops, tuple) else views[0]
-
-
-def _emptied(column: Any) -> Any:
-    return tuple(view[:0] for view in column) if isinstance(column, tuple) else column[:0]
-
-
-def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
-    """Return the labels in a part of a sample."""
-    try:
-        return parse_labels(part, _payload(sample, part), classes=classes)
-    except DecodeError as error:
-        raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
-
-
-_PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
-
-
-def _parsed(sample: Sample, part: str) -> Any:
-    payload = bytes(_payload(sample, part))
-    try:
-        return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
-    except ValueError as error:
-        raise sample.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
-
-
-def _payload(sample: Sample, part: str) -> memoryview:
-    if part not in sample.parts:
-        found = ", ".join(sample.parts)
-        raise sample.with_sample(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
-    return sample.parts[part]
-
-
-def _join(images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
-    return images if isinstance(images, torch.Tensor) else padding.join(_tensors(images, samples))
-
-
-def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:
-    for sample, image in zip(samples, images, strict=True):
-        if not isinstance(image, torch.Tensor):
-            raise sample.with_sample(ConfigError(_not_a_tensor(image)))
-    return images

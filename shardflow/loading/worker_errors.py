@@ -25,7 +25,7 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-_STAGES = str(Path(__file__).with_name("stages.py"))
+_STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collate.py")]
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ class SentError:
             (frame.filename, frame.lineno or 1, frame.name) for frame in traceback.extract_tb(error.__traceback__)
         ]
         # What called the stage is the worker's own business.
-        stage = max((number for number, (filename, *_) in enumerate(frames) if filename == _STAGES), default=0)
+        stage = max((number for number, (filename, *_) in enumerate(frames) if filename in _STAGES), default=0)
         self._frames = frames[stage:]
         earlier = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
         self._earlier = SentError(earlier) if isinstance(earlier, Exception) else None

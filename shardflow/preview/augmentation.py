@@ -65,7 +65,7 @@ def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> ContactS
     described = loader.describe()
     dataset = loader.dataset.dataset
     sample = _read_sample(dataset, loader.split.name, number, len(loader.dataset))
-    found = [loader.explain(number, epoch=epoch) for epoch in range(epochs)]
+    found = [loader.explain(number, epoch=epoch, sample=sample) for epoch in range(epochs)]
     subtitle = "as packed, and as returned by the loader in each epoch"
     if described["samples_per_epoch"] is not None:
         subtitle = "as packed, and as returned by the loader in each pass over the split (here called epoch)"

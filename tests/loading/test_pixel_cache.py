@@ -24,6 +24,7 @@ import shardflow
 from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.loading import pixel_cache
+from shardflow.loading.decoders.pixels import decode_whole
 from shardflow.native import binding
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
@@ -187,6 +188,11 @@ CODINGS = [
 ]
 
 
+def whole(decoder: Any, payload: memoryview, width: int, height: int) -> Any:
+    """The pixels that the cache keeps for a decoder."""
+    return decode_whole(decoder.takes_pixels_of, payload, width, height, decoder.max_pixels)
+
+
 @given(
     width=st.integers(1, 90),
     height=st.integers(1, 90),
@@ -211,7 +217,7 @@ def test_pixels_stand_for_the_encoded_image(
         shardflow.decoders.CenterCrop(size, resize=size + number % 9),
         shardflow.decoders.Image(),
     ):
-        pixels = decoder.decode_whole(payload, width, height)
+        pixels = whole(decoder, payload, width, height)
         assert pixels is not None
         sizes = np.array([(width, height), (0, 0), (width, height)])
         expected = decoder([payload] * 3, sizes, keys).images
@@ -224,9 +230,9 @@ def test_an_image_of_another_size_is_not_kept() -> None:
     """An image that is not of the size that the index says has no pixels for the cache, larger or smaller."""
     payload = memoryview(bytearray(jpegs.make(1, 40, 30)))
     for decoder in (DECODERS["random"], shardflow.decoders.Image()):
-        assert decoder.decode_whole(payload, 40, 30) is not None
+        assert whole(decoder, payload, 40, 30) is not None
         for width, height in ((20, 10), (30, 40), (80, 60)):
-            assert decoder.decode_whole(payload, width, height) is None
+            assert whole(decoder, payload, width, height) is None
 
 
 @pytest.mark.skipif(not native.available(), reason="needs the native kernel")

@@ -32,6 +32,8 @@ class RandomErasing(SpatialTransform):
         ConfigError: A value is out of its range.
     """
 
+    moves_pixels = crops_images = False
+
     def __init__(
         self,
         p: float = 0.5,

@@ -18,6 +18,8 @@ class RandomHorizontalFlip(SpatialTransform):
         ConfigError: The probability is out of its range.
     """
 
+    crops_images = False
+
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_probability("p", p)
 

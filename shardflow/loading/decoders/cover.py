@@ -45,7 +45,10 @@ class Cover(CropDecoder):
             ConfigError: The batch has no shape.
         """
         if shape is None:
-            raise ConfigError("decoders.Cover needs sampler=samplers.AspectBuckets([...]), which decides on shapes")
+            raise ConfigError(
+                "decoders.Cover crops to the shape of a batch, and no sampler chose one; give the loader "
+                "sampler=samplers.AspectBuckets([...]), or use RandomResizedCrop"
+            )
         height, width = shape
         known = np.maximum(sizes, 1)
         scale = np.maximum(width / known[:, 0], height / known[:, 1])[:, None]

@@ -14,13 +14,11 @@ from shardflow.geometry.crops import Crops, Sizes
 
 from .decoder import Decoder, Failures, Images, Payloads, Plan, as_views
 from .pixels import (
-    Pixels,
+    PixelSource,
     check_resized,
     crop_pixels,
     decode_image,
-    decode_whole,
     header_size,
-    library_versions,
     resize,
     warn_without_kernel,
 )
@@ -49,13 +47,9 @@ class CropDecoder(Decoder):
         warn_without_kernel()
 
     @property
-    def pixels_version(self) -> str | None:
-        """Versions and limit; None for a subclass that decodes otherwise, and may expect bytes."""
-        return library_versions(self.max_pixels, with_kernel=native.available()) if decodes_plan(self) else None
-
-    def decode_whole(self, payload: memoryview, width: int, height: int) -> Pixels | None:
-        """Return the pixels of an encoded image; None if it is damaged or not of that size."""
-        return decode_whole(payload, width, height, self.max_pixels, with_kernel=native.available())
+    def takes_pixels_of(self) -> PixelSource | None:
+        """The kernel or else libraries; None for a subclass that decodes otherwise, and may expect bytes."""
+        return None if not decodes_plan(self) else "kernel" if native.available() else "libraries"
 
     def _decode_views(self, payloads: Payloads, crops: tuple[Crops, ...], images: _Views) -> Failures:
         """Decode a batch once, and crop it to each view."""

@@ -23,7 +23,7 @@ from shardflow.geometry.crops import Crops, Sizes
 from shardflow.loading.padding import Padding
 from shardflow.order.keyed_rng import U64
 
-from .pixels import Payload, Pixels, layout
+from .pixels import Payload, PixelSource, layout
 
 Allocator = Callable[[tuple[int, ...]], torch.Tensor]
 """Returns a uint8 tensor of a shape, its values arbitrary."""
@@ -58,7 +58,7 @@ class Payloads:
     """The images of a batch as they were read, and all that their plan was made from.
 
     Attributes:
-        files: The encoded images; for a decoder with a `pixels_version` also decoded ones in their place.
+        files: The encoded images; for a decoder that `takes_pixels_of` something also decoded ones in their place.
         sizes, keys, epoch, shape: What `Decoder.plan` was called with.
         have_tables: bool [B], which of the images may be decoded with the seek table that they hold.
     """
@@ -101,8 +101,8 @@ class Decoder(ABC):
         keeps_sizes: Whether images have the sizes that the index says, which are then checked before loading begins.
         needs_shape: Whether it crops to the shape of a batch, on which a sampler has to decide.
         rows_are_images: Whether each row is an image by itself, so that rows of several decoders can form one batch.
-        pixels_version: Names all that the decoded pixels of a whole image depend on; None for a decoder that takes
-            encoded images alone. With one, `decode` gets pixels in the place of files that are in the pixel cache.
+        takes_pixels_of: What decodes whole images for it, "kernel" or "libraries", where `decode` takes their pixels in
+            the place of files, to make the same of them, bit by bit: then a pixel cache may keep them. Else None.
     """
 
     max_pixels: int = MAX_PIXELS
@@ -157,14 +157,7 @@ class Decoder(ABC):
         """Import what all workers share; called once, before they are forked."""
 
     @property
-    def pixels_version(self) -> str | None:  # noqa: D102 - an attribute, see above
-        return None
-
-    def decode_whole(self, payload: memoryview, width: int, height: int) -> Pixels | None:  # noqa: ARG002
-        """Return the pixels of an encoded image for the pixel cache; None if it is damaged or not of that size.
-
-        Given these pixels instead of the encoded image, `decode` makes the same of them, bit by bit.
-        """
+    def takes_pixels_of(self) -> PixelSource | None:  # noqa: D102 - an attribute, see above
         return None
 
     def __call__(

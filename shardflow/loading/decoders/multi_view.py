@@ -47,6 +47,7 @@ class MultiView(CropDecoder):
         if len(limits := {view.max_pixels for view in self.views}) > 1:
             raise ConfigError(f"an image is decoded once for all views: give them one max_pixels, found {limits}")
         self.max_pixels = self.views[0].max_pixels
+        self.needs_shape = any(view.needs_shape for view in self.views)
 
     def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> tuple[Crops, ...]:
         """Return the crops of each view of images of these sizes."""

@@ -10,7 +10,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ _ENCODED = 3, 1  # channels, and bytes per value, of all that is not an array
 
 Pixels = npt.NDArray[np.uint8]
 """A decoded image: [H, W, 3], RGB, contiguous."""
+
+PixelSource = Literal["kernel", "libraries"]
 
 Payload = memoryview | Pixels
 """An encoded image, or a decoded one in its place."""
@@ -68,7 +70,7 @@ def decode_image(payload: Payload, max_pixels: int, problem: native.Problem | No
         raise DecodeError(f"the image cannot be decoded: {str(error).splitlines()[0]}") from error
 
 
-def decode_whole(payload: memoryview, width: int, height: int, max_pixels: int, *, with_kernel: bool) -> Pixels | None:
+def decode_whole(source: PixelSource, payload: memoryview, width: int, height: int, max_pixels: int) -> Pixels | None:
     """Return the pixels of an encoded image; None when it is damaged or not of that size."""
     if image_size(payload) != (width, height) or is_array(payload):  # arrays are decoded already
         return None
@@ -76,7 +78,7 @@ def decode_whole(payload: memoryview, width: int, height: int, max_pixels: int, 
         check_image(payload, max_pixels)
     except TooLargeError:
         return None
-    if with_kernel:
+    if source == "kernel":
         pixels = np.empty((height, width, 3), dtype=np.uint8)
         problem = native.decode_resized(payload, pixels, oversampling=0, max_pixels=max_pixels)
         if problem is None:
@@ -90,9 +92,9 @@ def decode_whole(payload: memoryview, width: int, height: int, max_pixels: int, 
     return np.ascontiguousarray(image.permute(1, 2, 0).numpy()) if image.shape[1:] == (height, width) else None
 
 
-def library_versions(max_pixels: int, *, with_kernel: bool) -> str:
+def pixels_version(source: PixelSource, max_pixels: int) -> str:
     """Return versions and limit, on which what `decode_whole` returns depends."""
-    kernel = native.version() if with_kernel else "none"
+    kernel = native.version() if source == "kernel" else "none"
     return f"kernel {kernel}, torchvision {package_version('torchvision')}, Pillow {PIL.__version__}, {max_pixels}"
 
 

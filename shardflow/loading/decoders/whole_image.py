@@ -13,7 +13,7 @@ from shardflow.loading.padding import MASK_PADDING, Padding
 from shardflow.order.keyed_rng import U64
 
 from .decoder import Decoder, Failures, Images, Payloads, Plan
-from .pixels import Pixels, decode_image, decode_whole, jpeg_decoder, library_versions
+from .pixels import PixelSource, decode_image, jpeg_decoder
 
 
 class Image(Decoder):
@@ -73,10 +73,6 @@ class Image(Decoder):
         jpeg_decoder()
 
     @property
-    def pixels_version(self) -> str | None:
-        """Versions and limit; None for a subclass that decodes otherwise, and may expect bytes."""
-        return library_versions(self.max_pixels, with_kernel=False) if type(self).decode is Image.decode else None
-
-    def decode_whole(self, payload: memoryview, width: int, height: int) -> Pixels | None:
-        """Return the pixels of an encoded image; None if it is damaged or not of that size."""
-        return decode_whole(payload, width, height, self.max_pixels, with_kernel=False)
+    def takes_pixels_of(self) -> PixelSource | None:
+        """The libraries; None for a subclass that decodes otherwise, and may expect bytes."""
+        return "libraries" if type(self).decode is Image.decode else None

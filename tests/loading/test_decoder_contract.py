@@ -1,0 +1,204 @@
+"""What a decoder that somebody else wrote may count on, and what the loader counts on."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import shardflow
+from shardflow import decoders
+from shardflow.decoders import CropDecoder, Crops, Decoder, Payloads
+from shardflow.errors import ConfigError, DecodeError
+from shardflow.formats.annotations import Annotations, Boxes
+from tests.helpers.making import jpeg, make_dataset, write_dataset
+
+DECODERS = [
+    decoders.RandomResizedCrop({0: 16, 2: 24}),
+    decoders.CenterCrop(16),
+    decoders.Cover(),
+    decoders.Image(),
+    decoders.MultiView([decoders.RandomResizedCrop(16), decoders.CenterCrop(12)]),
+    decoders.Raw(),
+]
+
+KEYS = np.arange(1, 8, dtype=np.uint64) << np.uint64(40)
+SIZES = np.array([[90, 70], [40, 120], [0, 0], [33, 80], [64, 64], [17, 200], [1, 1]])
+
+
+class LeftHalf(CropDecoder):
+    """The left half of each image: a plan is all that it takes."""
+
+    def plan(self, epoch: int, shape: Any, sizes: Any, keys: Any) -> Crops:  # noqa: ARG002
+        """Return the left halves."""
+        width, height = np.maximum(sizes, 2).T
+        box = np.stack([0 * width, 0 * width, width // 2, height], axis=1)
+        return Crops.of(sizes, box=box, resized=(12, 24), size=(12, 24))
+
+
+class Small(Decoder):
+    """Decodes by itself, to images of one size, and does not say how it crops."""
+
+    def decode(self, payloads: Payloads, crops: Any, out: Any) -> Any:
+        """Decode each image into the list."""
+        assert crops is None
+        failures = {}
+        for index, file in enumerate(payloads.files):
+            try:
+                small = Image.open(io.BytesIO(file)).convert("RGB").resize((10, 8))
+                out[index] = torch.from_numpy(np.array(small)).permute(2, 0, 1)
+            except OSError as error:
+                failures[index] = DecodeError(str(error))
+                out[index] = torch.zeros((3, 8, 10), dtype=torch.uint8)
+        return failures
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: type(decoder).__name__)
+def test_the_rows_of_a_plan_do_not_depend_on_each_other(decoder: Decoder) -> None:
+    """Each row is the plan of its image alone, so that rows can be planned again; equal arguments give equal plans."""
+    for epoch in (0, 3):
+        whole = decoder.plan(epoch, (20, 30), SIZES, KEYS)
+        again = [decoder.plan(epoch, (20, 30), SIZES[row : row + 1], KEYS[row : row + 1]) for row in range(len(SIZES))]
+        views = whole if isinstance(whole, tuple) else () if whole is None else (whole,)
+        assert len(views) == (len(decoder.views) or (whole is not None))
+        for number, view in enumerate(views):
+            for row, one in enumerate(again):
+                alone = one[number] if isinstance(one, tuple) else one
+                assert alone is not None
+                assert alone.size == view.size
+                for name in ("source", "box", "resized", "offset", "flip"):
+                    assert (getattr(alone, name)[0] == getattr(view, name)[row]).all()
+
+
+def test_a_plan_reads_nothing(tmp_path: Path) -> None:
+    """The crops of a batch are known from the index alone, and are those with which its images were made."""
+    url = make_dataset(tmp_path / "set", [12])
+    split = shardflow.open(url)["train"]
+    fields = ("crop", "flipped", "image", "index", "random_key")
+    decoder = decoders.RandomResizedCrop(16)
+    (shown, flipped, _, numbers, keys), *_ = shardflow.Loader(
+        url, batch_size=12, decoder=decoder, fields=fields, num_workers=0
+    )
+    planned = decoder.plan(0, None, split.image_sizes()[numbers.numpy()], keys.numpy().view(np.uint64))
+    assert (torch.from_numpy(planned.shown) == shown).all()
+    assert (torch.from_numpy(planned.flip) == flipped).all()
+
+
+def test_a_plan_alone_is_a_decoder(tmp_path: Path) -> None:
+    """Pixels, masks, boxes, the pixel cache, views and `DecodeJpeg` follow the plan of a class of somebody else."""
+    declared = Annotations(boxes=Boxes("json", "boxes", "xyxy"))
+    parts = {"jpg": jpeg(1, 40, 20), "json": b'{"boxes": [[5, 5, 10, 10], [25, 5, 30, 10]]}', "cls": b"0"}
+    url = write_dataset(tmp_path / "set", {"train": [[("0", parts)]]}, classes=("x",), annotations=declared)
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": 0, "fields": ("image", "boxes")}
+    cache = shardflow.Cache(tmp_path / "cache", pixels="1MB")
+    (images, (boxes,)), *_ = shardflow.Loader(url, decoder=LeftHalf(), **options)
+    assert boxes.tolist() == [[3.0, 6.0, 6.0, 12.0]]
+    left = torch.from_numpy(np.array(Image.open(io.BytesIO(parts["jpg"])))).permute(2, 0, 1)[:, :, :20]
+    expected = torch.ops.aten._upsample_bilinear2d_aa(left[None], [24, 12], False)[0]
+    assert (images[0].int() - expected.int()).abs().max() <= 1
+    for _ in range(2):
+        (cached, _), *_ = shardflow.Loader(url, decoder=LeftHalf(), cache=cache, **options)
+        assert torch.equal(cached, images)
+    views, _ = next(iter(shardflow.Loader(url, decoder=decoders.MultiView([LeftHalf(), LeftHalf()]), batch_size=1)))
+    assert all(torch.equal(view, images) for view in views)
+    raw = shardflow.Loader(url, decoder=decoders.Raw(), batch_size=1, num_workers=0)
+    ((later, _),) = shardflow.device.Prefetcher(raw, "cpu", [shardflow.device.DecodeJpeg(LeftHalf())])
+    assert torch.equal(later, images)
+
+
+def test_a_decoder_of_its_own_needs_one_method(tmp_path: Path) -> None:
+    """Images in a list are stacked; a failure is that of its sample, and annotations cannot follow."""
+    url = make_dataset(tmp_path / "set", [16], undecodable=[3])
+    loader = shardflow.Loader(url, batch_size=8, decoder=Small(), max_errors=1, num_workers=0)
+    batches = [images for images, _ in loader]
+    assert [tuple(images.shape) for images in batches] == [(8, 3, 8, 10)] * 2
+    assert len(loader.replaced) == 1
+    with pytest.raises(ConfigError, match=r"'crop' is not known.*Crops"):
+        next(
+            iter(
+                shardflow.Loader(
+                    url, batch_size=8, decoder=Small(), max_errors=1, fields=("image", "crop"), num_workers=0
+                )
+            )
+        )
+    for wrong in (Small, "Small", lambda *_: None):
+        with pytest.raises(ConfigError, match="decoder must be"):
+            shardflow.Loader(url, batch_size=8, decoder=wrong)  # type: ignore[arg-type]
+    for made in (lambda: decoders.MultiView([Small()]), lambda: shardflow.device.DecodeJpeg(Small())):  # type: ignore[list-item, arg-type]
+        with pytest.raises(ConfigError, match="must be a decoder that crops"):
+            made()
+
+
+class Grey(decoders.RandomResizedCrop):
+    """Crops without colours."""
+
+    def decode(self, payloads: Payloads, crops: Any, out: Any) -> Any:
+        """Decode, and take the mean of the channels."""
+        failures = super().decode(payloads, crops, out)
+        out[:] = out.float().mean(1, keepdim=True).to(torch.uint8)
+        return failures
+
+
+def test_a_subclass_that_decodes_otherwise_is_not_taken_for_its_base(tmp_path: Path) -> None:
+    """It gets encoded images alone, and is no view: there its own pixels would be missing, without a word."""
+    url = make_dataset(tmp_path / "set", [8])
+    images, _ = next(iter(shardflow.Loader(url, batch_size=8, decoder=Grey(16), num_workers=0)))
+    assert torch.equal(images[:, 0], images[:, 2])
+    with pytest.raises(ConfigError, match="accepts encoded images only"):
+        shardflow.Loader(url, batch_size=8, decoder=Grey(16), cache=shardflow.Cache(tmp_path / "c", pixels="1MB"))
+    with pytest.raises(ConfigError, match="must be a decoder that crops"):
+        decoders.MultiView([Grey(16)])
+    assert Grey(16) == Grey(16) != decoders.RandomResizedCrop(16)
+
+
+def test_views_may_cover_the_shape_of_a_batch(tmp_path: Path) -> None:
+    """A `MultiView` of a `Cover` needs the shape that a sampler decides on, and hands it on."""
+    sampler = shardflow.samplers.AspectBuckets([(10, 14)])
+    both = decoders.MultiView([decoders.Cover(), decoders.CenterCrop(8)])
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "decoder": both}
+    url = make_dataset(tmp_path / "set", [8])
+    (views, _), *_ = shardflow.Loader(url, sampler=sampler, **options)
+    assert [tuple(view.shape) for view in views] == [(4, 3, 10, 14), (4, 3, 8, 8)]
+    with pytest.raises(ConfigError, match="go together"):
+        shardflow.Loader(url, **options)
+
+
+def test_decoders_are_equal_by_their_settings() -> None:
+    """Decoders of one class with equal settings are equal; settings that are not plain have to be the same object."""
+    for decoder in DECODERS:
+        assert [decoder == other for other in DECODERS].count(True) == 1
+    assert decoders.RandomResizedCrop({0: 8}) == decoders.RandomResizedCrop(8) != decoders.RandomResizedCrop(9)
+    assert decoders.Image() == decoders.Image() != decoders.Image(stack=False)
+    crops = [decoders.CenterCrop(8), decoders.CenterCrop(9)]
+    assert decoders.MultiView(crops) == decoders.MultiView(crops) != decoders.MultiView(crops[:1])
+    one, other, tensor = Small(), Small(), torch.zeros(2)
+    assert one == other
+    one.weights = tensor  # type: ignore[attr-defined]
+    other.weights = torch.zeros(2)  # type: ignore[attr-defined]
+    assert one != other
+    other.weights = tensor  # type: ignore[attr-defined]
+    assert one == other
+
+
+def test_sizes_by_epoch_and_shapes_reach_the_device(tmp_path: Path) -> None:
+    """Encoded images carry the epoch and the shape of their batch, so the device crops as the workers would."""
+    url = make_dataset(tmp_path / "set", [8])
+    growing = decoders.RandomResizedCrop({0: 8, 1: 12})
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 0}
+    here = shardflow.Loader(url, decoder=growing, **options)
+    later = shardflow.device.Prefetcher(
+        shardflow.Loader(url, decoder=decoders.Raw(), **options), "cpu", [shardflow.device.DecodeJpeg(growing)]
+    )
+    for size in (8, 12):
+        ((images, _),), ((found, _),) = here, later
+        assert images.shape[-1] == size
+        assert torch.equal(images, found)
+    files, keys = [memoryview(bytearray(jpeg(1, 40, 20)))], KEYS[:1]
+    rows = decoders.Raw()(files, SIZES[:1] * 0, keys, shape=(10, 14)).images
+    expected = decoders.Cover()(files, SIZES[:1] * 0, keys, shape=(10, 14)).images
+    assert torch.equal(shardflow.device.DecodeJpeg(decoders.Cover())(rows, torch.device("cpu")), expected)
