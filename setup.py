@@ -15,6 +15,7 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = [
     *("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    "-Wno-psabi",  # no vector is passed between files
     "-ffp-contract=off",  # fused multiply-adds give other weights, hence other pixels, on processors that have them
 ]
 

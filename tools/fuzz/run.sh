@@ -20,7 +20,7 @@ work=${WORK:-$here/../../build/fuzz}
 mode=-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
 
 mkdir -p "$work"
-"${CC:-cc}" -std=c11 -O1 -fPIC -shared "$mode" "$native"/*.c -o "$work/_kernel.so" -ldl -lm
+"${CC:-cc}" -std=c11 -O1 -Wno-psabi -fPIC -shared "$mode" "$native"/*.c -o "$work/_kernel.so" -ldl -lm
 found=$(PYTHONPATH=$here/../.. "${PYTHON:-python3}" "$here/seeds.py" "$work")
 "${CLANG:-clang}" -std=c11 -g -O2 -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -DSF_SANITIZED "$mode" \
     -fno-sanitize-recover=undefined -I "$native" \
