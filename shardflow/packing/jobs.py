@@ -110,15 +110,20 @@ def content_digits(found: Input, label: Label) -> str:
     return digest.hexdigest()
 
 
+class InputResult(NamedTuple):
+    """What became of an input; size and content are as in a receipt."""
+
+    path: str
+    size: int
+    content: str
+    quarantined: Quarantined | None
+
+
 class PieceResult(NamedTuple):
-    """The result of a piece: its partial tar, and the fate of each of its inputs."""
+    """The result of a piece: its partial tar, and what became of each of its inputs."""
 
     partial: shard_writer.PartialTar
-    sources: tuple[str, ...]  # paths of the packed inputs
-    quarantined: tuple[Quarantined, ...]
-    bad_ordinals: tuple[int, ...]  # of the quarantined inputs
-    sizes: tuple[int, ...]  # of all inputs, as in a receipt
-    contents: str  # of all inputs, as in a receipt
+    inputs: tuple[InputResult, ...]
     pixels: PixelSums
     statistics: Statistics
 
@@ -141,26 +146,20 @@ class Piece:
         """Process the inputs and write the partial tar; may be repeated. A bad input is a part of the result."""
         job = self.job
         members: list[bytes] = []
-        sources: list[str] = []
-        quarantined: list[Quarantined] = []
-        bad_ordinals: list[int] = []
-        sizes: list[int] = []
-        contents: list[str] = []
+        inputs: list[InputResult] = []
         pixels, statistics = PixelSums(), Statistics()
         for (ordinal, item), read in zip(enumerate(job.items, job.first), self._reads(), strict=True):
             announce(ordinal)
-            found = self._read(ordinal, item, read)
-            sizes.append(len(found.image) if isinstance(found, Input) else -1)
-            contents.append(content_digits(found, item.label) if isinstance(found, Input) else UNREAD)
-            outcome = self._pack(item, found) if isinstance(found, Input) else found
-            if isinstance(outcome, Quarantined):
-                quarantined.append(outcome)
-                bad_ordinals.append(ordinal)
-                continue
-            members.append(shard_writer.sample(f"{ordinal:09d}", outcome.parts))
-            sources.append(item.path)
-            pixels += outcome.image.pixels
-            outcome.image.count_in(statistics, item.label, outcome.counts)
+            found, size, content = self._read(ordinal, item, read), -1, UNREAD
+            outcome: PackedSample | Input | Quarantined = found
+            if isinstance(found, Input):
+                size, content, outcome = len(found.image), content_digits(found, item.label), self._pack(item, found)
+            if isinstance(outcome, PackedSample):
+                members.append(shard_writer.sample(f"{ordinal:09d}", outcome.parts))
+                pixels += outcome.image.pixels
+                outcome.image.count_in(statistics, item.label, outcome.counts)
+            bad = outcome if isinstance(outcome, Quarantined) else None
+            inputs.append(InputResult(item.path, size, content, bad))
         announce(None)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
@@ -169,17 +168,8 @@ class Piece:
         with map_os_errors(path):
             path.parent.mkdir(exist_ok=True)  # without parents: the mount point of a lost disk must not be filled
             path.write_bytes(data)  # not synced: after a crash the piece is done again
-        partial = shard_writer.PartialTar(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
-        return PieceResult(
-            partial=partial,
-            sources=tuple(sources),
-            quarantined=tuple(quarantined),
-            bad_ordinals=tuple(bad_ordinals),
-            sizes=tuple(sizes),
-            contents="".join(contents),
-            pixels=pixels,
-            statistics=statistics,
-        )
+        partial = shard_writer.PartialTar(name=name, samples=len(members), size=len(data), crc32=zlib.crc32(data))
+        return PieceResult(partial, tuple(inputs), pixels, statistics)
 
     def _reads(self) -> Iterator[Callable[[], Input]]:
         """Yield functions that return the inputs, in order; remote inputs are all requested at once."""
@@ -250,21 +240,22 @@ class Finish:
         elif is_disk:
             storage.remove(f"{job.name}.tar")
             storage.remove(f"{job.name}.npy")
+        inputs = [each for result in self.results for each in result.inputs]
         statistics = sum((result.statistics for result in self.results), Statistics())
         receipt = Receipt(
             first=job.first,
             items_sha256=job.items_sha256,
             recipe_sha256=job.recipe.digest,
-            sources=tuple(path for result in self.results for path in result.sources),
-            skipped=tuple(ordinal - job.first for result in self.results for ordinal in result.bad_ordinals),
-            quarantined=tuple(bad for result in self.results for bad in result.quarantined),
+            sources=tuple(each.path for each in inputs if each.quarantined is None),
+            skipped=tuple(slot for slot, each in enumerate(inputs) if each.quarantined is not None),
+            quarantined=tuple(each.quarantined for each in inputs if each.quarantined is not None),
             bytes_in=statistics.counts["bytes_before"],
             pixels=sum((result.pixels for result in self.results), PixelSums()),
             statistics=statistics,
             shard=shard,
             index_bytes=len(index),
-            sizes=tuple(size for result in self.results for size in result.sizes),
-            contents="".join(result.contents for result in self.results),
+            sizes=tuple(each.size for each in inputs),
+            contents="".join(each.content for each in inputs),
             identities=job.identities,
         )
         storage.put(receipt_name, receipt.to_bytes())

@@ -82,32 +82,33 @@ class Ledger:
         A job is done again when its recipe differs, when an input is not the one that was packed (see
         `Item.identity`), when a file of the shard is missing or cut, and when an input could not be read.
         """
-        written, tar, index = (self.listing.get(f"{job.name}.{extension}") for extension in ("json", "tar", "npy"))
-        if written is None or (tar is None) != (index is None):
+        receipt = self._receipt(job) if f"{job.name}.json" in self.listing else None
+        if receipt is None or receipt.identities != job.identities:
             return None
+        if any(bad.stage == "read" for bad in receipt.quarantined):
+            return None
+        tar, index = (self.listing.get(f"{job.name}.{extension}") for extension in ("tar", "npy"))
+        if (tar is None) != (index is None):
+            return None
+        sizes = None if tar is None or index is None else (tar.size, index.size)
+        is_whole = receipt.shard is None or sizes == (receipt.shard.bytes, receipt.index_bytes)
+        return receipt if is_whole else None
+
+    def _receipt(self, job: Job) -> Receipt | None:
+        """Return the receipt of a job, if there is one for its inputs and settings."""
         try:
             receipt = from_bytes(self.storage.read(f"{job.name}.json"))
         except (NotFoundError, FormatError):
             return None
-        if not job.wrote(receipt) or receipt.identities != job.identities:
-            return None
-        if any(bad.stage == "read" for bad in receipt.quarantined):
-            return None
-        sizes = None if tar is None or index is None else (tar.size, index.size)
-        if receipt.shard is not None and sizes != (receipt.shard.bytes, receipt.index_bytes):
-            return None
-        return receipt
+        return receipt if job.wrote(receipt) else None
 
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
         """Raise a StoreError unless the receipts and the sizes in the storage are those of these jobs and shards."""
         listing = self.storage.listing()
 
         def is_own(job: Job) -> bool:
-            try:
-                receipt = from_bytes(self.storage.read(f"{job.name}.json"))
-            except (NotFoundError, FormatError):
-                return False
-            if not job.wrote(receipt) or receipt.shard != shards.get(job.name):
+            receipt = self._receipt(job)
+            if receipt is None or receipt.shard != shards.get(job.name):
                 return False
             if receipt.shard is None:
                 return True

@@ -105,7 +105,7 @@ def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLi
             return
         so_far = replace(
             so_far,
-            done=so_far.done + len(outcome.sources) + len(outcome.quarantined),
+            done=so_far.done + len(outcome.inputs),
             bytes_in=so_far.bytes_in + outcome.statistics.counts["bytes_before"],
             bytes_out=so_far.bytes_out + outcome.partial.size,
         )

@@ -32,7 +32,7 @@ def test_same_bytes_for_any_number_of_workers(tmp_path: Path, workers: int) -> N
     src = image_folder(tmp_path / "src", 110)
     for name, executor in {"serial": Serial(), "processes": Processes(workers)}.items():
         results = run_jobs(executor, jobs_of(src, tmp_path / name, Recipe(short_side=32)))
-        assert sum(len(result.sources) for result in results) == 110
+        assert sum(result.partial.samples for result in results) == 110
     assert contents(tmp_path / "serial") == contents(tmp_path / "processes")
     assert len(contents(tmp_path / "serial")) == 3 * 3
 

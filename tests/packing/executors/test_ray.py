@@ -90,7 +90,7 @@ def test_killed_worker_of_the_cluster(tmp_path: Path) -> None:
     write_tree(src, {"b/killer.jpg": b"kill %b" % os.fsencode(tmp_path / "killed")})
     results = run_jobs(Ray(), jobs_of(src, tmp_path / "ray", Fatal(short_side=32), 20))
     assert (tmp_path / "killed").exists()
-    assert sum(len(result.sources) for result in results) == 71
+    assert sum(result.partial.samples for result in results) == 71
     run_jobs(Serial(), jobs_of(src, tmp_path / "serial", Fatal(short_side=32), 20))
     assert contents(tmp_path / "ray") == contents(tmp_path / "serial")
 
