@@ -61,7 +61,7 @@ def defaults(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[int, i
     url = make_dataset(tmp_path_factory.mktemp("data") / "set", [40])
     found = {}
     for world in (1, 2):
-        state = shardflow.Loader(url, batch_size=4, num_workers=0, rank=0, world_size=world).state_dict()
+        state = shardflow.Loader(url, batch_size=4, num_workers=0, group=(0, world)).state_dict()
         found[world] = (state["streams"], state["shuffle_buffer"])
     return found
 

@@ -44,7 +44,7 @@ def order(plan: ShufflePlan) -> list[tuple[int, int]]:
 
 
 def offsets_of_a_stream(length: int, buffer: int, **options: Any) -> list[int]:
-    """Where in the stream the positions of a plan with one stream and one shard lie."""
+    """Where the positions of a plan with one stream and one shard lie in it."""
     return [record for _, record in order(ShufflePlan([length], seed=0, epoch=0, buffer=buffer, **options))]
 
 
@@ -102,10 +102,10 @@ def test_without_shuffling_one_stream_is_the_manifest_order(sizes: list[int], bu
 
 @given(sizes=SIZES, streams=st.integers(1, 12))
 def test_lanes_cut_the_stream_into_even_pieces(sizes: list[int], streams: int) -> None:
-    """Position p is in stream p % C; streams are contiguous in the stream, cover it, and the longer ones come first."""
+    """Position p is in stream p % C; the streams are contiguous pieces of the order, and the longer ones come first."""
     plan = ShufflePlan(sizes, seed=0, epoch=0, streams=streams, shuffle=False)
-    stream = {sample: place for place, sample in enumerate(order(ShufflePlan(sizes, seed=0, epoch=0, shuffle=False)))}
-    places = [stream[sample] for sample in order(plan)]
+    place_of = {sample: place for place, sample in enumerate(order(ShufflePlan(sizes, seed=0, epoch=0, shuffle=False)))}
+    places = [place_of[sample] for sample in order(plan)]
     by_stream = [places[stream::streams] for stream in range(streams)]
     assert list(itertools.chain(*by_stream)) == list(range(plan.length))
     lengths = [len(stream) for stream in by_stream]
@@ -118,11 +118,11 @@ def test_lanes_cut_the_stream_into_even_pieces(sizes: list[int], streams: int) -
 def test_shuffled_lanes_stay_contiguous(plan_seed: int, sizes: list[int], streams: int, buffer: int) -> None:
     """Windows move samples within their stream only: each stream reads a stretch of the shuffled shards."""
     options: dict[str, Any] = {"seed": plan_seed, "epoch": 5}
-    stream = {sample: place for place, sample in enumerate(order(ShufflePlan(sizes, **options)))}
+    place_of = {sample: place for place, sample in enumerate(order(ShufflePlan(sizes, **options)))}
     located = order(ShufflePlan(sizes, streams=streams, buffer=buffer, **options))
     start = 0
     for stream in range(streams):
-        places = sorted(stream[sample] for sample in located[stream::streams])
+        places = sorted(place_of[sample] for sample in located[stream::streams])
         assert places == list(range(start, start + len(places)))
         start += len(places)
 

@@ -22,6 +22,7 @@ import shardflow
 from shardflow.order.rank_partition import TAILS, RankPartition
 from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.window_shuffle import FIRST_WINDOW
+from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset
 
 Counts = npt.NDArray[np.int64]
@@ -226,11 +227,8 @@ def loaders(url: Path, topology: Topology, options: dict[str, Any]) -> list[shar
             url,
             fields=("label", "valid"),
             batch_size=topology.batch,
-            num_workers=topology.workers,
-            rank=rank,
-            world_size=topology.world,
-            persistent_workers=False,
-            **options,
+            group=(rank, topology.world),
+            **with_workers({**options, "num_workers": topology.workers, "persistent_workers": False}),
         )
         for rank in range(topology.world)
     ]
