@@ -20,13 +20,13 @@ from PIL import Image, features
 
 import shardflow as sf
 from shardflow import native
-from shardflow.device.transforms.decode_jpeg import JpegBuffer
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, TooLargeError
 from shardflow.formats import quarantine, shard_index, ustar
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.loading.decoders.decoder import Decoder
+from shardflow.loading.decoders.raw import EncodedImages
 from shardflow.packing.recipe import make_recipe
 from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.contact_sheet import sample_tiles
@@ -107,8 +107,10 @@ def decode_on_device() -> None:
     cpu, decode = torch.device("cpu"), sf.device.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
     for data in BOMBS.values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
+        rows = torch.empty(EncodedImages.shape_for(files), dtype=torch.uint8)
+        EncodedImages.pack(rows, files, np.arange(2, dtype=np.uint64))
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):
-            decode(JpegBuffer.pack(files, np.arange(2, dtype=np.uint64)), cpu)
+            decode(rows, cpu)
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):  # as on a GPU
             decode._decode_on_gpu([torch.frombuffer(file, dtype=torch.uint8) for file in files], cpu)
 
