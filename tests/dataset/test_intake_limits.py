@@ -92,14 +92,14 @@ def test_samples_over_the_limit(tmp_path: Path) -> None:
 
 def read_large_samples(root: str) -> None:
     """Index and pack the tar with large samples."""
-    sf.pack(f"{root}/tars/*.tar", f"{root}/warm", executor="serial", short_side=8, max_bad=2)
+    sf.pack(f"{root}/tars/*.tar", f"{root}/warm", executor="serial", short_side=8, max_errors=2)
     bombs.enter_limits(MEMORY_BYTES)
     for number, base in enumerate((f"{root}/tars", f"local://{root}/tars")):
-        report = sf.index(f"{base}/*.tar", f"{root}/index{number}", max_bad=2)
+        report = sf.index(f"{base}/*.tar", f"{root}/index{number}", max_errors=2)
         assert report.samples == {"train": 2}
         assert [bad.path[-1] for bad in report.bad] == ["b", "c"]
         assert all("536,870,912 is the most: leave it out" in bad.reason for bad in report.bad)
-        packed = sf.pack(f"{base}/*.tar", f"{root}/pack{number}", executor="serial", short_side=8, max_bad=2)
+        packed = sf.pack(f"{base}/*.tar", f"{root}/pack{number}", executor="serial", short_side=8, max_errors=2)
         assert (packed.inputs, packed.packed, packed.quarantined) == (4, 2, 2)
         reasons = [row["reason"] for row in quarantined(Path(root, f"pack{number}"))]
         assert all("536,870,912 is the most for one input: leave it out" in reason for reason in reasons)
@@ -117,7 +117,7 @@ def pack_large_inputs(root: str) -> None:
     for limited in (False, True):
         for number, base in enumerate((f"{root}/src", f"local://{root}/src")):
             dst = f"{root}/{limited}{number}"
-            report = sf.pack(base, dst, executor="serial", short_side=8, max_bad=1)
+            report = sf.pack(base, dst, executor="serial", short_side=8, max_errors=1)
             assert (report.inputs, report.packed, report.quarantined) == (2, 1, 1)
             (row,) = quarantined(Path(dst))
             assert "3,221,225,472 bytes; 536,870,912 is the most" in row["reason"]
@@ -128,7 +128,7 @@ def test_a_packed_sample_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A sample that would be longer than one that is read is quarantined, with what to do about it."""
     write_tree(tmp_path / "src", {"a/small.jpg": photo(1), "a/large.jpg": photo(2, 500, 400)})
     monkeypatch.setattr(shard_writer, "MAX_SAMPLE_BYTES", 10_000)
-    report = sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial", preset="original", max_bad=1)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial", preset="original", max_errors=1)
     assert (report.inputs, report.packed, report.quarantined) == (2, 1, 1)
     (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"]) == ("a/large.jpg", "encode")
