@@ -25,10 +25,10 @@ from bench.loaders.peers.recipe import BATCH, SIZE, WORKERS
 from bench.report import markdown
 from bench.usage import Stopwatch
 from shardflow import Loader, native
-from shardflow.loading import sampler, stages
+from shardflow.loading import batch_sampler, collate, stages
 from shardflow.loading.decoders import random_resized_crop
 
-STAGES = (stages.Read, stages.Decode, stages.Collate)
+STAGES = (stages.Read, stages.Decode, collate.Collate)
 CHAIN = ("plan", "read and check", "decode", "collate")
 """Stages in order; the time of each is that of the pipeline up to it, less that of the one before."""
 
@@ -68,7 +68,7 @@ def stage_times(url: str) -> dict[str, float]:
 
         return wrapper
 
-    places = ((sampler.PlanSampler, "__iter__"), *((stage, "__call__") for stage in STAGES))
+    places = ((batch_sampler.BatchSampler, "__iter__"), *((stage, "__call__") for stage in STAGES))
     functions = {
         "of it CRC-32": (zlib, "crc32"),
         "of it boxes of crops": (random_resized_crop, "random_resized_crops"),

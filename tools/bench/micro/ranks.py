@@ -35,7 +35,7 @@ from shardflow.order.epochs import Epochs
 from shardflow.order.rank_partition import RankPartition
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.remote import PIECE_BYTES, PIECES
-from shardflow.storage.retry import Failure, Outages, RetryPolicy, retry
+from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ async def _first_shards(store: Store, policy: RetryPolicy, host: Host) -> float 
 
 
 async def _shard(store: Store, policy: RetryPolicy, host: Host, outages: Outages) -> float:
-    """Fetch an index and a shard in pieces, as `RemoteStorage.get` does; return when the first piece was there."""
+    """Fetch an index and a shard in pieces, as remote storage does; return when the first piece was there."""
     clock = asyncio.get_running_loop().time
 
     async def piece(size: int) -> float:
@@ -237,7 +237,7 @@ async def _shard(store: Store, policy: RetryPolicy, host: Host, outages: Outages
             await host.receive(size)
 
         refusal = Failure(error=TransientError("the server asks for fewer requests"), retry=True)
-        await retry(request, lambda _: refusal, policy, outages=outages)
+        await Retries(lambda *_: refusal, policy, str, outages)(request, "shard")
         return clock()
 
     sizes: Iterator[int] = itertools.repeat(PIECE_BYTES, -(-SHARD_BYTES // PIECE_BYTES))
