@@ -86,6 +86,25 @@ LIBRARIES = {
 }
 """Which files may import a library at all, inside functions and for type checkers included."""
 
+BUDGET = {
+    "cli": 2150,
+    "dataset": 3950,
+    "demo": 750,
+    "device": 2150,
+    "diagnostics": 1100,
+    "formats": 3150,
+    "geometry": 400,
+    "interop": 500,
+    "loading": 5500,
+    "native": 5550,
+    "order": 1600,
+    "packing": 6400,
+    "preview": 1200,
+    "storage": 4400,
+    "": 1150,
+}
+"""Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
+
 PACKAGE = Path(shardflow.__file__).parent
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -344,3 +363,17 @@ def test_only_decoders_ask_for_the_kind_of_a_decoder(file: str) -> None:
             assert not re.search(rf"\b({kinds}|whole_image\.Image)\b", ast.unparse(node.args[1]))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr"):
             assert "decoder" not in ast.unparse(node.args[0])
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_rooms_keep_their_budget(room: str) -> None:
+    """No room has more lines than its budget, so that a feature that needs many is noticed."""
+    paths = (PACKAGE / room).rglob("*") if room else PACKAGE.glob("*")
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in paths if path.suffix in (".py", ".c", ".h")}
+    assert BUDGET[room] - 100 < sum(lines.values()) <= BUDGET[room]
+
+
+def test_every_room_has_a_budget() -> None:
+    """A new room needs a budget."""
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert rooms == BUDGET.keys() - {""}
