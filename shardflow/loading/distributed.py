@@ -1,4 +1,4 @@
-"""The topology of a run: the rank of this process, and the cores that it may use.
+"""The rank of this process in a distributed run, and the cores that it may use.
 
 Only this module reads a launcher's environment variables.
 """

@@ -1,4 +1,4 @@
-"""Provenance: what a run should log about its data, as plain JSON."""
+"""Run metadata: what a run should log about its data, as plain JSON."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_set_epoch_after_load_keeps_the_position(dataset: Path) -> None:
     ("change", "message"),
     [
         ({"seed": 1}, "seed is 0 in the state and 1 here"),
-        ({"shuffle": shardflow.Shuffle(buffer=8)}, "window is 16 in the state and 8 here"),
+        ({"shuffle": shardflow.Shuffle(buffer=8)}, "shuffle_buffer is 16 in the state and 8 here"),
         ({"shuffle": shardflow.Shuffle(buffer=16, streams=4)}, "streams is 8 in the state and 4 here"),
         ({"limit": 30}, "limit is None in the state and 30 here"),
         ({"samples_per_epoch": 16}, "samples_per_epoch is None in the state and 16 here"),

@@ -241,7 +241,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
             assert not any(map(far.reader.is_local, range(SHARDS)))
         finally:
             storage.go_on.set()
-        (batch,) = read(iter([source.batch(start, 3)]))
+        (batch,) = read(iter([plan.batch(plan.advance([start], 0, 3), 3)]))
         assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"6", b"7"]
 
 
