@@ -61,17 +61,19 @@ class Crops:
         `resized` and `offset` may be one pair for all images.
         """
         source = np.array(sizes, dtype=np.int32)
-        nothing = np.zeros_like(source)
-        boxes = np.concatenate([nothing, source], axis=1) if box is None else np.array(box, dtype=np.int32)
-        # Copies, as rows may be replaced one by one.
-        return cls(
-            source=source,
-            box=boxes,
-            resized=np.array(np.broadcast_to(boxes[:, 2:] if resized is None else resized, source.shape), np.int32),
-            offset=nothing if offset is None else np.array(np.broadcast_to(offset, source.shape), np.int32),
-            flip=np.zeros(len(source), dtype=np.bool_) if flip is None else np.array(flip, dtype=np.bool_),
-            size=size,
-        )
+        boxes, offsets = np.zeros((len(source), 4), dtype=np.int32), np.zeros_like(source)
+        boxes[:, 2:] = source
+        if box is not None:
+            boxes[:] = box
+        sides = boxes[:, 2:].copy()  # a copy, as rows may be replaced one by one
+        if resized is not None:
+            sides[:] = resized
+        if offset is not None:
+            offsets[:] = offset
+        flips = np.zeros(len(source), dtype=np.bool_)
+        if flip is not None:
+            flips[:] = flip
+        return cls(source=source, box=boxes, resized=sides, offset=offsets, flip=flips, size=size)
 
     @property
     def extents(self) -> npt.NDArray[np.int32]:

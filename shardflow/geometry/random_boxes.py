@@ -57,10 +57,10 @@ def fits_within(tried: tuple[Any, Any], size: tuple[Any, Any]) -> Any:
 
 
 def first_fit(xp: ModuleType, fits: Any, sizes: tuple[Any, Any]) -> tuple[Any, Any, Any]:
-    """Return whether a try fits, bool [N], then both side lengths at the first try that does, [N]; 0 where none."""
-    is_first = fits & (xp.cumsum(fits, 1) == 1)
-    first, second = (xp.where(is_first, each, 0).sum(1) for each in sizes)
-    return fits.any(1), first, second
+    """Return whether a try fits, bool [N], then both side lengths at the first try that does, [N]."""
+    first = (fits * 1).argmax(1)
+    places = first + TRIES * (xp.cumsum(xp.ones_like(first), 0) - 1)  # made where the arrays are
+    return fits.any(1), sizes[0].reshape(-1)[places], sizes[1].reshape(-1)[places]
 
 
 def place_boxes(

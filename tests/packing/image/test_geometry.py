@@ -80,8 +80,8 @@ def test_corners_meet(width: int, height: int, short_side: int, square: bool, en
     """The corners of what was kept are the corners of the packed picture, and it lies within the upright one."""
     recipe = Recipe(short_side=short_side, square=square, enlarge=enlarge)
     geometry = recipe.process(encoded(Image.new("L", (width, height)), "BMP")).geometry
-    scale = np.array((width, height)) / geometry.resized
-    left, top, right, bottom = (np.array(geometry.window) * np.tile(scale, 2)).tolist()
+    sides = np.array((width, height) * 2)
+    left, top, right, bottom = (np.array(geometry.window) * sides / np.tile(geometry.resized, 2)).tolist()
     assert point(geometry, left, top) == pytest.approx((0, 0), abs=1e-9)
     assert point(geometry, width, height) == tuple(np.array(geometry.resized) - geometry.window[:2])
     mask = transform_mask(encoded(Image.new("L", (width, height)), "PNG"), geometry)
