@@ -101,7 +101,7 @@ def test_deadly_input_on_the_cluster(tmp_path: Path) -> None:
     src = write_tree(image_folder(tmp_path / "src", 30), {"a/bad.jpg": b"segfault"})
     for name, executor in {"ray": Ray(), "processes": Processes(1)}.items():
         results = run_jobs(executor, jobs_of(src, tmp_path / name, Deadly(short_side=32), 20))
-        bad = [entry for result in results for entry in result.quarantined]
+        bad = [each.quarantined for result in results for each in result.inputs if each.quarantined is not None]
         assert [(entry.path, entry.reason) for entry in bad] == [("a/bad.jpg", "its process ended with SIGSEGV, twice")]
     assert contents(tmp_path / "ray") == contents(tmp_path / "processes")
 
