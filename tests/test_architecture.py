@@ -377,3 +377,8 @@ def test_every_room_has_a_budget() -> None:
     """A new room needs a budget."""
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert rooms == BUDGET.keys() - {""}
+
+
+def test_a_loader_has_few_arguments() -> None:
+    """What belongs together is one object: `Loader` takes 19 arguments at most."""
+    assert len(inspect.signature(shardflow.Loader).parameters) <= 19
