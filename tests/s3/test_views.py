@@ -69,7 +69,7 @@ def test_tars_in_a_bucket_are_indexed(tmp_path: Path, server: Server, prefix: st
 def test_files_are_fetched_once(
     tmp_path: Path, server: Server, proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often the index of a shard is looked at for a view, one request brings it; a tar is verified by its size and its bytes."""
+    """However often a view looks at a shard's index, one request brings it; verify asks for a tar's size and bytes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     url = server.put(f"{prefix}/set", make_dataset(tmp_path / "set", [6, 5]))
     options = server.options(proxy.endpoint)
