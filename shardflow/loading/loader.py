@@ -211,7 +211,9 @@ class Loader(Engine):
         check_image_fields(fields, views=bool(decoder.views), moved=annotations.names, padding=decoder.padding)
         if decoder.keeps_sizes and decoder.padding.needs_one_size and transform is None and "image" in fields:
             check_stackable(chosen, min(batch_size, epochs.samples))
-        check_sendable(workers, decoder=decoder, transform=transform, batch_transform=batch_transform)
+        check_sendable(
+            workers, decoder=decoder, sampler=epochs.sampler, transform=transform, batch_transform=batch_transform
+        )
         self.source = Source(
             split=chosen,
             limit=None if limit is None else int(limit),

@@ -23,7 +23,7 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from .list_plan import ListPlan
-from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, Together
+from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, Together, bound
 from .shuffle_plan import ShuffledEpochs
 from .window_shuffle import I64
 
@@ -83,7 +83,7 @@ class AspectBuckets:
                 f"aspect buckets need the sizes of all images; the index lacks {len(unknown)} of {facts.samples}, "
                 f"the first is that of sample {unknown[0]}"
             )
-        stream = ShuffledEpochs(facts) if self.sampler is None else self.sampler.bind(facts)
+        stream = ShuffledEpochs(facts) if self.sampler is None else bound(self.sampler, facts)
         if stream.together != "sample":
             raise ConfigError(f"{self.sampler!r} composes whole batches already; AspectBuckets needs another sampler")
         return BucketEpochs(stream, self.shapes, self.buckets(sizes), facts)

@@ -13,7 +13,7 @@ from shardflow.errors import ConfigError
 
 from . import keyed_rng
 from .rank_partition import MOST_POSITIONS
-from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape
+from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, bound
 from .shuffle import default_streams
 from .shuffle_plan import ShuffledEpochs
 from .window_shuffle import I64
@@ -86,7 +86,7 @@ class Epochs:
     ) -> None:
         self.seed = self.key_seed = check_integer("seed", seed)
         self.source, self.shuffle, self.samples_per_epoch = 0, facts.shuffle, samples_per_epoch
-        self.sampler: EpochSampler = ShuffledEpochs(facts) if sampler is None else sampler.bind(facts)
+        self.sampler: EpochSampler = ShuffledEpochs(facts) if sampler is None else bound(sampler, facts)
         self.samples, self.pass_length = facts.samples, self.sampler.length
         self._starts = np.cumsum(facts.shard_samples) - facts.shard_samples
         if samples_per_epoch is not None:

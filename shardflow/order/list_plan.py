@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow.errors import ConfigError
+
 from .sampler import EpochPlan, shard_spans
 from .window_shuffle import I64
 
@@ -25,6 +27,9 @@ class ListPlan(EpochPlan):
     def of_samples(cls, samples: I64, shard_samples: npt.ArrayLike) -> ListPlan:
         """Return the plan of samples by their numbers in the split; one that is named several times comes so often."""
         ends = np.cumsum(np.asarray(shard_samples, dtype=np.int64))
+        total = int(ends[-1]) if len(ends) else 0
+        if len(bad := np.flatnonzero((samples < 0) | (samples >= total))):
+            raise ConfigError(f"the sampler names sample {samples[bad[0]]}, and 0 … {total - 1} take part")
         shards: I64 = np.searchsorted(ends, samples, side="right")
         firsts = np.concatenate([[0], ends])[shards]
         order = np.argsort(samples, kind="stable")

@@ -7,12 +7,15 @@ sampler, write one file with a class that has `bind`; `Subset` and `ClassBatches
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from shardflow.errors import ConfigError
 
 from .shuffle import Shuffle
 from .window_shuffle import I64
@@ -106,6 +109,28 @@ class Sampler(Protocol):
     def bind(self, facts: Facts) -> EpochSampler:
         """Return the epochs that this sampler makes of these facts; ConfigError where it does not fit them."""
         ...
+
+
+def bound(sampler: object, facts: Facts) -> EpochSampler:
+    """Return a sampler, bound; ConfigError if it is none, or does not say what its states are compared by."""
+    if isinstance(sampler, type) or not callable(getattr(sampler, "bind", None)):
+        raise ConfigError(
+            "sampler must be one of shardflow.samplers, such as samplers.Weighted('balanced'), or an object with "
+            f"`bind(facts)`, found {sampler!r:.80}"
+        )
+    epochs: EpochSampler = sampler.bind(facts)
+    wrong = [name for name in ("length", "identity", "plan", "together", "shapes", "warnings") if not hasattr(epochs, name)]
+    if wrong:
+        raise ConfigError(f"{sampler!r:.80}: bind() returned an object without {', '.join(wrong)}; see samplers.EpochSampler")
+    if epochs.together not in ("sample", "batch", "step"):
+        raise ConfigError(f"{sampler!r:.80}: together must be 'sample', 'batch' or 'step', found {epochs.together!r}")
+    try:
+        plain = epochs.identity is not None and json.loads(json.dumps(epochs.identity)) == epochs.identity
+    except (TypeError, ValueError):
+        plain = False
+    if not plain:
+        raise ConfigError(f"{sampler!r:.80}: identity must be plain JSON that tells orders apart, found {epochs.identity!r:.80}")
+    return epochs
 
 
 def shard_spans(shards: I64) -> tuple[I64, I64, I64]:

@@ -39,7 +39,9 @@ class CropDecoder(Decoder):
 
     def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:
         """Decode and crop a batch. Images that fail are black."""
-        views = tuple(view for view in as_views(crops) if view is not None)
+        views = tuple(view for view in as_views(crops) if view is not None and view.size is not None)
+        if len(views) != len(as_views(crops)):
+            raise ConfigError(f"{self!r}: plan must return Crops with a size, found {crops!r:.80}")
         return self._decode_views(payloads, views, as_views(out))
 
     def load_libraries(self) -> None:

@@ -54,6 +54,8 @@ class MultiView(CropDecoder):
         planned: list[Plan] = [
             view.plan(epoch, shape, sizes, view_keys(keys, number)) for number, view in enumerate(self.views)
         ]
+        if wrong := [number for number, crops in enumerate(planned) if not isinstance(crops, Crops)]:
+            raise ConfigError(f"the plan of view {wrong[0]}, {self.views[wrong[0]]!r}, must return Crops")
         return tuple(crops for crops in planned if isinstance(crops, Crops))
 
 

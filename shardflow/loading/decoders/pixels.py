@@ -126,6 +126,16 @@ def crop_pixels(
     width, height = crops.resized[index].tolist()
     left, top = crops.offset[index].tolist()
     across, down = crops.extents[index].tolist()
+    if not (
+        (0 <= x < x + box_width <= image.shape[2] and 0 <= y < y + box_height <= image.shape[1])
+        and (0 <= left < left + across <= width and 0 <= top < top + down <= height)
+        and crops.size in (None, (across, down))
+    ):
+        raise ConfigError(
+            f"the decoder planned the crop box={(x, y, box_width, box_height)}, resized={(width, height)}, "
+            f"offset={(left, top)}, size={crops.size} of an image of {image.shape[2]} x {image.shape[1]}: the box must "
+            "lie within the image, and the output within the resized box"
+        )
     resized = resize(image[:, y : y + box_height, x : x + box_width], height, width)
     cropped = resized[:, top : top + down, left : left + across]
     return cropped.flip(-1) if crops.flip[index] else cropped
