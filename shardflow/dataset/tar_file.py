@@ -7,6 +7,7 @@ end, and each block is hashed as it passes. Of a remote tar, the next blocks are
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 from collections import OrderedDict
@@ -153,7 +154,8 @@ def open_tar(storage: Storage, name: str, *, hashed: bool = False) -> Iterator[T
         with file:
             yield of_descriptor(file.fileno(), url, hashed=hashed)
         return
-    if (size := storage.size(name)) is None:
+    if (version := storage.version(name)) is None:
         raise NotFoundError(f"{url} does not exist; check the path")
+    fetch = functools.partial(storage.read_range, name, version=version)  # a tar that is replaced is not mixed
     with TransferPool(_AHEAD) as pool:
-        yield TarFile(lambda start, stop: storage.read_range(name, start, stop), size, url, pool=pool, hashed=hashed)
+        yield TarFile(fetch, version.size, url, pool=pool, hashed=hashed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -111,26 +111,33 @@ class Sampler(Protocol):
         ...
 
 
-def bound(sampler: object, facts: Facts) -> EpochSampler:
-    """Return a sampler, bound; ConfigError if it is none, or does not say what its states are compared by."""
+def bound(sampler: Any, facts: Facts) -> EpochSampler:
+    """Return a sampler, bound; ConfigError if it is not one, or does not say what its states are compared by."""
     if isinstance(sampler, type) or not callable(getattr(sampler, "bind", None)):
         raise ConfigError(
             "sampler must be one of shardflow.samplers, such as samplers.Weighted('balanced'), or an object with "
             f"`bind(facts)`, found {sampler!r:.80}"
         )
     epochs: EpochSampler = sampler.bind(facts)
-    wrong = [name for name in ("length", "identity", "plan", "together", "shapes", "warnings") if not hasattr(epochs, name)]
-    if wrong:
-        raise ConfigError(f"{sampler!r:.80}: bind() returned an object without {', '.join(wrong)}; see samplers.EpochSampler")
-    if epochs.together not in ("sample", "batch", "step"):
-        raise ConfigError(f"{sampler!r:.80}: together must be 'sample', 'batch' or 'step', found {epochs.together!r}")
-    try:
-        plain = epochs.identity is not None and json.loads(json.dumps(epochs.identity)) == epochs.identity
-    except (TypeError, ValueError):
-        plain = False
-    if not plain:
-        raise ConfigError(f"{sampler!r:.80}: identity must be plain JSON that tells orders apart, found {epochs.identity!r:.80}")
+    members = ("length", "identity", "plan", "together", "shapes", "warnings")
+    problem = ""
+    if missing := [name for name in members if not hasattr(epochs, name)]:
+        problem = f"bind() returned an object without {', '.join(missing)}; inherit from samplers.EpochSampler"
+    elif epochs.together not in get_args(Together):
+        problem = f"together must be one of {', '.join(get_args(Together))}, found {epochs.together!r}"
+    elif not _is_plain(epochs.identity):
+        problem = f"identity must be plain JSON that differs where the orders do, found {epochs.identity!r:.80}"
+    if problem:
+        raise ConfigError(f"{sampler!r:.80}: {problem}")
     return epochs
+
+
+def _is_plain(identity: Any) -> bool:
+    """Return whether an identity is the same after it was saved with a checkpoint."""
+    try:
+        return identity is not None and bool(json.loads(json.dumps(identity)) == identity)
+    except (TypeError, ValueError):
+        return False
 
 
 def shard_spans(shards: I64) -> tuple[I64, I64, I64]:

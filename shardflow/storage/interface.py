@@ -55,6 +55,13 @@ class ListedBlob(NamedTuple):
     modified_ns: int | None = None  # of the publication, by the clock of the storage, since 1970; None if unknown
 
 
+class BlobVersion(NamedTuple):
+    """What a blob was when it was asked for, so that all its parts can be read from the same one."""
+
+    size: int  # in bytes
+    tag: str  # changes with the content; "" where the storage has none
+
+
 class Writer(NamedTuple):
     """The right to write to a storage, as `exclusive_writer` grants it."""
 
@@ -103,12 +110,17 @@ class Storage(Protocol):
         """
         ...
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before. They are not verified.
 
         Raises:
             NotFoundError: The blob does not exist. An empty range may be returned without asking for the blob.
+            StoreError: The blob is not the `version` that was asked for, as far as its tag and size tell.
         """
+        ...
+
+    def version(self, name: str) -> BlobVersion | None:
+        """Return size and tag of a blob, for `read_range`; None if it does not exist."""
         ...
 
     def size(self, name: str) -> int | None:

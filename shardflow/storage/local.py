@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from shardflow.errors import DatasetExistsError, NotFoundError
+from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
 
 from .file_names import name_of, path_of
-from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, ListedBlob, Writer
+from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, BlobVersion, ListedBlob, Writer
 from .local_files import (
     COPY_BYTES,
     flock,
@@ -54,17 +54,22 @@ class LocalStorage:
         data = self.read(name)
         return data, hashlib.sha256(data).hexdigest()
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
+            if version not in (None, _version(os.fstat(file.fileno()))):
+                raise StoreError(f"{path} was replaced while it was read; stop what writes to it, and run it again")
             file.seek(start)
             return file.read(max(0, stop - start))
 
     def size(self, name: str) -> int | None:
+        return None if (version := self.version(name)) is None else version.size
+
+    def version(self, name: str) -> BlobVersion | None:
         path = self.local_path(name)
         with map_os_errors(path):
             try:
-                return path.stat().st_size
+                return _version(path.stat())
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -159,3 +164,7 @@ class LocalStorage:
                 f"{self.root} vanished, or was replaced, while it was written to; put it back and run the same command "
                 "again"
             )
+
+
+def _version(status: os.stat_result) -> BlobVersion:
+    return BlobVersion(status.st_size, f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}")

@@ -29,9 +29,9 @@ from fsspec.asyn import get_loop
 from shardflow._imports import import_large
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError
 
-from .connection import Connection, Fetched, Head
+from .connection import ChangedError, Connection, Fetched, Head
 from .error_mapping import classify
-from .interface import MAX_READ_BYTES, BlobTooLargeError, ListedBlob, Storage, Writer
+from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, ListedBlob, Storage, Writer
 from .local_files import map_os_errors, new_file, write_verified
 from .rereading import RereadingStorage
 from .retry import Failure, RetryPolicy
@@ -112,11 +112,25 @@ class RemoteStorage:
             raise IntegrityError(f"{message}; write it again")
         return data, head.tag or ""
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         """Return a part of a blob with one request; without any if the part is empty."""
         if start >= stop:
             return b""
-        return b"".join(self._run(self._transport().fetch(name, start, stop, None))[1])
+        if version is None:
+            return b"".join(self._run(self._transport().fetch(name, start, stop, None))[1])
+        try:
+            head = Head(size=version.size, tag=version.tag or None)
+            found, chunks = self._run(self._transport().fetch(name, start, stop, head))
+            if found.size != version.size:
+                raise ChangedError("it has another size")
+        except ChangedError as error:  # other parts of that version were read: reading this one again cannot help
+            message = f"{self.url(name)} was replaced while it was read; stop what writes to it"
+            raise StoreError(f"{message}, and run the same command again") from error
+        return b"".join(chunks)
+
+    def version(self, name: str) -> BlobVersion | None:
+        head = self._run(self._transport().head(name))
+        return None if head is None else BlobVersion(head.size, head.tag or "")
 
     def size(self, name: str) -> int | None:
         return head.size if (head := self._run(self._transport().head(name))) else None

@@ -11,7 +11,7 @@ from typing import TypeVar
 from shardflow.errors import IntegrityError
 
 from .connection import ChangedError
-from .interface import MAX_READ_BYTES, BlobTooLargeError, Storage
+from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage
 from .retry import Attempts, Failure, RetryPolicy
 from .transfers import pause
 from .wrapper import StorageWrapper
@@ -38,8 +38,8 @@ class RereadingStorage(StorageWrapper):
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         return self._repeat(name, partial(self._inner.read_tagged, name))
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        return self._repeat(name, partial(self._inner.read_range, name, start, stop))
+    def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
+        return self._repeat(name, partial(self._inner.read_range, name, start, stop, version=version))
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         self._repeat(name, partial(self._inner.get, name, target, size=size, sha256=sha256))

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from .interface import MAX_READ_BYTES, ListedBlob, Storage, Writer
+from .interface import MAX_READ_BYTES, BlobVersion, ListedBlob, Storage, Writer
 
 
 class StorageWrapper:
@@ -42,9 +42,13 @@ class StorageWrapper:
         storage, name = self._locate(name)
         return storage.read_tagged(name)
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         storage, name = self._locate(name)
-        return storage.read_range(name, start, stop)
+        return storage.read_range(name, start, stop, version=version)
+
+    def version(self, name: str) -> BlobVersion | None:
+        storage, name = self._locate(name)
+        return storage.version(name)
 
     def size(self, name: str) -> int | None:
         storage, name = self._locate(name)

@@ -24,6 +24,7 @@ from shardflow.formats.shard import Shard
 from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.formats.tar_samples import MAX_PARTS, read_samples
 from shardflow.packing import jobs, shard_writer
+from shardflow.storage.interface import BlobVersion
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.remote import RemoteStorage
 from tests.formats.test_receipt import example
@@ -215,8 +216,8 @@ def test_bytes_that_are_damaged_on_the_way(tmp_path: Path, monkeypatch: pytest.M
     sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial", short_side=8)
     read, tars = RemoteStorage.read_range, list[int]()
 
-    def flip(storage: RemoteStorage, name: str, start: int, stop: int) -> bytes:
-        data = bytearray(read(storage, name, start, stop))
+    def flip(storage: RemoteStorage, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
+        data = bytearray(read(storage, name, start, stop, version=version))
         tars.append(1)
         if len(tars) <= damaged:
             data[700] ^= 1 << (len(tars) % 8 if damaged < 99 else 1)

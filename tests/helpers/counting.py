@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardflow.errors import TransientError
-from shardflow.storage.interface import MAX_READ_BYTES, Writer
+from shardflow.storage.interface import MAX_READ_BYTES, BlobVersion, Writer
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
@@ -50,9 +50,9 @@ class CountingStorage(StorageWrapper):
         self._count(name)
         return super().read_tagged(name)
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         self._count(name)
-        return super().read_range(name, start, stop)
+        return super().read_range(name, start, stop, version=version)
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         self._count(name)

@@ -180,6 +180,22 @@ def test_ranges(storage: Storage, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["b", TAR])
+def test_ranges_of_one_version(storage: Storage, name: str) -> None:
+    """Ranges of a version are not mixed with those of another blob that has taken its place."""
+    assert storage.version(name) is None
+    storage.put(name, b"12345")
+    version = storage.version(name)
+    assert version is not None
+    assert version.size == 5
+    assert storage.read_range(name, 1, 3, version=version) == b"23"
+    for other in (b"123456", *([b"54321"] if version.tag else [])):
+        storage.remove(name)
+        storage.put(name, other)
+        with pytest.raises(StoreError, match="was replaced while it was read"):
+            storage.read_range(name, 1, 3, version=version)
+
+
+@pytest.mark.parametrize("name", ["b", TAR])
 def test_put_replaces_and_a_new_blob_does_not(storage: Storage, name: str) -> None:
     """Without a condition `put` replaces a blob; one that must be new leaves it unchanged and says that it exists."""
     storage.put(name, b"1")
