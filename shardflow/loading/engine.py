@@ -72,7 +72,6 @@ class Engine(ABC):
             plan.sources,
             fields=fields,
             classes=labels,
-            substitute=max_errors > 0,
             slots=workers.prefetch_factor + SLOTS_BEYOND_PREFETCH,
         )
         self._pool = WorkerPool(self._pipeline, workers)

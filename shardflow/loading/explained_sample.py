@@ -60,7 +60,7 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
     )
     batches = iter([batch])
     with one_thread():
-        for stage in sample_stages([replace(source, pixel_cache=None)], allocator=allocate, substitute=False):
+        for stage in sample_stages([replace(source, pixel_cache=None)], allocator=allocate, replaceable=[False]):
             batches = stage(batches)
         (batch,) = batches
     return ExplainedSample(

@@ -224,6 +224,7 @@ class Loader(Engine):
             annotations=annotations,
             transform=transform,
             batch_transform=batch_transform,
+            max_errors=max_errors,
         )
         self.dataset = MapDataset(opened, chosen, epochs.samples)
         self._streams = epochs.default_streams(world_size)
@@ -374,6 +375,7 @@ class Loader(Engine):
                 f"the loader stands at position {self._cursor.position} of an epoch of another sampler; "
                 "call set_sampler before load_state_dict"
             )
+        check_sendable(self.workers, sampler=new.sampler)
         partition = replace(old.partition, length=new.length)
         _check_epoch(old.split.name, new, partition)
         if self._cursor.begun:

@@ -30,18 +30,18 @@ def build_pipeline(
     *,
     fields: Sequence[str],
     classes: int,
-    substitute: bool,
     slots: int,
 ) -> wds.DataPipeline:
     """Return the pipeline that each worker runs, with shared memory for as many batches as there are slots."""
     pool, splits = SlotPool(slots), [source.split for source in sources]
+    replaceable = [source.max_errors > 0 for source in sources]
     # A transform may keep its input, so images that meet one are not decoded into memory on loan.
     keeps = any(source.transform is not None or source.batch_transform is not None for source in sources)
     return wds.DataPipeline(
         sampler,
-        Read(*splits, fields=fields, substitute=substitute, pixel_caches=[each.pixel_cache for each in sources]),
+        Read(*splits, fields=fields, replaceable=replaceable, pixel_caches=[each.pixel_cache for each in sources]),
         *(
-            sample_stages(sources, allocator=allocate if keeps else pool.borrow, substitute=substitute)
+            sample_stages(sources, allocator=allocate if keeps else pool.borrow, replaceable=replaceable)
             if "image" in fields
             else []
         ),
@@ -57,13 +57,13 @@ def build_pipeline(
     )
 
 
-def sample_stages(sources: Sequence[Source], *, allocator: Allocator, substitute: bool) -> list[Stage]:
+def sample_stages(sources: Sequence[Source], *, allocator: Allocator, replaceable: Sequence[bool]) -> list[Stage]:
     """Return the stages that decode, annotate and transform samples that were read."""
     decoders, annotations = [source.decoder for source in sources], [source.annotations for source in sources]
     transforms, caches = [source.transform for source in sources], [source.pixel_cache for source in sources]
-    stages: list[Stage] = [Decode(decoders, allocator, substitute=substitute, pixel_caches=caches)]
+    stages: list[Stage] = [Decode(decoders, allocator, replaceable=replaceable, pixel_caches=caches)]
     if annotations[0].names:
-        stages.append(Annotate(annotations, decoders, substitute=substitute))
+        stages.append(Annotate(annotations, decoders, replaceable=replaceable))
     if any(transform is not None for transform in transforms):
         stages.append(Augment(transforms))
     return stages

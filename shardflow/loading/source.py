@@ -37,6 +37,7 @@ class Source:
         decoder, transform, batch_transform: As given to the loader.
         pixel_cache: The cache of decoded images; None without one.
         annotations: Which of the fields follow the crops, and which boxes stay.
+        max_errors: With 0, none of its samples may be replaced by another.
     """
 
     split: Split
@@ -48,6 +49,7 @@ class Source:
     batch_transform: Callable[..., Any] | None = None
     pixel_cache: PixelCache | None = None
     annotations: AnnotationFields
+    max_errors: int = 0
 
     def after(self, start: EpochStart, steps: int) -> EpochStart:
         """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""

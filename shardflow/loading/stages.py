@@ -48,10 +48,10 @@ class Read:
         self,
         *splits: Split,
         fields: Sequence[str] = (),
-        substitute: bool,
+        replaceable: Sequence[bool],
         pixel_caches: Sequence[PixelCache | None] | None = None,
     ) -> None:
-        self._readers, self._keys, self._substitute = [split.reader for split in splits], "key" in fields, substitute
+        self._readers, self._keys, self._replaceable = [split.reader for split in splits], "key" in fields, replaceable
         self._pixel_caches = pixel_caches or [None] * len(splits)
         self._unused_parts = IMAGE_PARTS.difference(fields)
 
@@ -76,7 +76,7 @@ class Read:
                 batch.pixels.append(pixels)
                 batch.read_bytes += sum(map(len, sample.parts.values()))
             batch.network_bytes = sum(reader.take_downloaded_bytes() for reader in self._readers)
-            substitute(batch, failures, self._substitute)
+            substitute(batch, failures, self._replaceable)
             yield batch
 
 
@@ -91,10 +91,10 @@ class Decode:
         decoders: Sequence[Decoder],
         allocator: Allocator,
         *,
-        substitute: bool,
+        replaceable: Sequence[bool],
         pixel_caches: Sequence[PixelCache | None] = (None,),
     ) -> None:
-        self._decoders, self._allocator, self._substitute = decoders, allocator, substitute
+        self._decoders, self._allocator, self._replaceable = decoders, allocator, replaceable
         self._pixel_caches = pixel_caches
         self._groups = [decoders.index(decoder) for decoder in decoders]  # of equal ones, the number of the first
 
@@ -106,7 +106,7 @@ class Decode:
             with add_context(partial(batch_place, "the decoder", batch)):
                 batch.images, batch.crops, errors = self._decode(batch, files)
             failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
-            substitute(batch, failures, self._substitute, self._decoders[batch.sources[0]].copy_image)
+            substitute(batch, failures, self._replaceable, self._decoders[batch.sources[0]].copy_image)
             yield batch
 
     def _decode(self, batch: Batch, files: list[Any]) -> Decoded:
@@ -162,20 +162,22 @@ def check_mixable(decoders: Sequence[Decoder]) -> None:
 def substitute(
     batch: Batch,
     failures: Mapping[int, ShardflowError],
-    allowed: bool,
+    allowed: Sequence[bool],
     copy_image: Callable[[Any, int, int], None] | None = None,
 ) -> dict[int, int]:
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
-    A failed sample is replaced by the next good one of the batch, so the result is the same in every process.
+    A failed sample is replaced by the next good one of the batch, so the result is the same in every process, where its
+    source allows that.
     `copy_image` is that of the decoder, if there are images. Return which sample replaces each that failed.
     """
     replaced: dict[int, int] = {}
     if not failures:
         return replaced
     size = len(batch.samples)
-    if not allowed or len(failures) == size:
-        raise failures[min(failures)]
+    refused = failures.keys() if len(failures) == size else {i for i in failures if not allowed[batch.sources[i]]}
+    if refused:
+        raise failures[min(refused)]
     for index in failures:
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
         replaced[index] = good
@@ -193,9 +195,9 @@ class Annotate:
     """Fills in `masks` and `objects`, the annotations of the samples as they are in the crops of the decoder."""
 
     def __init__(
-        self, annotations: Sequence[AnnotationFields], decoders: Sequence[Decoder], *, substitute: bool
+        self, annotations: Sequence[AnnotationFields], decoders: Sequence[Decoder], *, replaceable: Sequence[bool]
     ) -> None:
-        self._annotations, self._decoders, self._substitute = annotations, decoders, substitute  # by source
+        self._annotations, self._decoders, self._replaceable = annotations, decoders, replaceable  # by source
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, annotated."""
@@ -210,7 +212,7 @@ class Annotate:
                     annotations.append(None)
                     failures[index] = sample.with_sample(error)
             copy_image = self._decoders[batch.sources[0]].copy_image
-            for index, good in substitute(batch, failures, self._substitute, copy_image).items():
+            for index, good in substitute(batch, failures, self._replaceable, copy_image).items():
                 annotations[index] = annotations[good]
             first = self._annotations[batch.sources[0]]
             batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}

@@ -102,3 +102,16 @@ def test_pools_end_with_the_pool_around_them() -> None:
         fail()
     assert waiting.cancelled()
     inner[0].shutdown()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_remote_tar_is_of_one_version(tmp_path: Path) -> None:
+    """A tar that is replaced while it is read is an error, and not a mixture of both."""
+    (tmp_path / "a.tar").write_bytes(DATA)
+    storage = CountingStorage(tmp_path, tmp_path / "log")
+    with open_tar(storage, "a.tar") as tar:
+        assert tar.read(0, 10) == DATA[:10]
+        (tmp_path / "new.tar").write_bytes(DATA[::-1])
+        (tmp_path / "new.tar").replace(tmp_path / "a.tar")
+        with pytest.raises(StoreError, match="was replaced while it was read; stop what writes to it"):
+            tar.read(900, 100)

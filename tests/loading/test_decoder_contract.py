@@ -202,3 +202,73 @@ def test_sizes_by_epoch_and_shapes_reach_the_device(tmp_path: Path) -> None:
     rows = decoders.Raw()(files, SIZES[:1] * 0, keys, shape=(10, 14)).images
     expected = decoders.Cover()(files, SIZES[:1] * 0, keys, shape=(10, 14)).images
     assert torch.equal(shardflow.device.DecodeJpeg(decoders.Cover())(rows, torch.device("cpu")), expected)
+
+
+class Planned(CropDecoder):
+    """Plans what it is given."""
+
+    def __init__(self, crops: Any) -> None:
+        self.crops = crops
+
+    def plan(self, epoch: int, shape: Any, sizes: Any, keys: Any) -> Any:  # noqa: ARG002
+        """Return it."""
+        return self.crops(sizes) if callable(self.crops) else self.crops
+
+
+def planned(box: tuple[int, ...], *, resized: tuple[int, int] = (12, 12), **options: Any) -> Planned:
+    """Return a decoder that plans one box for each image."""
+    return Planned(
+        lambda sizes: Crops.of(
+            sizes, box=np.tile(box, (len(sizes), 1)), resized=resized, **{"size": (12, 12), **options}
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        planned((-6, 0, 4, 4)),
+        planned((0, 0, 4000, 4000)),
+        planned((0, 0, 0, 4)),
+        planned((0, 0, 8, 8), offset=(-3, -3)),
+        planned((0, 0, 8, 8), offset=(5, 0)),
+        planned((0, 0, 8, 8), resized=(4, 4)),
+    ],
+)
+@pytest.mark.parametrize("kernel", ["", "off"])
+def test_a_crop_outside_of_the_image_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: Planned, kernel: str
+) -> None:
+    """Pixels that are not in the image cannot be asked for, with the kernel or without."""
+    monkeypatch.setenv("SHARDFLOW_KERNEL", kernel)
+    url = make_dataset(tmp_path / "set", [4])
+    with pytest.raises(ConfigError, match="the box must lie within the image"):
+        list(shardflow.Loader(url, batch_size=2, num_workers=0, decoder=decoder))
+
+
+def test_a_plan_without_crops_is_refused(tmp_path: Path) -> None:
+    """A decoder that only crops has to plan crops of one size, also as a view among others."""
+    url = make_dataset(tmp_path / "set", [4])
+    good = decoders.CenterCrop(8)
+    for wrong in (Planned(None), Planned(lambda sizes: Crops.of(sizes))):
+        for decoder in (wrong, decoders.MultiView([wrong, good, good])):
+            with pytest.raises(ConfigError, match="must return Crops"):
+                list(shardflow.Loader(url, batch_size=2, num_workers=0, decoder=decoder))
+
+
+class Slotted(LeftHalf):
+    """Settings that are not among its vars."""
+
+    __slots__ = ("right",)
+
+    def __init__(self, right: int) -> None:
+        self.right = right
+
+
+def test_decoders_that_cannot_be_compared_are_different() -> None:
+    """Decoders count as equal only where all of their settings are compared."""
+    some = Slotted(20)
+    assert some == some
+    assert some != Slotted(20)
+    assert Planned((np.arange(3),)) != Planned((np.arange(3),))
+    assert Planned((1, 2)) == Planned((1, 2))

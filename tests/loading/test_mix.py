@@ -433,6 +433,17 @@ def test_damaged_samples_of_a_mix_are_replaced_across_sources(tmp_path: Path) ->
         contents_of_images(shardflow.Mix([(urls[0], 2), (urls[1], 1)], **options))
 
 
+@pytest.mark.parametrize("by", ["sample", "batch"])
+def test_a_source_of_a_mix_may_be_strict(tmp_path: Path, by: str) -> None:
+    """A source with max_errors=0 has none of its samples replaced, whatever the others allow."""
+    bad = make_dataset(tmp_path / "bad", [6], undecodable=range(2))
+    options: dict[str, Any] = {"batch_size": 3, "num_workers": 0, "decoder": shardflow.decoders.CenterCrop(8)}
+    for strict in (0, 1):
+        loaders = [shardflow.Loader(bad, max_errors=0 if place == strict else 9, **options) for place in (0, 1)]
+        with pytest.raises(DecodeError):
+            contents_of_images(shardflow.Mix([(loader, 1) for loader in loaders], by=by))
+
+
 def contents_of_images(batches: Any) -> list[Any]:
     """The images of each batch."""
     return [images for images, _ in batches]

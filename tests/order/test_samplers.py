@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardflow.order.sampler import Facts
+from shardflow.errors import ConfigError
+from shardflow.order.epochs import Epochs
+from shardflow.order.list_plan import ListPlan
+from shardflow.order.sampler import EpochSampler, Facts
 from shardflow.order.shuffle import Shuffle
 from shardflow.samplers import AspectBuckets, ClassBatches, Sampler, Subset, Weighted
 
@@ -71,3 +74,40 @@ def test_identities_differ_where_orders_do() -> None:
     given = [*SAMPLERS.values(), Weighted(1.5), Subset([3, 3, 39]), ClassBatches(4), AspectBuckets([(8, 8)])]
     found = [json.dumps(sampler.bind(facts()).identity) for sampler in given if sampler is not SAMPLERS["list"]]
     assert len(set(found)) == len(found)
+
+
+def bind_to(epochs: Any) -> Any:
+    """Return a sampler that binds to these epochs, whatever the facts."""
+    return type("Own", (), {"bind": lambda *_: epochs, "__repr__": lambda _: "Own()"})()
+
+
+def epochs_with(**members: Any) -> Any:
+    """Return the epochs of a user's sampler, with other members."""
+    return type("OwnEpochs", (EpochSampler,), {"length": 4, "identity": {"own": 1}, "plan": None, **members})()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "problem"),
+    [
+        ("balanced", r"samplers.Weighted\('balanced'\)"),
+        ([1, 2], "sampler must be one of"),
+        (Weighted, "sampler must be one of"),
+        (bind_to(object()), r"Own\(\): bind\(\) returned an object without length, identity"),
+        (bind_to(epochs_with(identity=None)), "identity must be plain JSON"),
+        (bind_to(epochs_with(identity=(1, 2))), "identity must be plain JSON"),
+        (bind_to(epochs_with(identity={1})), "identity must be plain JSON"),
+        (bind_to(epochs_with(together="x")), "together must be one of sample, batch, step"),
+    ],
+)
+def test_what_is_not_a_sampler_is_refused(sampler: Any, problem: str) -> None:
+    """A sampler that checkpoints or ranks could not compare, and anything else, is refused before an epoch begins."""
+    for given in (sampler, AspectBuckets([(8, 8)], sampler)):
+        with pytest.raises(ConfigError, match=problem):
+            Epochs(facts(), given, seed=0)
+
+
+def test_a_list_names_samples_that_take_part() -> None:
+    """A number beyond the samples, or below 0, is refused where the list is made."""
+    for wrong in ([0, 90], [-1, 0]):
+        with pytest.raises(ConfigError, match=f"names sample {wrong[0] if wrong[0] < 0 else wrong[1]}"):
+            ListPlan.of_samples(np.array(wrong), [50, 40])

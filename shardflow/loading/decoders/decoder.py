@@ -190,10 +190,17 @@ class Decoder(ABC):
 
     def __eq__(self, other: object) -> bool:
         """Return whether two decoders make the same images: settings that are not plain values are the same objects."""
+        if self is other:
+            return True
         if not isinstance(other, Decoder) or type(self) is not type(other) or vars(self).keys() != vars(other).keys():
             return False
+        if any(vars(each).get("__slots__") for each in type(self).__mro__):  # settings that are not among vars
+            return False
         pairs = ((value, vars(other)[name]) for name, value in vars(self).items())
-        return all(one is two or (isinstance(one, _PLAIN) and one == two) for one, two in pairs)
+        try:
+            return all(one is two or (isinstance(one, _PLAIN) and bool(one == two)) for one, two in pairs)
+        except ValueError:  # arrays within
+            return False
 
     __hash__ = None  # type: ignore[assignment] # as of all that compares by value
 
