@@ -119,9 +119,13 @@ def bound(sampler: object, facts: Facts) -> EpochSampler:
             f"`bind(facts)`, found {sampler!r:.80}"
         )
     epochs: EpochSampler = sampler.bind(facts)
-    wrong = [name for name in ("length", "identity", "plan", "together", "shapes", "warnings") if not hasattr(epochs, name)]
+    wrong = [
+        name for name in ("length", "identity", "plan", "together", "shapes", "warnings") if not hasattr(epochs, name)
+    ]
     if wrong:
-        raise ConfigError(f"{sampler!r:.80}: bind() returned an object without {', '.join(wrong)}; see samplers.EpochSampler")
+        raise ConfigError(
+            f"{sampler!r:.80}: bind() returned an object without {', '.join(wrong)}; see samplers.EpochSampler"
+        )
     if epochs.together not in ("sample", "batch", "step"):
         raise ConfigError(f"{sampler!r:.80}: together must be 'sample', 'batch' or 'step', found {epochs.together!r}")
     try:
@@ -129,7 +133,9 @@ def bound(sampler: object, facts: Facts) -> EpochSampler:
     except (TypeError, ValueError):
         plain = False
     if not plain:
-        raise ConfigError(f"{sampler!r:.80}: identity must be plain JSON that tells orders apart, found {epochs.identity!r:.80}")
+        raise ConfigError(
+            f"{sampler!r:.80}: identity must be plain JSON that tells orders apart, found {epochs.identity!r:.80}"
+        )
     return epochs
 
 
