@@ -81,6 +81,8 @@ def root_url(url: str, root: Root) -> str:
 def relative_root(storage: Storage, target: Storage) -> str:
     """Return the path or URL by which a dataset in `storage` names `target` as a root, if a reader would follow it."""
     here, there = storage.local_path(""), target.local_path("")
+    if here is not None and str(target).startswith("local://"):  # fsspec's name of a directory of this machine
+        there = Path(urlsplit(str(target)).path)
     if there is not None:
         if here is None:
             raise ConfigError(f"{storage} cannot name {target} on this machine; `shardflow sync` it there first")

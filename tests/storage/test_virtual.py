@@ -32,6 +32,7 @@ def test_a_url_without_a_host() -> None:
     """A URL whose host is empty keeps its two slashes: without them it would be a relative path."""
     assert root_url("local:///data/view", Root(url="../photos")) == "local:///data/photos"
     assert str(open_storage("local:///data/view/")) == "local:///data/view"
+    assert relative_root(LocalStorage(Path("/data/view")), open_storage("local:///data/photos")) == "../photos"
 
 
 AZURE = "abfss://box@me.dfs.core.windows.net"
