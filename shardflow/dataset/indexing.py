@@ -132,14 +132,13 @@ def index(
     _check_labels(tars, scans)
     _check_annotations(indexes, annotations)
     if len(bad) > max_errors:
-        shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
-        more = f"; {len(bad) - _SHOWN_NAMES} more" if len(bad) > _SHOWN_NAMES else ""
         raise PackIncompleteError(
-            f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {shown}{more}. "
+            f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {_reasons(bad)}. "
             f"Leave them out with --max-errors {len(bad)}"
         )
     if not any(map(len, indexes)):
         message = f"{' '.join(map(shown_url, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
+        message += f" ({_reasons(bad)})" if bad else ""
         raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
     report = build_virtual_dataset(
         dst,
@@ -157,6 +156,12 @@ def index(
         storage_options=dst_options if to is not None else src_options,
     )
     return IndexReport(url=url_text(dst), bad=tuple(bad), **asdict(report))
+
+
+def _reasons(bad: Sequence[Quarantined]) -> str:
+    """Return the first samples that were left out, with the reasons, and the number of the others."""
+    shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
+    return f"{shown}; {len(bad) - _SHOWN_NAMES} more" if len(bad) > _SHOWN_NAMES else shown
 
 
 def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:

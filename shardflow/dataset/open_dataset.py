@@ -173,16 +173,16 @@ class Dataset(Mapping[str, Split]):
             return []
         name, data = record
         try:
-            found, expected = quarantine.from_bytes(data), self.manifest.inputs - self.manifest.samples
-            if len(found) != expected:
-                raise FormatError(f"it lists {len(found)} inputs, this version has {expected}; restore it from a copy")
+            return quarantine.from_bytes(data, inputs=self.manifest.inputs - self.manifest.samples)
         except FormatError as error:
             raise error.with_location(shard=self.storage.url(name)) from error
-        return found
 
     def read_quarantine(self) -> tuple[str, bytes] | None:
         """Return the name and the content of the quarantine of this version; None where there is no record."""
-        for name in (quarantine.version_name(self.fingerprint), quarantine.FILE_NAME):
+        names = [quarantine.version_name(self.fingerprint)]
+        if not self.manifest.roots:
+            names.append(quarantine.FILE_NAME)  # beside an index it is the list of a pack
+        for name in names:
             with contextlib.suppress(NotFoundError):  # a copy may lack it
                 return name, self.storage.read(name, most_bytes=quarantine.MAX_BYTES)
         return None

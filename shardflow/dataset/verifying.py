@@ -16,7 +16,7 @@ import numpy as np
 
 from shardflow import native
 from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError, TarError
-from shardflow.formats import seek_table, shard_index, ustar
+from shardflow.formats import quarantine, seek_table, shard_index, ustar
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
 from shardflow.formats.labels import LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
@@ -96,7 +96,24 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
             findings += found
             if progress is not None:
                 progress(shard)
-    return findings
+    return findings + _check_quarantine(dataset)
+
+
+def _check_quarantine(dataset: Dataset) -> list[Finding]:
+    """Return what is wrong with the list of the inputs that were left out, where the manifest says that some were."""
+    made = dataset.manifest
+    if (left_out := made.inputs - made.samples) <= 0:
+        return []
+    name = quarantine.version_name(made.fingerprint) if made.roots else quarantine.FILE_NAME
+    try:
+        if (record := dataset.read_quarantine()) is None:
+            problem = f"does not exist, and the manifest says that inputs were left out: {left_out}"
+            return [Finding(name, f"{problem}; restore it from a copy")]
+        name, data = record
+        quarantine.from_bytes(data, inputs=left_out)
+    except (StoreError, FormatError) as error:
+        return [Finding(name, str(error))]
+    return []
 
 
 def verify_shard(dataset: Dataset, shard: Shard) -> list[Finding]:

@@ -65,11 +65,11 @@ def to_bytes(inputs: Sequence[Quarantined]) -> bytes:
     return b"".join(lines)
 
 
-def from_bytes(data: bytes) -> list[Quarantined]:
+def from_bytes(data: bytes, *, inputs: int | None = None) -> list[Quarantined]:
     """Read the file, line by line: parsed at once, a list of this length takes more memory than there may be.
 
     Raises:
-        FormatError: It is damaged.
+        FormatError: It is damaged, or does not list so many inputs, where their number is known.
     """
     if len(data) > MAX_BYTES:
         raise FormatError(f"damaged (it has {len(data):,} bytes, {MAX_BYTES:,} is the most); restore it from a copy")
@@ -84,6 +84,8 @@ def from_bytes(data: bytes) -> list[Quarantined]:
             found.append(Quarantined(path, known.setdefault(stage, stage), known.setdefault(reason, reason)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"damaged ({type(error).__name__}: {error}); restore it from a copy") from error
+    if inputs is not None and len(found) != inputs:
+        raise FormatError(f"it lists {len(found)} inputs, this version has {inputs}; restore it from a copy")
     return found
 
 

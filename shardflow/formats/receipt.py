@@ -6,6 +6,7 @@ It names every input of the job and its outcome. Two runs over the same content 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from shardflow.errors import ConfigError, FormatError
 
 from .json_object import JsonObject, entry
 from .quarantine import Quarantined
-from .shard import Shard
+from .shard import Shard, is_count
 from .statistics import PixelSums, Statistics
 
 VERSION = 2
@@ -26,6 +27,7 @@ MAX_BYTES = 1 << 25
 UNREAD = "0" * 16
 """The content of an input that could not be read."""
 
+_MAX_COUNT = (1 << 63) - 1
 _BYTES_BESIDE_PATH = 43  # content and identity, quotes and commas, and the digits of the size
 
 
@@ -97,10 +99,7 @@ class Receipt(JsonObject):
     def inputs(self) -> list[str]:
         """Return the paths of all inputs in the job's order."""
         sources, quarantined, skipped = iter(self.sources), iter(self.quarantined), set(self.skipped)
-        try:
-            return [next(quarantined).path if slot in skipped else next(sources) for slot in range(self.items)]
-        except StopIteration:
-            raise FormatError("not a receipt: its inputs do not add up") from None
+        return [next(quarantined).path if slot in skipped else next(sources) for slot in range(self.items)]
 
     def record(self, slot: int) -> InputRecord:
         """Return what is known of an input by its number in the order of `inputs`."""
@@ -151,9 +150,20 @@ def from_bytes(data: bytes) -> Receipt:
 
 def _check_records(receipt: Receipt) -> None:
     count = receipt.items
+    texts = [receipt.items_sha256, receipt.recipe_sha256, *receipt.sources, *itertools.chain(*receipt.quarantined)]
+    if not all(isinstance(text, str) for text in texts):
+        raise FormatError("paths, reasons and digests must be texts")
+    for name in ("first", "bytes_in", "index_bytes"):
+        if not is_count(value := getattr(receipt, name), 0, _MAX_COUNT):
+            raise FormatError(f"{name} must be a whole number, 0 or more, found {value!r}")
+    slots = (-1, *receipt.skipped, count)
+    if not all(type(slot) is int for slot in slots) or not all(a < b for a, b in itertools.pairwise(slots)):
+        raise FormatError(f"skipped must be ascending numbers below {count}")
+    if len(receipt.skipped) != len(receipt.quarantined):
+        raise FormatError("its inputs do not add up")
     digits = re.compile(rf"[0-9a-f]{{{16 * count}}}")
     if len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):
-        raise FormatError(f"not a receipt: expected sizes of {count} inputs")
+        raise FormatError(f"expected sizes of {count} inputs")
     for name, value in (("contents", receipt.contents), ("identities", receipt.identities)):
         if not isinstance(value, str) or not digits.fullmatch(value):
-            raise FormatError(f"not a receipt: expected {name} of {count} inputs")
+            raise FormatError(f"expected {name} of {count} inputs")

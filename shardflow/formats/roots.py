@@ -66,8 +66,10 @@ def split_shard_name(name: str) -> tuple[str, str]:
 
 
 def _is_relative(url: str) -> bool:
-    """Return whether a URL is a relative path in which ".." stands at the beginning only."""
+    """Return whether a URL is a relative path in which ".." stands at the beginning only, and no scheme."""
     parts = url.split("/")
+    if ":" in parts[0]:
+        return False
     while parts[:1] == [".."]:
         parts.pop(0)
     return url.isprintable() and (url == "." or not {"", ".", ".."} & set(parts))  # "" is in the parts of any "://"

@@ -47,7 +47,7 @@ class BaseVersion:
             message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
             raise ConfigError(f"{message}; pack it again")
         try:
-            receipts = {name: from_bytes(storage.read(f"{name}.json")) for name in sharding.names()}
+            receipts = {name: _read_receipt(dataset, f"{name}.json") for name in sharding.names()}
         except (NotFoundError, FormatError) as error:
             message = f"extending needs the .json file beside each shard, the list of its inputs ({error})"
             raise NotFoundError(f"{message}; restore them from where it was packed") from error
@@ -87,3 +87,10 @@ class BaseVersion:
 
     def _of_split(self, split: str) -> Iterator[tuple[str, Receipt]]:
         return ((name, receipt) for name, receipt in self.receipts.items() if name.partition("/")[0] == split)
+
+
+def _read_receipt(dataset: Dataset, name: str) -> Receipt:
+    try:
+        return from_bytes(dataset.storage.read(name))
+    except FormatError as error:
+        raise error.with_location(shard=dataset.storage.url(name)) from error

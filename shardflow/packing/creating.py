@@ -128,12 +128,11 @@ def pack(
     started = time.monotonic()
     ledger = Ledger(dst, storage_options)
     ledger.refuse_dataset()
-    with (
-        plan_pack(src, ledger, recipe, sharding, annotations, max_errors) as plan,
-        ledger.storage.exclusive_writer() as writer,
-    ):
-        warn_of_undeclared(plan.source, plan.recipe.annotations)
-        return carry_out(plan, writer, runner, progress, started)
+    with plan_pack(src, ledger, recipe, sharding, annotations, max_errors) as plan:
+        plan.source.refuse_skipped(max_errors)  # before the destination is made
+        with ledger.storage.exclusive_writer() as writer:
+            warn_of_undeclared(plan.source, plan.recipe.annotations)
+            return carry_out(plan, writer, runner, progress, started)
 
 
 def preview_pack(

@@ -90,9 +90,9 @@ def extend(
         plan = plan_extension(source, ledger, base, on_conflict, max_errors)
         if on_conflict == "error" and plan.conflicting:
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
+        plan.source.refuse_skipped(max_errors)
         if plan.source.inputs:
             return carry_out(plan, writer, runner, progress, started)
-        plan.source.refuse_skipped(max_errors)
         clean_up(ledger.storage)
         ledger.storage.remove(UNFINISHED_NAME)
         return report(plan, base.manifest, Totals(), started=started)

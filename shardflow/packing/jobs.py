@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardflow.errors import (
+    ConfigError,
     DecodeError,
     EncodeError,
     FormatError,
@@ -225,8 +226,12 @@ class Finish:
         if samples := sum(partial.samples for _, partial in partials):
             folder, _, base = job.name.rpartition("/")
             tar = job.staging / folder / f"{TEMPORARY}{base}.tar"
-            with map_os_errors(tar):
-                made = shard_writer.assemble(tar, partials)
+            try:
+                with map_os_errors(tar):
+                    made = shard_writer.assemble(tar, partials)
+            except FormatError as error:
+                message = f"{storage.url(job.name)}.tar cannot be indexed: {error}"
+                raise ConfigError(f"{message}; choose fewer samples per shard (--shard-samples)") from error
             storage.upload(f"{job.name}.tar", tar)
             index = made.index
             storage.put(f"{job.name}.npy", index)

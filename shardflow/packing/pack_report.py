@@ -70,7 +70,6 @@ class PackReport:
 
 def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLike, started: float) -> PackReport:
     """Run a plan and commit the results; `started` is when the attempt began, by the monotonic clock."""
-    plan.source.refuse_skipped(plan.max_errors)
     plan.recipe.image.warn_without_tables()
     results = run(plan, writer, executor, progress)
     return report(plan, commit(plan, results), results.totals, resumed=results.resumed, started=started)

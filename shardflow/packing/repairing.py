@@ -91,10 +91,11 @@ def repair(
     refuse_virtual(dataset, "shards", "create it again if an index is lost, or repair", "restore them, or index anew")
     found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
+    files = {name for shard in dataset.shards for name in (shard.name, shard.index_name)}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
     repaired: list[str] = []
     failed: dict[str, str] = {}
-    left: list[Finding] = []
+    left = [finding for finding in found if finding.file not in files]
     with contextlib.ExitStack() as stack:
         stack.enter_context(dataset.storage.exclusive_writer())
         repair_source = None

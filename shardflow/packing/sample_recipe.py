@@ -16,6 +16,9 @@ from .image.route import EncodedImage
 from .recipe import Recipe, recipe_of
 from .sources.reader import Input
 
+_GEOMETRY_VERSION = 2
+"""Raised whenever masks or coordinates are moved by other arithmetic: packs that were begun before are not resumed."""
+
 
 class PackedSample(NamedTuple):
     """A packed sample: its image, all of its parts by name, and the number of its annotations by kind."""
@@ -42,7 +45,8 @@ class SampleRecipe:
         """SHA-256 of all settings that the packed bytes depend on, the versions of the codecs included."""
         if not self.annotations:
             return self.image.digest
-        text = json.dumps([self.image.digest, self.annotations.to_json()], sort_keys=True)
+        moved_by = {"geometry": _GEOMETRY_VERSION}
+        text = json.dumps([self.image.digest, self.annotations.to_json(), moved_by], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def pack(self, found: Input, label: Label) -> PackedSample:

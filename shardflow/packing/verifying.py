@@ -156,7 +156,7 @@ def compare_with_sources(
         try:
             samples += _open_samples(dataset, shards[number], records)
         except (StoreError, FormatError) as error:
-            problem = f"its images cannot be compared with their inputs: {error}"
+            problem = f"its images cannot be compared with their inputs: {error}; restore it from a copy"
             findings.append(Finding(shards[number].receipt_name, problem))
     found_inputs = find_inputs(sources, {(sample.split, sample.path) for sample in samples})
     check = _Check(dataset, SampleRecipe.of(dataset.manifest), found_inputs)

@@ -93,10 +93,14 @@ class LocalStorage:
             yield
             return
         path = self.local_path(name)
-        with map_os_errors(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as old:
-            # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
-            is_current = flock(old.fileno()) and os.path.samestat(os.fstat(old.fileno()), path.stat())
-            if is_current and hashlib.sha256(old.read()).hexdigest() == tag:
+        with map_os_errors(path), contextlib.ExitStack() as held:
+            is_current = False
+            with contextlib.suppress(FileNotFoundError):  # not of the body, which has its own errors
+                # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
+                old = held.enter_context(open(path, "rb"))
+                is_same = flock(old.fileno()) and os.path.samestat(os.fstat(old.fileno()), path.stat())
+                is_current = is_same and hashlib.sha256(old.read()).hexdigest() == tag
+            if is_current:
                 yield
                 return
         raise DatasetExistsError(f"{path} was changed by another process meanwhile; run the same command again")

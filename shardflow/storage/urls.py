@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from shardflow.errors import ConfigError
 
@@ -101,7 +101,7 @@ def shown_url(url: str | os.PathLike[str]) -> str:
         scheme, netloc, path, _, _ = urlsplit(text)
     except ValueError:
         return text.partition("?")[0].rpartition("@")[2]
-    return urlunsplit((scheme, public_host(scheme, netloc), path.rstrip("/"), "", ""))
+    return f"{scheme}://{public_host(scheme, netloc)}{path.rstrip('/')}"  # with "//" also where there is no host
 
 
 def public_host(scheme: str, netloc: str) -> str:

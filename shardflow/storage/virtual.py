@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from shardflow.errors import ConfigError
 from shardflow.formats.roots import Root, split_shard_name
@@ -75,12 +75,14 @@ def root_url(url: str, root: Root) -> str:
         rule = f"its shards are in {root.url}, and a dataset behind a URL may only lead to its own bucket or host"
         raise ConfigError(f"{shown_url(url)}: {rule}; copy its manifest and indexes to a local disk if you trust it")
     joined = posixpath.normpath(posixpath.join("/", *parts, root.url)).rstrip("/")
-    return urlunsplit((scheme, host, joined, "", "")) + query
+    return f"{scheme}://{host}{joined}{query}"
 
 
 def relative_root(storage: Storage, target: Storage) -> str:
     """Return the path or URL by which a dataset in `storage` names `target` as a root, if a reader would follow it."""
     here, there = storage.local_path(""), target.local_path("")
+    if here is not None and str(target).startswith("local://"):  # fsspec's name of a directory of this machine
+        there = Path(urlsplit(str(target)).path)
     if there is not None:
         if here is None:
             raise ConfigError(f"{storage} cannot name {target} on this machine; `shardflow sync` it there first")

@@ -104,6 +104,15 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
     assert sf.verify(tmp_path) == []
 
 
+def test_no_usable_sample_names_the_reasons(tmp_path: Path) -> None:
+    """Where every sample is left out, the error says why, of the first three."""
+    write_tar(tmp_path / "a.tar", [(f"{n}.txt", b"x") for n in range(5)])
+    with pytest.raises(
+        ConfigError, match=r"no sample that can be read in 1 tar \(.*a\.tar/0: has no image.*; 2 more\)"
+    ):
+        sf.index(tmp_path, max_errors=5)
+
+
 def test_a_pack_does_not_replace_tars_that_were_indexed(tmp_path: Path) -> None:
     """Tars beside an index that was removed, or not finished, are nothing that a pack may replace."""
     write_tar(tmp_path / "tars/train/000000.tar", [*members_of([1]), ("noimage.txt", b"x")])

@@ -148,6 +148,14 @@ def test_a_shard_with_a_large_sample_or_many_members(monkeypatch: pytest.MonkeyP
         shard_index.build(tar)
 
 
+def test_a_pack_of_shards_with_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that would have too many members is an error that names it and the setting that makes it smaller."""
+    src = image_folder(tmp_path / "src", 4)
+    monkeypatch.setattr(shard_index, "MAX_ROWS", 7)
+    with pytest.raises(ConfigError, match=r"dst/train/000000\.tar cannot be indexed.*more than 7.*--shard-samples"):
+        sf.pack(src, tmp_path / "dst", short_side=32, executor="serial")
+
+
 def test_a_sample_of_very_many_parts() -> None:
     """Of a sample with more parts than one may have, no more are kept, and it cannot be used."""
     data = plain_tar([("a.jpg", b""), *((f"a.{n}", b"") for n in range(2 * MAX_PARTS)), ("b.jpg", b"")])

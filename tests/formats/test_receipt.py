@@ -82,6 +82,26 @@ def test_damage_is_a_format_error(entry: str, value: Any) -> None:
         from_bytes(json.dumps({**content, entry: value}).encode())
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"first": value} for value in (True, -1, 1.5, "3", None)),
+        {"bytes_in": "7"},
+        {"index_bytes": False},
+        {"sources": [3]},
+        {"quarantined": [{"path": 3, "stage": "read", "reason": "z"}]},
+        {"quarantined": [{"path": "y", "stage": "read", "reason": None}]},
+        *({"skipped": value} for value in ([], [True], [-1], [2], ["1"], [0, 1], [1, 1], [[]])),
+    ],
+    ids=repr,
+)
+def test_entries_of_other_kinds_are_a_format_error(wrong: dict[str, Any]) -> None:
+    """Paths and reasons are texts, numbers are whole and 0 or more, and each quarantined input has one place."""
+    content = json.loads(example().to_bytes())
+    with pytest.raises(FormatError, match="not a receipt"):
+        from_bytes(json.dumps({**content, **wrong}).encode())
+
+
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"version": 2}', b"[" * 100_000, b"\xff"], ids=repr)
 def test_other_bytes_are_a_format_error(data: bytes) -> None:
     """Bytes that are not a receipt of this version are a FormatError."""

@@ -52,7 +52,16 @@ def test_places_that_may_be_named(url: str) -> None:
     "url",
     [
         *("", "/data/photos", "~/../x/", "a/../b", "../a/../..", "./a", "a/./b", "a//b", "a/", "../.", "a\nb"),
-        *("file:///etc", "local:///etc", "memory://a/b", "zip://a::file:///etc/x.zip", "ssh://host/a", "s3:///a"),
+        *(
+            "file:///etc",
+            "file:etc",
+            "local:///etc",
+            "local:/etc",
+            "memory://a/b",
+            "zip://a::file:///etc/x.zip",
+            "ssh://host/a",
+            "s3:///a",
+        ),
         *(
             "https://user:word@host/a",
             "abfss://box:word@me.dfs.core.windows.net/a",

@@ -23,8 +23,11 @@ from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
+from shardflow.packing import sample_recipe
 from shardflow.packing.annotations import transform_mask, transform_parts
 from shardflow.packing.image.geometry import Geometry
+from shardflow.packing.recipe import Recipe
+from shardflow.packing.sample_recipe import SampleRecipe
 from tests.helpers.folders import contents, encoded, photo, png16, png_chunk, quarantined, stored, turned, write_tree
 from tests.helpers.jobs import preview
 from tests.helpers.masks import resize_mask
@@ -559,3 +562,13 @@ def test_unfit_masks(case: str) -> None:
         transform_mask(data, WIDE)
     with pytest.raises(DecodeError, match=said), map_codec_errors(DecodeError):  # as a loader reads it, where it lies
         mask_values(data, WIDE.upright)
+
+
+def test_the_digest_names_the_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where annotations are moved, how they are moved is a part of the digest; of an image alone it is not."""
+    plain = SampleRecipe(image=Recipe())
+    masks = SampleRecipe(image=Recipe(), annotations=Annotations(masks=("mask.png",)))
+    before = plain.digest, masks.digest
+    monkeypatch.setattr(sample_recipe, "_GEOMETRY_VERSION", 3)
+    assert plain.digest == before[0] == Recipe().digest
+    assert masks.digest != before[1]

@@ -324,6 +324,14 @@ def test_a_receipt_of_another_shard(dst: Path) -> None:
     assert sf.open(dst).fingerprint == old
 
 
+def test_a_damaged_receipt(dst: Path) -> None:
+    """A receipt that cannot be read is an error that names its file and the remedy."""
+    receipt = dst / "train/000001.json"
+    receipt.write_text(receipt.read_text().replace('"first": ', '"first": -'))
+    with pytest.raises(NotFoundError, match=r"dst/train/000001\.json: not a receipt: first must .*restore them"):
+        sf.extend(write_tree(dst.parent / "more", {"a/more.jpg": photo(1)}), dst, executor="serial")
+
+
 def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
     """While another process writes to a directory, an extension is refused."""
     with LocalStorage(dst).exclusive_writer(), pytest.raises(StoreError, match="another process is writing"):

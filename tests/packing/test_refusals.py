@@ -268,3 +268,35 @@ def test_a_quarantine_of_another_version(place: Path) -> None:
     (dst / quarantine.version_name(sf.open(dst).fingerprint)).unlink()
     with pytest.raises(FormatError, match=r"quarantine\.jsonl.*2 inputs.*has 3"):
         sf.open(dst).quarantine()
+
+
+def test_a_quarantine_of_a_pack_is_not_that_of_an_index(tmp_path: Path) -> None:
+    """An index beside the quarantine of another pack has none of its own, and is copied and verified."""
+    src = write_tree(image_folder(tmp_path / "src", 4), {"a/bad.jpg": b"x"})
+    sf.pack(src, tmp_path / "dst", short_side=32, executor="serial", max_errors=1)
+    (tmp_path / "dst" / manifest.FILE_NAME).unlink()
+    sf.index(tmp_path / "dst")
+    assert sf.open(tmp_path / "dst").quarantine() == []
+    sf.sync(tmp_path / "dst", tmp_path / "copy")
+    assert sf.verify(tmp_path / "copy") == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_text("x")])
+def test_verify_finds_a_damaged_quarantine(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    """Where inputs were left out, a list of them that is missing or damaged is a finding, which no repair removes."""
+    src = write_tree(image_folder(tmp_path / "src", 4), {"a/bad.jpg": b"x"})
+    sf.pack(src, tmp_path / "dst", short_side=32, executor="serial", max_errors=1)
+    assert sf.verify(tmp_path / "dst") == []
+    damage(tmp_path / "dst" / quarantine.FILE_NAME)
+    (finding,) = sf.verify(tmp_path / "dst")
+    assert (finding.file, finding.key) == (quarantine.FILE_NAME, None)
+    assert finding.problem.endswith("restore it from a copy")
+    assert sf.repair(tmp_path / "dst").left == (finding,)
+
+
+def test_a_pack_refused_for_skipped_images_makes_nothing(tmp_path: Path) -> None:
+    """A pack that is refused for images of a kind that is not read does not make its destination."""
+    src = write_tree(image_folder(tmp_path / "src", 4), {"a/old.psd": b"x"})
+    with pytest.raises(PackIncompleteError, match="of a kind that is not read"):
+        sf.pack(src, tmp_path / "dst", short_side=32, executor="serial")
+    assert not (tmp_path / "dst").exists()

@@ -28,6 +28,13 @@ def test_places_in_a_bucket(url: str, expected: str) -> None:
     assert root_url(BUCKET, Root(url=url)) == expected
 
 
+def test_a_url_without_a_host() -> None:
+    """A URL whose host is empty keeps its two slashes: without them it would be a relative path."""
+    assert root_url("local:///data/view", Root(url="../photos")) == "local:///data/photos"
+    assert str(open_storage("local:///data/view/")) == "local:///data/view"
+    assert relative_root(LocalStorage(Path("/data/view")), open_storage("local:///data/photos")) == "../photos"
+
+
 AZURE = "abfss://box@me.dfs.core.windows.net"
 WEB = "https://user:word@host"
 
