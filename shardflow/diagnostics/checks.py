@@ -75,9 +75,9 @@ def _hardware(loader: Loader) -> Iterator[Check]:
         yield Check("pin_memory", "pin_memory=True, but there is no GPU: omit the argument to pin only with a GPU")
     if torch.cuda.is_available() and not loader.workers.pin_memory:
         yield Check("pin_memory", "pin_memory=False, but there is a GPU: omit the argument, so that copies overlap")
-    if reason := native.limitation():
-        state = "does not do all that it can" if native.available() else "is not active"
-        yield Check("native kernel", f"the native kernel {state}; it halves the decoding time: {reason}")
+    if not native.available():
+        reason = native.describe()
+        yield Check("native kernel", f"the native kernel is not active; it halves the decoding time: {reason}")
 
 
 def _shards(split: Split) -> Iterator[Check]:

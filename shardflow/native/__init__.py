@@ -51,7 +51,6 @@ __all__ = [
     "decode_resized",
     "decode_views",
     "describe",
-    "limitation",
     "read_header",
     "seek_table",
     "transcode",
@@ -70,12 +69,6 @@ def describe() -> str:
     if isinstance(kernel, str):
         return kernel
     return f"{kernel.version} ({kernel.libjpeg}), {kernel.about}"
-
-
-def limitation() -> str:
-    """Return why there is no kernel, so that JPEGs are decoded at half the speed and without seek tables; else ""."""
-    kernel = binding.load()
-    return kernel if isinstance(kernel, str) else ""
 
 
 def version() -> str:

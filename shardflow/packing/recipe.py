@@ -164,8 +164,8 @@ class Recipe:
 
     def warn_without_tables(self) -> None:
         """Log that seek tables are wanted which cannot be made here."""
-        if self._has_seek_tables and (reason := native.limitation()):
-            logger.warning("JPEGs that are copied or encoded by Pillow get no seek tables here: %s", reason)
+        if self._has_seek_tables and not native.available():
+            logger.warning("JPEGs that are copied or encoded by Pillow get no seek tables here: %s", native.describe())
 
     def process(self, data: bytes) -> EncodedImage:
         """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""

@@ -200,8 +200,7 @@ def _torchcodec_decoder() -> Callable[..., Any] | None:
 
 @functools.cache
 def warn_without_kernel() -> None:
-    """Log, the first time in this process, that the native kernel is missing or limited."""
+    """Log, the first time in this process, that the native kernel is missing."""
     if not native.available():
         jpeg_decoder()
-    if reason := native.limitation():
-        logger.warning("JPEGs are decoded at half the speed: %s", reason)
+        logger.warning("JPEGs are decoded at half the speed: %s", native.describe())
