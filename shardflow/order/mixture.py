@@ -10,7 +10,6 @@ from .window_shuffle import I64
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to odd
 _CHUNK = 1 << 20
-_CHUNK = 1 << 20
 
 
 class Shares:

@@ -39,7 +39,6 @@ MAX_SIDE = 65_500
 FromPreset = Literal["preset"]
 """A setting that the preset decides on."""
 
-_SIDE: dict[str, Any] = {"most": MAX_SIDE, "optional": True, "is_recorded": True}
 _WITH_SEEK_TABLES = ("jpeg", KEEP)
 
 

@@ -36,7 +36,6 @@ from shardflow.storage.urls import divide_query, is_remote, public_host, shown_u
 
 from .items import Item, identity_of
 
-_KINDS_OF_REPOSITORIES = ("buckets", "datasets", "spaces")  # of the Hugging Face Hub
 _QUERY = re.compile(r"\?\S*")
 
 
