@@ -123,15 +123,19 @@ class TarFile:
 def of_descriptor(descriptor: int, url: str, *, hashed: bool = False) -> TarFile:
     """Return the tar in an open file, which must stay open."""
 
-    def fetch(start: int, stop: int) -> bytearray:
-        data, done = bytearray(stop - start), 0
-        with map_os_errors(Path(url)), memoryview(data) as view:  # a call may return fewer bytes than there are
-            while done < len(view) and (count := os.preadv(descriptor, [view[done:]], start + done)):
-                done += count
-        del data[done:]
+    path = Path(url)
+
+    def fetch(start: int, stop: int) -> bytes:
+        with map_os_errors(path):
+            data = os.pread(descriptor, stop - start, start)
+            # A call may return fewer bytes than there are.
+            while start + len(data) < stop and (
+                more := os.pread(descriptor, stop - start - len(data), start + len(data))
+            ):
+                data += more
         return data
 
-    with map_os_errors(Path(url)):
+    with map_os_errors(path):
         return TarFile(fetch, os.fstat(descriptor).st_size, url, hashed=hashed)
 
 

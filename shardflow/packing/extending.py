@@ -85,8 +85,8 @@ def extend(
     started = time.monotonic()
     ledger = Ledger(dst, storage_options)
     # Opened before a directory is made for a missing one.
-    with _list_new(src, ledger) as source, ledger.storage.exclusive_writer() as writer:
-        base = BaseVersion.read(_dataset(ledger))
+    with _list_new(src, ledger, _dataset(ledger)) as source, ledger.storage.exclusive_writer() as writer:
+        base = BaseVersion.read(_dataset(ledger))  # again: another process may have extended it meanwhile
         plan = plan_extension(source, ledger, base, on_conflict, max_errors)
         if on_conflict == "error" and plan.conflicting:
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
@@ -111,8 +111,9 @@ def preview_extension(
     """
     _check_on_conflict(on_conflict)
     ledger = Ledger(dst, storage_options)
-    with _list_new(src, ledger) as source:
-        return plan_extension(source, ledger, BaseVersion.read(_dataset(ledger)), on_conflict).preview()
+    dataset = _dataset(ledger)
+    with _list_new(src, ledger, dataset) as source:
+        return plan_extension(source, ledger, BaseVersion.read(dataset), on_conflict).preview()
 
 
 def _check_on_conflict(on_conflict: str) -> None:
@@ -120,9 +121,9 @@ def _check_on_conflict(on_conflict: str) -> None:
         raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
 
 
-def _list_new(src: Any, ledger: Ledger) -> Source:
+def _list_new(src: Any, ledger: Ledger, dataset: Dataset) -> Source:
     """List a source as the dataset that it extends was listed."""
-    parts = _dataset(ledger).manifest.annotations.parts
+    parts = dataset.manifest.annotations.parts
     return list_source(src, shared_options(src, ledger.url, ledger.storage_options), parts=parts)
 
 

@@ -160,9 +160,10 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[
             if sample.problem:
                 yield unlabelled_input(split, None, path, -1, identity, encode_more(bad=sample.problem))
                 continue
+            # A sample that is too large is refused without a look at its bytes.
+            has_crc = local is None and not too_many_bytes(sum(size for _, size in sample.parts.values()))
             locations = {
-                part: [name, *span, *([crc32(tar, *span)] if local is None else [])]
-                for part, span in sample.parts.items()
+                part: [name, *span, *([crc32(tar, *span)] if has_crc else [])] for part, span in sample.parts.items()
             }
             yield _unlabelled_input(tar, split, path, locations, identity)
 
