@@ -66,15 +66,9 @@ class TarFile:
         if self._pool is None and self._digest is None:
             return memoryview(self._read(offset, stop))
         first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
-        if first == last:
-            return memoryview(self._block(first))[offset - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
-        data = bytearray(stop - offset)
-        for number in range(first, last + 1):
-            start = number * BLOCK_BYTES
-            piece = memoryview(self._block(number))[max(0, offset - start) : stop - start]
-            at = max(0, start - offset)
-            data[at : at + len(piece)] = piece
-        return memoryview(data)
+        starts = {number: number * BLOCK_BYTES for number in range(first, last + 1)}
+        pieces = [memoryview(self._block(each))[max(0, offset - at) : stop - at] for each, at in starts.items()]
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def sha256(self) -> str:
         """Return the SHA-256 of the whole tar, after reading those of its bytes that have not been read yet."""
@@ -122,17 +116,13 @@ class TarFile:
 
 def of_descriptor(descriptor: int, url: str, *, hashed: bool = False) -> TarFile:
     """Return the tar in an open file, which must stay open."""
-
     path = Path(url)
 
     def fetch(start: int, stop: int) -> bytes:
         with map_os_errors(path):
             data = os.pread(descriptor, stop - start, start)
-            # A call may return fewer bytes than there are.
-            while start + len(data) < stop and (
-                more := os.pread(descriptor, stop - start - len(data), start + len(data))
-            ):
-                data += more
+        if data and start + len(data) < stop:  # a call may return fewer bytes than there are
+            data += fetch(start + len(data), stop)
         return data
 
     with map_os_errors(path):

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,16 @@ def test_a_disk_that_fails_while_a_shard_is_open(
         split = Split(storage, "train", split.shards, cache)
     broken = os.stat(tmp_path / "cache/blobs" / split.shards[0].sha256 if far else root / "train/000000.tar")
 
-    def preadv(descriptor: int, *arguments: Any) -> int:
-        if os.path.samestat(os.fstat(descriptor), broken):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(descriptor, *arguments)
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(descriptor: int, *arguments: Any) -> Any:
+            if os.path.samestat(os.fstat(descriptor), broken):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(descriptor, *arguments)
 
-    real = os.preadv
-    monkeypatch.setattr(os, "preadv", preadv)
+        return read
+
+    for name in ("pread", "preadv"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
     if far:
         assert split[:2] == whole
         return
