@@ -5,7 +5,7 @@
 #include "seek.h"
 #include "standard_tables.h"
 
-/* The segments in front of the scan, and what is known of the image while they are read. */
+/* The segments in front of the scan, and the properties of the image that they have told so far. */
 typedef struct {
     sf_jpeg *jpeg;
     const uint8_t *at, *end; /* of the segment at hand, without its marker and length */

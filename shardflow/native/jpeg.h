@@ -44,7 +44,7 @@ typedef struct {
     int count;
 } sf_code_lengths;
 
-/* What an image is made of, whoever decodes it. */
+/* The properties of an image that every decoder of it needs. */
 typedef struct {
     int32_t width, height;
     int count;                  /* of components */
