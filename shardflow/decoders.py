@@ -1,4 +1,4 @@
-"""Decoders: what `Loader(decoder=...)` takes, and what is needed to write another.
+"""Decoders for `Loader(decoder=...)`, and the classes to write another one.
 
 A decoder inherits from `CropDecoder` and has a `plan`, which chooses a crop of each image; or from `Decoder` and has a
 `decode`, which makes the images.

@@ -1,4 +1,4 @@
-"""Samplers: what `Loader(sampler=...)` takes, and what is needed to write another.
+"""Samplers for `Loader(sampler=...)`, and the classes to write another one.
 
 A sampler is any object with `bind(facts) -> EpochSampler`; it decides which samples make an epoch, in which order, and
 how they form batches.

@@ -101,7 +101,7 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
 
 
 def _check_quarantine(dataset: Dataset) -> list[Finding]:
-    """Return what is wrong with the list of the inputs that were left out, where the manifest says that some were."""
+    """Return the damage of the list of inputs that were left out, where the manifest says that some were."""
     made = dataset.manifest
     if (left_out := made.inputs - made.samples) <= 0:
         return []
@@ -265,7 +265,7 @@ class _ShardCheck:
 
 
 def _table_problem(image: memoryview, row: Row, expected: _Expected) -> str:
-    """Return what is wrong with the seek table of an image; "" if nothing is, or there is none."""
+    """Return the problem of an image's seek table; "" if it has none."""
     if not is_jpeg(image) or (segment := seek_table.find(image)) is None:
         return ""
     if native.available():

@@ -102,7 +102,7 @@ class Receipt(JsonObject):
         return [next(quarantined).path if slot in skipped else next(sources) for slot in range(self.items)]
 
     def record(self, slot: int) -> InputRecord:
-        """Return what is known of an input by its number in the order of `inputs`."""
+        """Return the record of an input by its number in the order of `inputs`."""
         place = slice(16 * slot, 16 * slot + 16)
         return InputRecord(self.sizes[slot], self.contents[place], self.identities[place], slot not in self.skipped)
 

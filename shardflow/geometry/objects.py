@@ -34,7 +34,7 @@ class CroppedBoxes:
         min_visibility: Least share of a box that must lie within the crop, 0 … 1: the area of the clipped box by the
             area of the box before this crop, as in Albumentations. With 0, boxes are dropped that have no area in the
             crop. None keeps all boxes; one beside the crop is then a line or a point on its border.
-        crowds: Whether boxes of crowds stay, for an evaluation that ignores what is found in them. Such a box is around
+        crowds: Whether boxes of crowds stay, for an evaluation that ignores detections in them. Such a box is around
             many objects, and is not an example of one.
 
     Raises:

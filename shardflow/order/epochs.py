@@ -113,7 +113,7 @@ class Epochs:
             )
 
     def as_source(self, number: int) -> Epochs:
-        """Return the epochs of the same samples as source `number` of a mix, in an order of its own."""
+        """Return the epochs of the same samples as source `number` of a mix, in its own order."""
         other = copy.copy(self)
         other.source, other._plans = number, {}
         other.key_seed = self.seed if number == 0 else keyed_rng.key(self.seed, "source", number)

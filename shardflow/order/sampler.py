@@ -1,7 +1,7 @@
 """The seam of samplers: which samples make an epoch, in which order, and how they form batches.
 
 A sampler is bound to the facts of a run, and then plans one pass over the samples after the other. Nothing here reads a
-file, draws from a generator or knows about ranks and workers: whoever has the same facts has the same epochs. To add a
+file, draws from a generator or knows about ranks and workers: the same facts give the same epochs. To add a
 sampler, write one file with a class that has `bind`; `Subset` and `ClassBatches` are short examples.
 """
 
@@ -29,7 +29,7 @@ Together = Literal["sample", "batch", "step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a sampler can know of a dataset and a run. Calls read what is needed then, from the indexes.
+    """What a sampler can know of a dataset and a run. The callables read the indexes when they are called.
 
     Attributes:
         split: The name of the split, for messages.

@@ -38,7 +38,7 @@ class BaseVersion:
 
     @classmethod
     def read(cls, dataset: Dataset) -> BaseVersion:
-        """Read what is known of the inputs of a dataset; see `extend` for the errors."""
+        """Read the records of the inputs of a dataset; see `extend` for the errors."""
         storage, made = dataset.storage, dataset.manifest
         if made.roots:
             message = f"{storage} is made of tars that are elsewhere (`shardflow info {storage}` says where)"

@@ -56,7 +56,7 @@ class KnownInputs:
                 number += 1
 
     def named(self, path: str) -> list[InputRecord]:
-        """Return what is known of each input with a path."""
+        """Return the record of each input with a path."""
         if path not in self._numbers:
             return []
         return [self._record(number) for number in (self._numbers[path], *self._more.get(path, ()))]

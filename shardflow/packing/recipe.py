@@ -43,7 +43,7 @@ _WITH_SEEK_TABLES = ("jpeg", KEEP)
 
 
 class Setting(NamedTuple):
-    """What is known of a setting beside its type and default.
+    """The properties of a setting beside its type and default.
 
     Attributes:
         help: Its line in the help of the command line.
@@ -193,7 +193,7 @@ class Recipe:
         return self.seek_tables in (("all",) if copied else ("all", "encoded"))
 
     def target(self, found: str) -> ImageType:
-        """Return the format that an image is packed in; `found` is Pillow's name of its own."""
+        """Return the format that an image is packed in; `found` is Pillow's name of its present one."""
         if self.format != KEEP:
             return PACKED_TYPES[self.format]
         kind = type_named("JPEG" if found == "MPO" else found)

@@ -1,7 +1,7 @@
 """The mapping of clients' exceptions to the project's errors, and the decision which are worth a retry.
 
 Exceptions are recognised by their names and attributes, so that no client has to be installed. The records of
-`stores` say what is particular to one store.
+`stores` have the refusals of one store.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ from .wrapper import StorageWrapper
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-_SAME_TIMES = 4  # times in a row, after which wrong bytes are taken for what is stored
+_SAME_TIMES = 4  # times in a row, after which wrong bytes count as those that are stored
 
 
 class RereadingStorage(StorageWrapper):
     """A storage that reads wrong bytes again, as often as the policy allows.
 
-    Damage on the way differs each time. Where the same wrong bytes keep coming, they are what is stored.
+    Damage on the way differs each time. The same wrong bytes again and again are those that are stored.
     """
 
     def __init__(self, inner: Storage, policy: RetryPolicy) -> None:

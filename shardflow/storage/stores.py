@@ -1,7 +1,7 @@
 """The stores: all that is particular to the URLs of one scheme, a record each.
 
-A new store is a record in `STORES`; one with requests of its own has a module with its transport too. A scheme that is
-in no record is served by fsspec's general methods.
+A new store is a record in `STORES`; one that makes its own requests has a module with its transport too. A scheme
+without a record is served by fsspec's general methods.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Rights(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """What is particular to one kind of store.
+    """The particulars of one kind of store.
 
     Attributes:
         schemes: Of its URLs.

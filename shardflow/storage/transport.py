@@ -38,7 +38,7 @@ class Transport(abc.ABC):
     abstract methods, which make one request each, raise those of the client too.
 
     Attributes:
-        _bucket, _prefix: The first name of the path, and what is before the names of blobs in it.
+        _bucket, _prefix: The first name of the path, and the prefix of the names of blobs in it.
     """
 
     def __init__(self, connection: Connection, path: str) -> None:

@@ -85,8 +85,8 @@ class Decoded(NamedTuple):
 class Decoder(ABC):
     """Turns encoded images into tensors. A subclass has a `decode`, and where it crops a `plan`.
 
-    One that only chooses crops of its own is shorter still: see `CropDecoder`. A decoder is made once, and copied to
-    the worker processes. An image that does not decode is a failure of its own, and does not affect the others.
+    One that only chooses crops is shorter still: see `CropDecoder`. A decoder is made once, and copied to
+    the worker processes. An image that does not decode fails alone: the others are not affected.
 
     >>> class Thumbnails(shardflow.decoders.Decoder):  # doctest: +SKIP
     ...     def decode(self, payloads, crops, out):

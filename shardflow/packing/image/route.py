@@ -53,7 +53,7 @@ class ImageRecipe(Protocol):
         ...
 
     def target(self, found: str) -> ImageType:
-        """Return the format that an image is packed in; `found` is Pillow's name of its own."""
+        """Return the format that an image is packed in; `found` is Pillow's name of its present one."""
         ...
 
     def resized(self, stored: Size, target: ImageType) -> Size:
