@@ -161,7 +161,7 @@ def test_a_loaders_declaration_and_rule_hold(tmp_path: Path) -> None:
 
 
 def test_flips_of_both_are_one_field(tmp_path: Path) -> None:
-    """What the loader mirrored and the device mirrors again is not mirrored; a crop of the device is no loader's."""
+    """What the loader mirrored and the device mirrors again is not mirrored; a device's crop is not the loader's."""
     url = make_dataset(tmp_path / "set", [20])
     options: dict[str, Any] = {"batch_size": 20, "num_workers": 0, "decoder": shardflow.decoders.RandomResizedCrop(16)}
     fields = ("image", "flipped", "crop", "random_key")

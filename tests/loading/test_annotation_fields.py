@@ -294,7 +294,7 @@ THREE = [[1, 1, 5, 5], [0, 0, 40, 20], [6, 6, 9, 9]]
     [("boxes", "box_labels", "keypoints"), ("box_labels",), ("keypoints",), ("boxes",), ("keypoints", "boxes")],
 )
 def test_crowds_are_left_out(tmp_path: Path, fields: tuple[str, ...]) -> None:
-    """The box of a crowd is no object: it is left out with all that goes with it, whichever fields are asked for."""
+    """A crowd's box is not an object: it is left out with all that belongs to it, whichever fields are asked for."""
     url = crowded(tmp_path / "set", THREE)
     _, *columns = next(iter(loader(url, *fields, decoder=shardflow.decoders.Image())))
     expected = {"boxes": THREE[::2], "box_labels": [7, 9], "keypoints": [[box[:2]] for box in THREE[::2]]}

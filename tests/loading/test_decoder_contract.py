@@ -1,4 +1,4 @@
-"""What a decoder that somebody else wrote may count on, and what the loader counts on."""
+"""What a user's decoder may count on, and what the loader counts on."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_plan_reads_nothing(tmp_path: Path) -> None:
 
 
 def test_a_plan_alone_is_a_decoder(tmp_path: Path) -> None:
-    """Pixels, masks, boxes, the pixel cache, views and `DecodeJpeg` follow the plan of a class of somebody else."""
+    """Pixels, masks, boxes, the pixel cache, views and `DecodeJpeg` follow the plan of a user's class."""
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy"))
     parts = {"jpg": jpeg(1, 40, 20), "json": b'{"boxes": [[5, 5, 10, 10], [25, 5, 30, 10]]}', "cls": b"0"}
     url = write_dataset(tmp_path / "set", {"train": [[("0", parts)]]}, classes=("x",), annotations=declared)

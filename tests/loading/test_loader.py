@@ -141,7 +141,7 @@ def test_without_shuffle_samples_come_in_order(dataset: Path) -> None:
     assert labels(in_order) == labels(in_order) == list(range(TOTAL))
 
 
-def test_lanes_spread_a_batch_over_the_epoch(dataset: Path) -> None:
+def test_streams_spread_a_batch_over_the_epoch(dataset: Path) -> None:
     """With more streams a batch holds samples of more places of the order, and the epoch stays exact."""
     order = labels(loader(dataset, shuffle=shardflow.Shuffle(streams=7, buffer=1), tail="short"))
     assert sorted(order) == list(range(TOTAL))

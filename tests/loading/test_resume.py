@@ -179,7 +179,7 @@ def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message
     assert some.state_dict() == before
 
 
-def test_lanes_travel_with_the_state(dataset: Path) -> None:
+def test_streams_travel_with_the_state(dataset: Path) -> None:
     """A run that chose no streams takes those of the state, so that the order stays the one that was begun."""
     begun = loader(dataset, group=(0, 4))
     next(iter(begun))

@@ -410,7 +410,7 @@ def test_batches_of_classes_that_cannot_be(long_tailed: Path, options: dict[str,
         make_loader(long_tailed, ClassBatches(arguments.pop("sampler")), **arguments)
 
 
-def test_sticky_is_yes_or_no() -> None:
-    """`shard_affinity` is no number and no word."""
+def test_shard_affinity_is_yes_or_no() -> None:
+    """`shard_affinity` is neither a number nor a word."""
     with pytest.raises(ConfigError, match="shard_affinity must be True or False, found 'no'"):
         shardflow.Shuffle(shard_affinity="no")  # type: ignore[arg-type]

@@ -127,7 +127,7 @@ def test_open_shards_are_bounded(streams: int, buffer: int, world: int) -> None:
     assert most <= streams // world * (buffer // SHARD_SAMPLES + 2)
 
 
-def test_a_rank_remembers_its_own_lanes_alone() -> None:
+def test_a_rank_remembers_its_own_streams_alone() -> None:
     """What a plan remembers is one buffer for each stream that its rank reads, however far the epoch went."""
     world, streams, buffer = 8, 64, 4096
     plan = ShufflePlan([SHARD_SAMPLES] * SHARDS * 4, seed=0, epoch=0, streams=streams, buffer=buffer)

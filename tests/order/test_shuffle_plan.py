@@ -70,7 +70,7 @@ def test_long_order_is_frozen() -> None:
     assert hashlib.sha256(located.tobytes()).hexdigest() == LONG_ORDER_SHA256
 
 
-def test_sticky_order_is_frozen() -> None:
+def test_shard_affine_order_is_frozen() -> None:
     """So is a shard_affinity one."""
     plan = ShufflePlan(np.arange(1, 120), seed=42, epoch=7, streams=3, buffer=700, shard_affinity=True)
     located = np.stack(plan.locate(np.arange(plan.length))).astype("<i8")
@@ -101,7 +101,7 @@ def test_without_shuffling_one_stream_is_the_manifest_order(sizes: list[int], bu
 
 
 @given(sizes=SIZES, streams=st.integers(1, 12))
-def test_lanes_cut_the_stream_into_even_pieces(sizes: list[int], streams: int) -> None:
+def test_streams_cut_the_order_into_even_pieces(sizes: list[int], streams: int) -> None:
     """Position p is in stream p % C; the streams are contiguous pieces of the order, and the longer ones come first."""
     plan = ShufflePlan(sizes, seed=0, epoch=0, streams=streams, shuffle=False)
     place_of = {sample: place for place, sample in enumerate(order(ShufflePlan(sizes, seed=0, epoch=0, shuffle=False)))}
@@ -115,7 +115,7 @@ def test_lanes_cut_the_stream_into_even_pieces(sizes: list[int], streams: int) -
 
 @given(plan_seed=SEEDS, sizes=SIZES, streams=st.integers(1, 9), buffer=st.integers(1, 600))
 @settings(max_examples=100)
-def test_shuffled_lanes_stay_contiguous(plan_seed: int, sizes: list[int], streams: int, buffer: int) -> None:
+def test_shuffled_streams_stay_contiguous(plan_seed: int, sizes: list[int], streams: int, buffer: int) -> None:
     """Windows move samples within their stream only: each stream reads a stretch of the shuffled shards."""
     options: dict[str, Any] = {"seed": plan_seed, "epoch": 5}
     place_of = {sample: place for place, sample in enumerate(order(ShufflePlan(sizes, **options)))}
@@ -129,7 +129,7 @@ def test_shuffled_lanes_stay_contiguous(plan_seed: int, sizes: list[int], stream
 
 @given(sizes=SIZES, seed=SEEDS, streams=st.integers(1, 9), buffer=st.integers(1, 600))
 @settings(max_examples=100)
-def test_sticky_lanes_keep_their_samples(sizes: list[int], seed: int, streams: int, buffer: int) -> None:
+def test_shard_affine_streams_keep_their_samples(sizes: list[int], seed: int, streams: int, buffer: int) -> None:
     """A shard-affine order has the same samples in a stream in every epoch, so that a rank reads the same shards."""
     options: dict[str, Any] = {"seed": seed, "streams": streams, "buffer": buffer, "shard_affinity": True}
     first, later = (order(ShufflePlan(sizes, epoch=epoch, **options)) for epoch in (0, 8))
@@ -137,7 +137,7 @@ def test_sticky_lanes_keep_their_samples(sizes: list[int], seed: int, streams: i
         assert sorted(first[stream::streams]) == sorted(later[stream::streams])
 
 
-def test_sticky_lanes_change_the_order_of_their_shards() -> None:
+def test_shard_affine_streams_change_the_order_of_their_shards() -> None:
     """A shard-affine order is another one in every epoch."""
     shards = [
         tuple(
@@ -186,7 +186,7 @@ def test_first_batch_touches_the_head_of_one_shard_per_stream() -> None:
     assert len(set(shards.tolist())) > 100
 
 
-def test_lanes_by_default() -> None:
+def test_streams_by_default() -> None:
     """Each rank has eight streams; without shuffling one stream keeps the manifest's order."""
     assert (default_streams(4, True), default_streams(4, False)) == (32, 1)
 
@@ -376,7 +376,7 @@ def test_a_window_larger_than_the_split_is_the_split(buffer: int) -> None:
     assert all(end <= 21 for end in plan.needs(0, 1)[2].tolist())
 
 
-def test_default_lanes_of_very_many_ranks() -> None:
+def test_default_streams_of_very_many_ranks() -> None:
     """Each rank has the same number of streams, also where there are too many ranks for eight."""
     assert default_streams(131_072, shuffle=True) == 2**20
     assert default_streams(400_000, shuffle=True) == 800_000

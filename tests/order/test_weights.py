@@ -257,7 +257,7 @@ def test_each_epoch_has_each_class(labels: Any, sizes: list[int]) -> None:
             assert np.abs(shares - share).max() < 5 * deviation
 
 
-def test_a_sticky_order_with_weights_keeps_the_shards_of_a_stream() -> None:
+def test_a_shard_affine_order_with_weights_keeps_the_shards_of_a_stream() -> None:
     """With weights, a stream has the shards that it has in other epochs, but for a few at its borders."""
     sizes, streams = [20] * 200, 4
     shards = ShardWeights(Weights(np.linspace(0, 1.3, 4000)), np.array(sizes))

@@ -156,7 +156,7 @@ def test_time_is_limited() -> None:
 
 
 def test_progress_renews_the_budget() -> None:
-    """Attempts and time are counted from the last `window_bytes` that arrived; less than that is no progress."""
+    """Attempts and time are counted from the last `window_bytes` that arrived; less is not progress."""
     moving = Server(*[AGAIN] * 20, arriving=POLICY.window_bytes, taking_s=30.0)
     assert moving.retry() == "done"
     assert moving.time.now > 5 * POLICY.idle_timeout_s

@@ -150,7 +150,7 @@ def test_a_secret_within_a_connection_string_is_found(name: str) -> None:
 
 
 def test_a_query_is_of_web_urls_alone() -> None:
-    """A query stays behind a name that is joined, and is no part of a file's name; a key can have a question mark."""
+    """A query stays behind a name that is joined, and is not part of a file's name; a key can have a question mark."""
     assert divide_query("HTTPS://host/a?b/c?d") == ("https://host/a", "?b/c?d")
     assert divide_query("s3://bucket/a?b") == ("s3://bucket/a?b", "")
     assert join_name("https://host/a/?b/c", "x.jpg") == "https://host/a/x.jpg?b/c"

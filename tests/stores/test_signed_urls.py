@@ -49,7 +49,7 @@ def signed(web: tuple[Store, Folder], prefix: str) -> Callable[[str], str]:
 def test_every_request_has_the_signature(
     name: str, signed: Callable[[str], str], web: tuple[Store, Folder], tmp_path: Path
 ) -> None:
-    """A signed source is packed by requests with its query alone, and the query is no pattern."""
+    """A signed source is packed by requests with its query alone, and the query is not a pattern."""
     _, folder = web
     report = sf.pack(signed(name), tmp_path / "dst", **SMALL)
     assert report.packed == 2
