@@ -58,7 +58,7 @@ class HttpTransport(FsspecTransport):
                 head = await self._retry(partial(self._describe, name), name)
             data = self._whole.get(name, b"")
             if len(data) != head.size:  # not fetched yet, or replaced since
-                data = await self._retry(partial(self._read, name, head.size), name, start=start)
+                data = await self._retry(partial(self._read, name, head.size), name)
             self._whole[name] = data
             if stop >= head.size or len(self._whole) > _WHOLE_FILES:
                 del self._whole[name if stop >= head.size else next(iter(self._whole))]
@@ -87,7 +87,7 @@ class HttpTransport(FsspecTransport):
                     left -= len(chunk)
                 return b"".join(chunks)
 
-            data = await with_timeout(read(), self._policy.transfer_s(size), f"{self._url(name)}: expected a file")
+            data = await with_timeout(read(), self._policy.answer_s(size), f"{self._url(name)}: expected a file")
         if len(data) != size:
             raise TransientError(f"{self._url(name)}: expected {size} bytes, found {len(data)}")
         return data
@@ -98,7 +98,7 @@ class HttpTransport(FsspecTransport):
             url, own = await self._locate(name)
             return await session.get(url, **{**self._web.kwargs, "headers": {**RANGE_HEADERS, **own, **headers}})
 
-        return answer_to(send(), self._policy.request_timeout_s, self._url(name))
+        return answer_to(send(), self._policy.answer_s(), self._url(name))
 
 
 def connect(connection: Connection) -> HttpTransport:

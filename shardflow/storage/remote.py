@@ -46,7 +46,7 @@ T = TypeVar("T")
 PIECE_BYTES = 8 << 20
 PIECES = 4
 _CANCEL_TIMEOUT_S = 10.0
-_LOOP_TIMEOUT_S = 60.0
+_LOOP_TIMEOUT_S = 30.0  # twice: for a result, and then for a sign that the loop runs
 # The lock that is held while a client is created, by process: in a forked one, a thread that is gone may hold the old.
 _connecting: dict[int, threading.Lock] = {}
 

@@ -12,7 +12,7 @@ from shardflow.errors import IntegrityError
 
 from .connection import ChangedError
 from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage
-from .retry import Attempts, Failure, RetryPolicy
+from .retry import Attempts, Failure, RetryPolicy, Wait, one_wait
 from .transfers import pause
 from .wrapper import StorageWrapper
 
@@ -45,7 +45,12 @@ class RereadingStorage(StorageWrapper):
         self._repeat(name, partial(self._inner.get, name, target, size=size, sha256=sha256))
 
     def _repeat(self, name: str, attempt: Callable[[], T]) -> T:
-        attempts, paused_s, last, same = Attempts(self._policy), 0.0, "", 0
+        with one_wait() as wait:
+            return self._repeat_in(wait, name, attempt)
+
+    def _repeat_in(self, wait: Wait, name: str, attempt: Callable[[], T]) -> T:
+        # Beside what was waited for before, only the pauses count: the bytes came, however long a blob is.
+        attempts, passed_s, last, same = Attempts(self._policy), wait.idle_s(), "", 0
         while True:
             try:
                 return attempt()
@@ -58,10 +63,9 @@ class RereadingStorage(StorageWrapper):
             except ChangedError as error:
                 failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
                 failed.__cause__ = error
-            # Only the pauses count as time without progress: the bytes came, however long a blob is.
-            pause_s = attempts.pause_s(Failure(error=failed, retry=True), paused_s)
+            pause_s = attempts.pause_s(Failure(error=failed, retry=True), passed_s)
             if same == _SAME_TIMES:
-                attempts.give_up(failed, paused_s)
+                attempts.give_up(failed, passed_s)
             _log.warning("%s; reading it again in %.1f s", failed, pause_s)
             pause(pause_s)
-            paused_s += pause_s
+            passed_s += pause_s

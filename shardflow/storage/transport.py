@@ -27,7 +27,7 @@ from shardflow.errors import (
 
 from .connection import Answer, ChangedError, Connection, Fetched, Head, if_found
 from .interface import ListedBlob
-from .retry import Retries, with_timeout
+from .retry import Retries, current_wait, with_timeout
 from .urls import blob_url
 
 
@@ -103,7 +103,8 @@ class Transport(abc.ABC):
                 while received < stop - start:
                     goal = min(stop - start, received + self._policy.window_bytes)
                     expected = f"expected {goal - received} more bytes of an answer"
-                    await with_timeout(receive(answer, goal), self._policy.window_s, expected)
+                    await with_timeout(receive(answer, goal), self._policy.stretch_s(), expected)
+                    current_wait().progress()
                 return found
 
         async def receive(answer: Answer, goal: int) -> None:
@@ -114,7 +115,7 @@ class Transport(abc.ABC):
                 chunks.append(chunk)
                 received += len(chunk)
 
-        return Fetched(await self._retry(attempt, name, lambda: received, start), chunks)
+        return Fetched(await self._retry(attempt, name, lambda: received), chunks)
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a blob, None if it does not exist."""
