@@ -102,14 +102,6 @@ class Storage(Protocol):
         """
         ...
 
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a small blob, see `read`, and its tag for `put`; "" where it cannot be replaced so.
-
-        Raises:
-            NotFoundError: The blob does not exist.
-        """
-        ...
-
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before. They are not verified.
 
@@ -120,11 +112,10 @@ class Storage(Protocol):
         ...
 
     def version(self, name: str) -> BlobVersion | None:
-        """Return size and tag of a blob, for `read_range`; None if it does not exist."""
-        ...
+        """Return size and tag of a blob, for `read_range` and `put`; None if it does not exist.
 
-    def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None if it does not exist."""
+        Ask for the version, then read, then replace what has the tag: it succeeds only if all three met one blob.
+        """
         ...
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
@@ -138,8 +129,10 @@ class Storage(Protocol):
         """
         ...
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         """Publish a blob: one that must be `new`, or that `replaces` the one with this tag, or whatever is there.
+
+        The content can be a local file, which is moved: afterwards it is gone, after an error perhaps too.
 
         Without a condition, only for names that no committed dataset holds. Of several writers that publish under the
         same condition at once, exactly one succeeds.
@@ -149,10 +142,6 @@ class Storage(Protocol):
                 is changed.
             StoreError: A tag was given, and such storage has no conditional writes.
         """
-        ...
-
-    def upload(self, name: str, source: Path) -> None:
-        """Publish a local file as a blob, and replace an existing one. The file is moved: afterwards it is gone."""
         ...
 
     def listing(self) -> dict[str, ListedBlob]:

@@ -92,13 +92,6 @@ class RemoteStorage:
 
         Nothing beyond `most_bytes` is requested.
         """
-        return self._read(name, most_bytes)[0]
-
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a blob, verified as by `read`, and its tag."""
-        return self._read(name, MAX_READ_BYTES)
-
-    def _read(self, name: str, most_bytes: int) -> tuple[bytes, str]:
         stop = max(1, min(most_bytes, self._piece_bytes))
         head, chunks = self._run(self._transport().fetch(name, 0, stop, None))
         stored = head.metadata.get("sha256", "")
@@ -110,7 +103,7 @@ class RemoteStorage:
         if stored not in ("", found):
             message = f"{self.url(name)}: expected SHA-256 {stored}, with which it was stored, found {found}"
             raise IntegrityError(f"{message}; write it again")
-        return data, head.tag or ""
+        return data
 
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         """Return a part of a blob with one request; without any if the part is empty."""
@@ -132,24 +125,25 @@ class RemoteStorage:
         head = self._run(self._transport().head(name))
         return None if head is None else BlobVersion(head.size, head.tag or "")
 
-    def size(self, name: str) -> int | None:
-        return head.size if (head := self._run(self._transport().head(name))) else None
-
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         pieces = self._pieces(name, Head(size=size), 0)
         with new_file(target) as file, contextlib.closing(pieces):
             write_verified(pieces, file, self.url(name), size=size, sha256=sha256)
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         if replaces is not None and self._url.store.rights < Rights.REPLACE:
             message = f"{self.url(name)}: this kind of storage cannot replace a file only while it is unchanged"
             raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
-        self._run(self._writing().put(name, data, new=new, replaces=replaces))
-
-    def upload(self, name: str, source: Path) -> None:
-        with map_os_errors(source):
-            self._run(self._writing().upload(name, source))
-        source.unlink()
+        transport = self._writing()
+        if isinstance(content, bytes):
+            self._run(transport.put(name, content, new=new, replaces=replaces))
+            return
+        with map_os_errors(content):
+            if new or replaces is not None:
+                self._run(transport.put(name, content.read_bytes(), new=new, replaces=replaces))
+            else:
+                self._run(transport.upload(name, content))
+            content.unlink()
 
     def listing(self) -> dict[str, ListedBlob]:
         return dict(sorted(self._run(self._transport().listing()).items()))

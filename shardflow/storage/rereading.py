@@ -35,9 +35,6 @@ class RereadingStorage(StorageWrapper):
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         return self._repeat(name, partial(self._inner.read, name, most_bytes=most_bytes))
 
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        return self._repeat(name, partial(self._inner.read_tagged, name))
-
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         return self._repeat(name, partial(self._inner.read_range, name, start, stop, version=version))
 

@@ -304,7 +304,7 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
         (tmp_path / "source").write_bytes(data)
         proxy.clear()
         proxy.add(Fault(reset=True, reaches_server=True), method="POST", contains="uploadId", times=times)
-        storage.upload(f"blob{times}", tmp_path / "source")
+        storage.put(f"blob{times}", tmp_path / "source")
         assert storage.read(f"blob{times}") == data
     assert server.open_uploads(prefix) == []
 
@@ -312,7 +312,7 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
 def interrupted_upload(url: str, options: dict[str, Any], source: Path) -> None:
     """Upload a file until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
-        remote_storage(url, options).upload("blob", source)
+        remote_storage(url, options).put("blob", source)
 
 
 def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: str, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_rights_of_a_record_hold(tmp_path: Path, prefix: str, monkeypatch: p
     for write in (
         lambda: storage.put("a", b"2"),
         lambda: storage.put("b", b"2", new=True),
-        lambda: storage.upload("a", tmp_path / "source"),
+        lambda: storage.put("a", tmp_path / "source"),
         lambda: storage.remove("a"),
         lambda: open_storage(place, to_write=True),
     ):
