@@ -15,9 +15,10 @@ from typing import Any
 
 from shardflow.errors import TransientError
 
-from .connection import Answer, Connection, Fetched, Head
+from .connection import Answer, Connection, Fetched
 from .fsspec_transport import FsspecTransport, file_system
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
+from .interface import BlobVersion
 from .retry import with_timeout
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
@@ -46,7 +47,7 @@ class HttpTransport(FsspecTransport):
         self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
+    async def fetch(self, name: str, start: int, stop: int, head: BlobVersion | None) -> Fetched:
         if self._sends_ranges:
             try:
                 return await super().fetch(name, start, stop, head)
@@ -64,14 +65,14 @@ class HttpTransport(FsspecTransport):
                 del self._whole[name if stop >= head.size else next(iter(self._whole))]
         return Fetched(head, [data[start:stop]])
 
-    async def head(self, name: str) -> Head | None:
+    async def head(self, name: str) -> BlobVersion | None:
         return await self._head_by_range(name)
 
     async def close(self) -> None:
         await close_session(self._web)
 
     def _ask(  # type: ignore[override]
-        self, name: str, start: int, stop: int, tag: str | None
+        self, name: str, start: int, stop: int, tag: str
     ) -> AbstractAsyncContextManager[Answer]:
         headers = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": tag} if tag else {})}
         return range_answer(self._get(name, headers), start, _head, lambda: self._describe(name))
@@ -113,7 +114,7 @@ def connect(connection: Connection) -> HttpTransport:
     return HttpTransport(connection, fs, path, fs, locate)
 
 
-def _head(size: int, headers: Mapping[str, str]) -> Head:
+def _head(size: int, headers: Mapping[str, str]) -> BlobVersion:
     """Return the head of a file. A weak ETag is none: other bytes may have it too."""
     tag = headers.get("ETag", "")
-    return Head(size=size, tag=tag if tag and not tag.startswith("W/") else None)
+    return BlobVersion(size=size, tag="" if tag.startswith("W/") else tag)

@@ -12,7 +12,7 @@ dataset, and what the tests count or break, are Storages too; see `wrapper`. Eve
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -47,19 +47,13 @@ class BlobTooLargeError(IntegrityError):
         return error
 
 
-class ListedBlob(NamedTuple):
-    """An entry of a listing."""
-
-    size: int  # in bytes; -1 where the server does not send it
-    tag: str = ""  # changes with the content; "" where the storage has none
-    modified_ns: int | None = None  # of the publication, by the clock of the storage, since 1970; None if unknown
-
-
 class BlobVersion(NamedTuple):
     """What a blob was when it was asked for, so that all its parts can be read from the same one."""
 
-    size: int  # in bytes
-    tag: str  # changes with the content; "" where the storage has none
+    size: int  # in bytes; -1 in a listing of a server that does not send it
+    tag: str = ""  # changes with the content; "" where the storage has none
+    modified_ns: int | None = None  # of the publication, by the clock of the storage, since 1970; None if unknown
+    metadata: Mapping[str, str] = {}  # of blobs written here to S3, GCS or Azure: `sha256`, `writer`
 
 
 class Writer(NamedTuple):
@@ -144,7 +138,7 @@ class Storage(Protocol):
         """
         ...
 
-    def listing(self) -> dict[str, ListedBlob]:
+    def listing(self) -> dict[str, BlobVersion]:
         """Return all blobs and leftovers by name, sorted; nothing where the root does not exist.
 
         A virtual storage leaves out the tars in its roots.

@@ -12,7 +12,7 @@ from pathlib import Path
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
 
 from .file_names import name_of, path_of
-from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, BlobVersion, ListedBlob, Writer
+from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, BlobVersion, Writer
 from .local_files import (
     COPY_BYTES,
     flock,
@@ -121,13 +121,13 @@ class LocalStorage:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def listing(self) -> dict[str, ListedBlob]:
-        found: dict[str, ListedBlob] = {}
+    def listing(self) -> dict[str, BlobVersion]:
+        found: dict[str, BlobVersion] = {}
         with map_os_errors(self.root):
             for path in (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
                     status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
-                    found[name] = ListedBlob(status.st_size, modified_ns=status.st_mtime_ns)
+                    found[name] = BlobVersion(status.st_size, modified_ns=status.st_mtime_ns)
         return dict(sorted(found.items()))
 
     def remove(self, name: str) -> None:

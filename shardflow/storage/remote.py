@@ -29,9 +29,9 @@ from fsspec.asyn import get_loop
 from shardflow._imports import import_large
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError
 
-from .connection import ChangedError, Connection, Fetched, Head
+from .connection import ChangedError, Connection, Fetched
 from .error_mapping import classify
-from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, ListedBlob, Storage, Writer
+from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage, Writer
 from .local_files import map_os_errors, new_file, write_verified
 from .rereading import RereadingStorage
 from .retry import Failure, RetryPolicy
@@ -112,8 +112,7 @@ class RemoteStorage:
         if version is None:
             return b"".join(self._run(self._transport().fetch(name, start, stop, None))[1])
         try:
-            head = Head(size=version.size, tag=version.tag or None)
-            found, chunks = self._run(self._transport().fetch(name, start, stop, head))
+            found, chunks = self._run(self._transport().fetch(name, start, stop, version))
             if found.size != version.size:
                 raise ChangedError("it has another size")
         except ChangedError as error:  # other parts of that version were read: reading this one again cannot help
@@ -122,11 +121,10 @@ class RemoteStorage:
         return b"".join(chunks)
 
     def version(self, name: str) -> BlobVersion | None:
-        head = self._run(self._transport().head(name))
-        return None if head is None else BlobVersion(head.size, head.tag or "")
+        return self._run(self._transport().head(name))
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        pieces = self._pieces(name, Head(size=size), 0)
+        pieces = self._pieces(name, BlobVersion(size=size), 0)
         with new_file(target) as file, contextlib.closing(pieces):
             write_verified(pieces, file, self.url(name), size=size, sha256=sha256)
 
@@ -145,7 +143,7 @@ class RemoteStorage:
                 self._run(transport.upload(name, content))
             content.unlink()
 
-    def listing(self) -> dict[str, ListedBlob]:
+    def listing(self) -> dict[str, BlobVersion]:
         return dict(sorted(self._run(self._transport().listing()).items()))
 
     def remove(self, name: str) -> None:
@@ -160,7 +158,7 @@ class RemoteStorage:
         with temporary_staging() as (folder, lock):
             yield Writer(folder, lock, is_exclusive=False)
 
-    def _pieces(self, name: str, head: Head, start: int) -> Generator[bytes, None, None]:
+    def _pieces(self, name: str, head: BlobVersion, start: int) -> Generator[bytes, None, None]:
         """Yield the bytes of a blob from `start` in order, while the next ranges are in flight.
 
         No request waits for the first answer. Where only the size is known, those that were sent before it are not

@@ -25,8 +25,8 @@ from shardflow.errors import (
     TransientError,
 )
 
-from .connection import Answer, ChangedError, Connection, Fetched, Head, if_found
-from .interface import ListedBlob
+from .connection import Answer, ChangedError, Connection, Fetched, if_found
+from .interface import BlobVersion
 from .retry import Retries, current_wait, with_timeout
 from .urls import blob_url
 
@@ -49,14 +49,14 @@ class Transport(abc.ABC):
         self._prefix = f"{prefix}/" if prefix else ""
 
     @abc.abstractmethod
-    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+    def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         """Request a range, if the blob still has the tag; the context closes the body.
 
         Of a blob that ends at the start or before, the answer is its head and no bytes.
         """
 
     @abc.abstractmethod
-    async def _describe(self, name: str) -> Head:
+    async def _describe(self, name: str) -> BlobVersion:
         """Return the head of a blob."""
 
     @abc.abstractmethod
@@ -66,14 +66,14 @@ class Transport(abc.ABC):
         """Send a blob with its metadata."""
 
     @abc.abstractmethod
-    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
         """Return a part of the listing, and the token of the next part, "" after the last."""
 
     @abc.abstractmethod
     async def _delete(self, name: str) -> None:
         """Delete a blob."""
 
-    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
+    async def fetch(self, name: str, start: int, stop: int, head: BlobVersion | None) -> Fetched:
         """Return the bytes from `start` to `stop`, or to the end where that comes first, and the head of the answer.
 
         Several answers, if the connection breaks, whose bytes must be of one version. What has arrived is not requested
@@ -89,10 +89,10 @@ class Transport(abc.ABC):
         """
         chunks: list[bytes] = []
         received = 0
-        found: Head | None = None  # in the first answer
-        tag = head.tag if head else None
+        found: BlobVersion | None = None  # in the first answer
+        tag = head.tag if head else ""
 
-        async def attempt() -> Head:
+        async def attempt() -> BlobVersion:
             nonlocal found, tag, stop
             async with self._ask(name, start + received, stop, tag) as answer:
                 found = found or answer.head
@@ -117,11 +117,11 @@ class Transport(abc.ABC):
 
         return Fetched(await self._retry(attempt, name, lambda: received), chunks)
 
-    async def head(self, name: str) -> Head | None:
+    async def head(self, name: str) -> BlobVersion | None:
         """Return the head of a blob, None if it does not exist."""
         return await if_found(self._retry(lambda: self._describe(name), name))
 
-    async def _head_by_range(self, name: str) -> Head | None:
+    async def _head_by_range(self, name: str) -> BlobVersion | None:
         """Return the same from the answer to a request of its first byte."""
         try:
             found = await if_found(self.fetch(name, 0, 1, None))
@@ -144,9 +144,9 @@ class Transport(abc.ABC):
         """Publish a local file as a blob."""
         await self.put(name, await asyncio.to_thread(source.read_bytes))
 
-    async def listing(self) -> dict[str, ListedBlob]:
+    async def listing(self) -> dict[str, BlobVersion]:
         """Return all blobs below the prefix by name, but for those that stand for folders."""
-        found: dict[str, ListedBlob] = {}
+        found: dict[str, BlobVersion] = {}
         token = ""
         while True:
             page, token = await self._retry(partial(self._page, token), "")
@@ -173,7 +173,7 @@ def blob_metadata(sha256: str) -> dict[str, str]:
     return {"sha256": sha256, "writer": secrets.token_hex(8)}
 
 
-async def has_metadata(head: Awaitable[Head | None], metadata: Mapping[str, str]) -> bool:
+async def has_metadata(head: Awaitable[BlobVersion | None], metadata: Mapping[str, str]) -> bool:
     """Return whether a blob is the one with this mark; False too if the store does not answer."""
     try:
         found = await head
@@ -184,7 +184,7 @@ async def has_metadata(head: Awaitable[Head | None], metadata: Mapping[str, str]
 
 async def write(
     send: Callable[[], Awaitable[object]],
-    head: Callable[[], Awaitable[Head | None]],
+    head: Callable[[], Awaitable[BlobVersion | None]],
     metadata: Mapping[str, str],
     url: str,
     *,

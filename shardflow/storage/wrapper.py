@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from .interface import MAX_READ_BYTES, BlobVersion, ListedBlob, Storage, Writer
+from .interface import MAX_READ_BYTES, BlobVersion, Storage, Writer
 
 
 class StorageWrapper:
@@ -54,7 +54,7 @@ class StorageWrapper:
         storage, name = self._locate(name)
         storage.put(name, content, new=new, replaces=replaces)
 
-    def listing(self) -> dict[str, ListedBlob]:
+    def listing(self) -> dict[str, BlobVersion]:
         """Return the blobs of the wrapped storage by name, sorted."""
         return self._inner.listing()
 
