@@ -27,7 +27,7 @@ import fsspec
 from fsspec.asyn import get_loop
 
 from shardflow._imports import import_large
-from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError, StoreError
 
 from .connection import ChangedError, Connection, Fetched
 from .error_mapping import classify
@@ -214,10 +214,11 @@ class RemoteStorage:
             return module.connect(connection)  # type: ignore[no-any-return]
         except ImportError as error:
             remedy = f"pip install {url.store.install}" if url.store.install else f"{error}; install it with pip"
-            failure = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")
+            failure: ShardflowError = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")
         except Exception as error:
             shown = f"{self} with these storage_options" if url.options else str(self)
-            failure = ConfigError(f"{self._classify(error, shown).error}")
+            found = self._classify(error, shown).error
+            failure = ConfigError(f"{found}") if type(found) is StoreError else type(found)(f"{found}")
         raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached
 
     def _classify(self, error: Exception, url: str) -> Failure:

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from shardflow.errors import ConfigError, ShardflowError, StoreError
+from shardflow.errors import AccessDeniedError, ConfigError, ShardflowError, StoreError
 from shardflow.storage import stores
 from shardflow.storage.connection import ChangedError
 from shardflow.storage.error_mapping import classify
@@ -69,6 +69,23 @@ def test_a_refusal_means_what_its_own_store_says(monkeypatch: pytest.MonkeyPatch
     error = classify(answer(404, "NoSuchBucket"), "own://a", open_to_all).error
     assert (type(error), str(error).partition(" (")[0]) == (ConfigError, "own://a: check the badge")
     assert type(classify(answer(404, "NoSuchUpload"), "own://a", open_to_all).error) is ChangedError
+
+
+class AuthenticationException(Exception):  # noqa: N818 - paramiko's name
+    """The refusal of a login."""
+
+    __module__ = "paramiko.ssh_exception"
+
+
+def test_a_login_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that cannot even be made says why, by type, as a request does: here a login at `sftp://`."""
+
+    def connect(_: object) -> None:
+        raise AuthenticationException("Authentication failed.")
+
+    monkeypatch.setattr("shardflow.storage.fsspec_transport.connect", connect)
+    with pytest.raises(AccessDeniedError, match=r"^sftp://host/a .*: check username, .*Authentication failed"):
+        remote_storage("sftp://host/a", {"password": "no-such-secret"}).read("b")
 
 
 def test_the_rights_of_a_record_hold(tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
