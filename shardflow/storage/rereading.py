@@ -12,7 +12,7 @@ from shardflow.errors import IntegrityError
 
 from .connection import ChangedError
 from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage
-from .retry import Attempts, Failure, RetryPolicy, Wait, one_wait
+from .retry import Attempts, Failure, RetryPolicy, one_wait
 from .transfers import pause
 from .wrapper import StorageWrapper
 
@@ -43,26 +43,23 @@ class RereadingStorage(StorageWrapper):
 
     def _repeat(self, name: str, attempt: Callable[[], T]) -> T:
         with one_wait() as wait:
-            return self._repeat_in(wait, name, attempt)
-
-    def _repeat_in(self, wait: Wait, name: str, attempt: Callable[[], T]) -> T:
-        # Beside what was waited for before, only the pauses count: the bytes came, however long a blob is.
-        attempts, passed_s, last, same = Attempts(self._policy), wait.idle_s(), "", 0
-        while True:
-            try:
-                return attempt()
-            except BlobTooLargeError:
-                raise
-            except IntegrityError as error:
-                failed = error
-                same = same + 1 if str(error) == last else 1  # it names what was found
-                last = str(error)
-            except ChangedError as error:
-                failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
-                failed.__cause__ = error
-            pause_s = attempts.pause_s(Failure(error=failed, retry=True), passed_s)
-            if same == _SAME_TIMES:
-                attempts.give_up(failed, passed_s)
-            _log.warning("%s; reading it again in %.1f s", failed, pause_s)
-            pause(pause_s)
-            passed_s += pause_s
+            # Beside what was waited for before, only the pauses count: the bytes came, however long a blob is.
+            attempts, passed_s, last, same = Attempts(self._policy), wait.idle_s(), "", 0
+            while True:
+                try:
+                    return attempt()
+                except BlobTooLargeError:
+                    raise
+                except IntegrityError as error:
+                    failed = error
+                    same = same + 1 if str(error) == last else 1  # it names what was found
+                    last = str(error)
+                except ChangedError as error:
+                    failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
+                    failed.__cause__ = error
+                pause_s = attempts.pause_s(Failure(error=failed, retry=True), passed_s)
+                if same == _SAME_TIMES:
+                    attempts.give_up(failed, passed_s)
+                _log.warning("%s; reading it again in %.1f s", failed, pause_s)
+                pause(pause_s)
+                passed_s += pause_s

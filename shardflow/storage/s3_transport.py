@@ -26,7 +26,7 @@ from .fsspec_transport import file_system
 from .interface import BlobVersion
 from .local_files import file_sha256
 from .retry import with_timeout
-from .transport import Transport, blob_metadata, has_metadata
+from .transport import Transport, blob_metadata
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload
@@ -233,7 +233,7 @@ class S3Transport(Transport):
             await self._request("complete_multipart_upload", name, UploadId=upload, MultipartUpload={"Parts": parts})
         except StoreError as error:
             # The request may have succeeded although its answer was lost; the upload is closed then.
-            if not await has_metadata(self.head(name), metadata):
+            if not await self._has_metadata(name, metadata):
                 message = f"{self._url(name)}: the upload could not be completed; run the same command again ({error})"
                 raise (TransientError(message) if isinstance(error, ChangedError) else error) from error.__cause__
 

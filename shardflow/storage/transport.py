@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -130,10 +130,23 @@ class Transport(abc.ABC):
         return found.head if found else None
 
     async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob; see `Storage.put`. Of a store without conditional writes, `replaces` is None."""
+        """Publish a blob; see `Storage.put`. Of a store without conditional writes, `replaces` is None.
+
+        The request may have succeeded although its answer was lost, and its repetition is refused then. The metadata of
+        the blob tells whose it is.
+        """
         metadata = blob_metadata(hashlib.sha256(data).hexdigest())
-        send = partial(self._publish, name, data, metadata, new=new, replaces=replaces)
-        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, replaces=replaces)
+        try:
+            await self._publish(name, data, metadata, new=new, replaces=replaces)
+        except StoreError as error:
+            if await self._has_metadata(name, metadata):
+                return
+            is_gone = isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
+            if not isinstance(error, ChangedError) and (replaces is None or not is_gone):
+                raise
+            changed = "was changed by another process meanwhile; run the same command again"
+            message = f"{self._url(name)} {'exists already; nothing is ever overwritten' if new else changed}"
+            raise DatasetExistsError(message) from error.__cause__
 
     async def _publish(
         self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
@@ -164,6 +177,13 @@ class Transport(abc.ABC):
     async def abort_uploads(self, names: Collection[str]) -> None:  # noqa: B027 - most have none
         """Abort the unfinished uploads of these blobs, where they could become part of a blob."""
 
+    async def _has_metadata(self, name: str, metadata: Mapping[str, str]) -> bool:
+        """Return whether a blob is the one with this mark; False too if the store does not answer."""
+        with contextlib.suppress(ShardflowError):
+            found = await self.head(name)
+            return found is not None and found.metadata == metadata
+        return False
+
     async def close(self) -> None:  # noqa: B027 - some clients close themselves
         """Close the connections."""
 
@@ -171,41 +191,3 @@ class Transport(abc.ABC):
 def blob_metadata(sha256: str) -> dict[str, str]:
     """Return the metadata of a blob: the SHA-256 of its content, and a mark of the call that wrote it."""
     return {"sha256": sha256, "writer": secrets.token_hex(8)}
-
-
-async def has_metadata(head: Awaitable[BlobVersion | None], metadata: Mapping[str, str]) -> bool:
-    """Return whether a blob is the one with this mark; False too if the store does not answer."""
-    try:
-        found = await head
-    except ShardflowError:
-        return False
-    return found is not None and found.metadata == metadata
-
-
-async def write(
-    send: Callable[[], Awaitable[object]],
-    head: Callable[[], Awaitable[BlobVersion | None]],
-    metadata: Mapping[str, str],
-    url: str,
-    *,
-    new: bool,
-    replaces: str | None,
-) -> None:
-    """Publish a blob by `send`, which repeats its request: done, refused, or done although the answer was lost.
-
-    The request may have succeeded although its answer was lost, and its repetition is refused then. The blob's `head`
-    with the `metadata` of this call tells.
-    """
-    try:
-        await send()
-    except StoreError as error:
-        if await has_metadata(head(), metadata):
-            return
-        is_gone = (
-            replaces is not None and isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
-        )
-        if not is_gone and not isinstance(error, ChangedError):
-            raise
-        changed = "was changed by another process meanwhile; run the same command again"
-        message = f"{url} {'exists already; nothing is ever overwritten' if new else changed}"
-        raise DatasetExistsError(message) from error.__cause__

@@ -268,8 +268,8 @@ def test_retry_after_is_honoured(storage: Storage, proxy: Proxy) -> None:
 def test_attempts_are_ours_alone(storage: Storage, proxy: Proxy) -> None:
     """Neither botocore nor s3fs tries again on its own: a steady failure costs exactly the attempts allowed."""
     proxy.add(Fault(status=503, code="SlowDown"))
-    read, size = functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob")
-    for act in (read, functools.partial(storage.put, "blob", b""), storage.listing, size):
+    read, version = functools.partial(storage.read, "blob"), functools.partial(storage.version, "blob")
+    for act in (read, functools.partial(storage.put, "blob", b""), storage.listing, version):
         proxy.log.clear()
         with pytest.raises(TransientError, match=f"tried {PATIENT.attempts} times"):
             act()
@@ -381,7 +381,11 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
     ]
     for options, remedy in cases:
         storage = remote_storage(server.url("x"), options, retry_policy=PATIENT)
-        for act in (functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob"), storage.listing):
+        for act in (
+            functools.partial(storage.read, "blob"),
+            functools.partial(storage.version, "blob"),
+            storage.listing,
+        ):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -21,28 +21,41 @@ from shardflow.errors import (
 from shardflow.storage.connection import Answer, ChangedError, Connection, Fetched, no_bytes, range_size
 from shardflow.storage.interface import BlobVersion
 from shardflow.storage.retry import Failure, RetryPolicy
-from shardflow.storage.transport import Transport, blob_metadata, write
+from shardflow.storage.transport import Transport, blob_metadata
 
-MARK = blob_metadata("0" * 64)
-OURS, THEIRS = BlobVersion(size=1, metadata=MARK), BlobVersion(size=1, metadata=blob_metadata("0" * 64))
 NEW: dict[str, Any] = {"new": True, "replaces": None}
 REPLACE: dict[str, Any] = {"new": False, "replaces": "a"}
 PUT: dict[str, Any] = {"new": False, "replaces": None}
 
 
-def published(error: Exception | None, head: BlobVersion | Exception | None, **condition: Any) -> None:
-    """Publish a blob by a request that ends with an error, or none; `head` is then there."""
+class Refusing(Transport):
+    """A store in which publishing ends with an error, or none, and a blob is then there."""
 
-    async def send() -> None:
-        if error is not None:
-            raise error
+    _ask = _describe = _send = _page = _delete = None  # type: ignore[assignment]
 
-    async def find() -> BlobVersion | None:
-        if isinstance(head, Exception):
-            raise head
-        return head
+    def __init__(self, error: Exception | None, found: str) -> None:
+        super().__init__(connection(), "b")
+        self.error, self.found, self.mark = error, found, {}
 
-    asyncio.run(write(send, find, MARK, "s3://b/x", **condition))
+    async def _publish(self, name: str, data: bytes, metadata: Mapping[str, str], **_: Any) -> None:
+        """Fail, or not."""
+        assert (name, data) == ("x", b"1")
+        self.mark = metadata
+        if self.error is not None:
+            raise self.error
+
+    async def head(self, name: str) -> BlobVersion | None:
+        """Return the head of the blob, which is ours, that of another call, or none."""
+        assert name == "x"
+        if self.found == "no answer":
+            raise TransientError("no answer")
+        marks = {"ours": self.mark, "theirs": blob_metadata(self.mark["sha256"])}
+        return BlobVersion(1, metadata=marks[self.found]) if self.found in marks else None
+
+
+def published(error: Exception | None, found: str, **condition: Any) -> None:
+    """Publish a blob by a request that ends with an error, or none."""
+    asyncio.run(Refusing(error, found).put("x", b"1", **condition))
 
 
 def test_a_mark_is_that_of_one_call() -> None:
@@ -56,23 +69,23 @@ def test_a_mark_is_that_of_one_call() -> None:
 @pytest.mark.parametrize("error", [None, ChangedError("412"), TransientError("reset"), AccessDeniedError("403")])
 def test_a_write_whose_answer_was_lost_is_done(error: Exception | None) -> None:
     """Whatever the last answer says, a write is done if the blob is that of this call."""
-    published(error, OURS, **NEW)
+    published(error, "ours", **NEW)
 
 
-@pytest.mark.parametrize("head", [None, THEIRS, TransientError("no answer")])
-def test_a_refused_write(head: BlobVersion | Exception | None) -> None:
+@pytest.mark.parametrize("found", ["none", "theirs", "no answer"])
+def test_a_refused_write(found: str) -> None:
     """A write whose condition does not hold says so, with the cause; a blob that is gone cannot be replaced either."""
     cause = ValueError("412")
     refusal = ChangedError("changed")
     refusal.__cause__ = cause
     with pytest.raises(DatasetExistsError, match=r"^s3://b/x exists already; nothing is ever overwritten$") as caught:
-        published(refusal, head, **NEW)
+        published(refusal, found, **NEW)
     assert caught.value.__cause__ is cause
     for error in (refusal, NotFoundError("gone")):
         with pytest.raises(
             DatasetExistsError, match=r"^s3://b/x was changed by another process meanwhile; run the same"
         ):
-            published(error, head, **REPLACE)
+            published(error, found, **REPLACE)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +95,7 @@ def test_a_refused_write(head: BlobVersion | Exception | None) -> None:
 def test_another_failure_is_none_of_the_condition(error: StoreError, condition: dict[str, Any]) -> None:
     """A missing bucket, a missing upload and a lack of rights are raised as they are."""
     with pytest.raises(StoreError) as caught:
-        published(error, None, **condition)
+        published(error, "none", **condition)
     assert caught.value is error
 
 
