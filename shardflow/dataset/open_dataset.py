@@ -159,7 +159,7 @@ class Dataset(Mapping[str, Split]):
     def has_version(self, fingerprint: str) -> bool:
         """Return whether `shardflow.open(url, version=fingerprint)` finds an older version here."""
         try:
-            return self.storage.size(manifest.kept_name(fingerprint)) is not None
+            return self.storage.version(manifest.kept_name(fingerprint)) is not None
         except ConfigError:
             return False
 

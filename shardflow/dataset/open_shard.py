@@ -26,6 +26,7 @@ from shardflow.formats import shard_index, ustar
 from shardflow.formats.shard import Shard
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
 from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.retry import one_wait
 
 from .sample import Sample
 from .shard_rows import ShardRows, reader_of
@@ -106,7 +107,8 @@ class OpenShard:
             raise
         self._is_mending = True
         try:
-            return self._read_from_new_copy(self._cache, read)
+            with one_wait():
+                return self._read_from_new_copy(self._cache, read)
         finally:
             self._is_mending = False
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Container, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ from shardflow.formats.shard_table import ShardTable
 from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
 from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors, pause
+from shardflow.storage.retry import current_wait, one_wait
 
 from .open_shard import OpenShard
 from .sample import Sample
@@ -107,9 +107,10 @@ class ShardReader:
     def _read(self, shard: int, record: int, unused: Container[str], sequential: bool) -> Sample:
         opened = self._opened.get(shard)
         if opened is None:
-            if sequential and (sample := self._read_partial(shard, record)) is not None:
-                return sample
-            opened = self._open(shard)
+            with one_wait():
+                if sequential and (sample := self._read_partial(shard, record)) is not None:
+                    return sample
+                opened = self._open(shard)
             if sequential:
                 opened.read_ahead()
         else:
@@ -194,8 +195,9 @@ class ShardReader:
     def image_sizes(self, shard: int) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown."""
         opened = self._opened.get(shard)
-        rows = opened.rows if opened is not None else self._partial_rows(shard)
-        return (rows or self._shard(shard).rows).image_sizes()
+        with one_wait():
+            rows = opened.rows if opened is not None else self._partial_rows(shard)
+            return (rows or self._shard(shard).rows).image_sizes()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": OrderedDict(), "_partial": {}}
@@ -228,8 +230,8 @@ class ShardReader:
 
         None if the shard is local by then, nothing downloads it, or the download does not get on.
         """
-        deadline, arrived, polls_without_download = time.monotonic() + STALL_TIMEOUT_S, -1, 0
-        while self.cache is not None and not self.is_local(shard) and time.monotonic() < deadline:
+        wait, most, polls_without_download = current_wait(), 0, 0
+        while self.cache is not None and not self.is_local(shard) and wait.idle_s() < STALL_TIMEOUT_S:
             file = self.cache.open_partial(self.shards[shard].sha256)
             if file is None:
                 polls_without_download += 1
@@ -237,8 +239,9 @@ class ShardReader:
                     return None
             else:
                 with file:
-                    if (size := os.fstat(file.fileno()).st_size) != arrived:
-                        deadline, arrived = time.monotonic() + STALL_TIMEOUT_S, size
+                    if (arrived := os.fstat(file.fileno()).st_size) > most:
+                        most = arrived
+                        wait.progress()
                     if (sample := self._read_arrived(file, shard, record)) is not None:
                         return sample
             pause(_POLL_S)

@@ -82,7 +82,7 @@ def sync(
     # Shards of a virtual dataset can share a tar: it is copied with the first of them.
     first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
     with own.exclusive_writer() as writer:
-        finished = target.size(manifest.FILE_NAME) is not None
+        finished = target.version(manifest.FILE_NAME) is not None
         if not finished:
             dataset.quarantine()  # which raises an error if it is damaged, before anything is copied
         lock = None if finished else _begin(own, dataset.fingerprint)
@@ -100,7 +100,7 @@ def sync(
             if is_missing:
                 path = writer.staging / f"{TEMPORARY}{shard.name.replace('/', '-')}.{secrets.token_hex(4)}"
                 source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
-                target.upload(shard.name, path)
+                target.put(shard.name, path)
             if target.url(shard.index_name) not in sizes:
                 target.put(shard.index_name, read_index_bytes(source, shard))
             return is_missing
@@ -148,7 +148,7 @@ def _receipts(dataset: Dataset) -> list[str]:
 
 def _is_copied(target: Storage, shard: Shard) -> bool:
     """Return whether an earlier attempt has copied a shard. A remote storage publishes whole blobs; a disk is read."""
-    if target.size(shard.name) != shard.bytes:
+    if (found := target.version(shard.name)) is None or found.size != shard.bytes:
         return False
     path = target.local_path(shard.name)
     return path is None or file_sha256(path) == shard.sha256

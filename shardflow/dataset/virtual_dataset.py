@@ -178,7 +178,7 @@ def find_virtual_dataset(
         DatasetExistsError: `dst` holds another dataset.
     """
     storage = open_storage(dst, storage_options, to_write=True)
-    if storage.size(manifest.FILE_NAME) is None:
+    if storage.version(manifest.FILE_NAME) is None:
         return None
     files = _Files(storage, contents)
     for _ in files.indexes():

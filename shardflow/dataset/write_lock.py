@@ -78,11 +78,12 @@ class WriteLock:
 
     def read_version(self) -> tuple[bytes, str]:
         """Return the manifest of the version that is extended, and its tag; DatasetExistsError if another is there."""
-        found, tag = self.storage.read_tagged(manifest.FILE_NAME)
-        if manifest.from_bytes(found).fingerprint != self.extends:
+        version = self.storage.version(manifest.FILE_NAME)  # before the content, so that it is not of a later one
+        found = self.storage.read(manifest.FILE_NAME)
+        if version is None or manifest.from_bytes(found).fingerprint != self.extends:
             message = f"{self.storage} was extended by another process meanwhile"
             raise DatasetExistsError(f"{message}; run the same command again")
-        return found, tag
+        return found, version.tag
 
     def put(self, name: str, data: bytes) -> None:
         """Publish a blob that later versions replace, such as the quarantine: never after one of them is committed."""
@@ -90,18 +91,16 @@ class WriteLock:
             self.storage.put(name, data)
             return
         for attempt in range(_ATTEMPTS):
-            try:
-                found, tag = self.storage.read_tagged(name)
-            except NotFoundError:
-                found, tag = None, ""
-            if found == data:
-                return
+            version = self.storage.version(name)
+            with contextlib.suppress(NotFoundError):
+                if version is not None and self.storage.read(name) == data:
+                    return
             self.check()  # after the tag was read: when a version is committed later, the blob has another tag
             try:
-                if found is None:
+                if version is None:
                     self.storage.put(name, data, new=True)
-                elif tag:
-                    self.storage.put(name, data, replaces=tag)
+                elif version.tag:
+                    self.storage.put(name, data, replaces=version.tag)
                 else:  # without conditional writes, the check has to do
                     self.storage.put(name, data)
                 return
@@ -140,13 +139,13 @@ def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint:
     """
     if writer.is_exclusive:
         return WriteLock(storage=storage, extends=fingerprint, blob=None)
-    if not storage.read_tagged(manifest.FILE_NAME)[1]:
+    if (version := storage.version(manifest.FILE_NAME)) is not None and not version.tag:
         message = f"{storage}: this kind of storage cannot replace a manifest only while it is unchanged"
         raise StoreError(f"{message}; extend a copy on a disk or S3, and `shardflow sync` it to a new place")
     lock = _acquire(storage, fingerprint, content, writer)
     try:
         lock.read_version()  # after the lock, which counts for this version alone
-    except DatasetExistsError:
+    except (DatasetExistsError, NotFoundError):
         lock.release()
         raise
     return lock
@@ -154,7 +153,7 @@ def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint:
 
 def refuse_dataset(storage: Storage) -> None:
     """Raise a DatasetExistsError where a dataset is, after removing what was left at its commit."""
-    if storage.size(manifest.FILE_NAME) is not None:
+    if storage.version(manifest.FILE_NAME) is not None:
         clean_up(storage)
         raise DatasetExistsError(f"{storage} already holds a dataset; choose another destination or remove it")
 
@@ -188,7 +187,7 @@ def abort_uploads(storage: Storage, names: Collection[str]) -> None:
 def _acquire(storage: Storage, extends: str | None, content: Callable[[], str], writer: Writer | None) -> WriteLock:
     name = _name(extends)
     is_exclusive = writer is not None and writer.is_exclusive
-    if is_exclusive and storage.size(name) is None:
+    if is_exclusive and storage.version(name) is None:
         return WriteLock(storage=storage, extends=extends, blob=None)
     ours = json.dumps({"content": content()}, indent=1).encode() + b"\n"
     for _ in range(_ATTEMPTS):

@@ -232,7 +232,7 @@ class Finish:
             except FormatError as error:
                 message = f"{storage.url(job.name)}.tar cannot be indexed: {error}"
                 raise ConfigError(f"{message}; choose fewer samples per shard (--shard-samples)") from error
-            storage.upload(f"{job.name}.tar", tar)
+            storage.put(f"{job.name}.tar", tar)
             index = made.index
             storage.put(f"{job.name}.npy", index)
             shard = Shard(

@@ -21,7 +21,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
-from shardflow.storage.interface import LEFTOVER, TEMPORARY, ListedBlob, Writer
+from shardflow.storage.interface import LEFTOVER, TEMPORARY, BlobVersion, Writer
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.staging import remove_abandoned
@@ -43,10 +43,10 @@ class Ledger:
         self.url = url_text(dst)
         self.storage_options = storage_options
         self.storage = open_storage(dst, storage_options, to_write=True)
-        self._listing: Mapping[str, ListedBlob] | None = None
+        self._listing: Mapping[str, BlobVersion] | None = None
 
     @property
-    def listing(self) -> Mapping[str, ListedBlob]:
+    def listing(self) -> Mapping[str, BlobVersion]:
         """All blobs of the destination, as they were at the first use."""
         if (
             self._listing is None

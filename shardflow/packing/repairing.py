@@ -237,7 +237,7 @@ def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | 
         with open_tar(tars, name) as tar:
             rebuilt = shard_index.rebuild(tar, shard.index_sha256)
         if lacks_tar:
-            storage.upload(shard.name, folder / name)
+            storage.put(shard.name, folder / name)
             repaired.append(shard.name)
         if lacks_index:
             storage.put(shard.index_name, rebuilt)

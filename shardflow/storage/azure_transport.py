@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import yarl
 
-from .connection import Answer, Connection, Head
+from .connection import Answer, Connection
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
-from .interface import ListedBlob
+from .interface import BlobVersion
 from .retry import with_timeout
 from .transport import Transport
 
@@ -47,15 +47,15 @@ class AzureTransport(Transport):
         await close_session(self._web)
         await self._service.close()
 
-    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+    def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         headers = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": tag} if tag else {})}
-        answering = answer_to(self._get(name, headers), self._policy.request_timeout_s, self._url(name), _code)
+        answering = answer_to(self._get(name, headers), self._policy.answer_s(), self._url(name), _code)
         return range_answer(answering, start, _head, lambda: self._describe(name))
 
-    async def _describe(self, name: str) -> Head:
+    async def _describe(self, name: str) -> BlobVersion:
         async with self._blob(name) as blob:
             found = await self._in_time(blob.get_blob_properties(**self._limits))
-        return Head(size=found.size, tag=_quoted(found.etag), metadata=found.metadata or {})
+        return BlobVersion(size=found.size, tag=_quoted(found.etag), metadata=found.metadata or {})
 
     async def _publish(
         self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
@@ -80,7 +80,7 @@ class AzureTransport(Transport):
         condition = _condition(new, replaces)
         await self._write(name, "upload_blob", data, metadata=metadata, **condition, overwrite=not new)
 
-    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
         found = {}
         async with self._service.get_container_client(self._bucket) as container:
             pages = container.list_blobs(name_starts_with=self._prefix, include=["metadata"], **self._limits)
@@ -89,7 +89,7 @@ class AzureTransport(Transport):
             while (blob := await self._in_time(anext(blobs, None))) is not None:
                 if (blob.metadata or {}).get("hdi_isfolder") != "true":
                     modified_ns = int(blob.last_modified.timestamp() * 1e9)
-                    found[blob.name] = ListedBlob(blob.size, _quoted(blob.etag), modified_ns)
+                    found[blob.name] = BlobVersion(blob.size, _quoted(blob.etag), modified_ns)
             return found, pages.continuation_token or ""
 
     async def _delete(self, name: str) -> None:
@@ -99,14 +99,14 @@ class AzureTransport(Transport):
     @property
     def _limits(self) -> dict[str, Any]:
         """Arguments of each request of Azure's client."""
-        timeout_s = self._policy.request_timeout_s
+        timeout_s = self._policy.answer_s()
         return {"retry_total": 0, "connection_timeout": min(5.0, timeout_s), "read_timeout": timeout_s}
 
     def _blob(self, name: str) -> Any:
         return self._service.get_blob_client(self._bucket, self._prefix + name)
 
     async def _in_time(self, work: Awaitable[T], size: int = 0) -> T:
-        return await with_timeout(work, self._policy.transfer_s(size), f"{self._root}: expected an answer")
+        return await with_timeout(work, self._policy.answer_s(size), f"{self._root}: expected an answer")
 
     async def _write(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
         """Make a request that writes, with a checksum of its body, which the server compares."""
@@ -159,10 +159,10 @@ def _quoted(tag: str) -> str:
     return f'"{tag.strip(chr(34))}"'
 
 
-def _head(size: int, headers: Mapping[str, str]) -> Head:
+def _head(size: int, headers: Mapping[str, str]) -> BlobVersion:
     mark = "x-ms-meta-"
     metadata = {name[len(mark) :].lower(): value for name, value in headers.items() if name.lower().startswith(mark)}
-    return Head(size=size, tag=_quoted(headers.get("ETag", "")), metadata=metadata)
+    return BlobVersion(size=size, tag=_quoted(headers.get("ETag", "")), metadata=metadata)
 
 
 def _code(headers: Mapping[str, str], text: str) -> str:  # noqa: ARG001 - as of answer_to

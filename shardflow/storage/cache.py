@@ -28,9 +28,9 @@ from .staging import temporary_staging
 from .urls import strip_file_scheme
 
 LIMIT = "100GB"
-STALL_TIMEOUT_S = 60.0
-"""How long a reader waits for another process whose download does not grow. The retry policy ends downloads sooner, and
-stopped processes are noticed sooner: this is the deadline for everything else."""
+STALL_TIMEOUT_S = 45.0
+"""How long a reader waits for another process whose download does not grow, to have some of its 60 s left for its own.
+Stopped processes are noticed sooner."""
 
 MOST_COPIES = 3
 """How many copies a reader tries. Each was verified on its way into the cache, so it means a broken disk."""

@@ -37,6 +37,7 @@ from pathlib import Path
 from shardflow.errors import ConfigError, StoreError
 
 from .local_files import flock, map_os_errors, pause
+from .retry import current_wait
 
 logger = logging.getLogger(__name__)
 
@@ -223,15 +224,17 @@ class CacheDirectory:
     def lock(self, name: str, size: int, *, stall_timeout_s: float) -> Iterator[int | None]:
         """Hold the lock of a name, with `size` bytes reserved; yield its descriptor, None if another process keeps it.
 
-        It keeps the lock as long as its download has grown within `stall_timeout_s`, and it is not stuck.
+        It keeps the lock until the current wait has had no progress for `stall_timeout_s`, or it is stuck. Progress is
+        that its download is longer than it ever was.
         """
         self.create()
         descriptor = self.try_lock(name)
-        written, since = -1, time.monotonic()
+        wait, most = current_wait(), 0
         while descriptor is None:
-            if (now := sum(map(size_of, self.partials().get(name, ())))) != written:
-                written, since = now, time.monotonic()
-            if time.monotonic() - since >= stall_timeout_s:
+            if (arrived := sum(map(size_of, self.partials().get(name, ())))) > most:
+                most = arrived
+                wait.progress()
+            if wait.idle_s() >= stall_timeout_s:
                 yield None
                 return
             pause(_POLL_S)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardflow.errors import BucketNotFoundError, NotFoundError, StoreError, TransientError
+
+from .interface import BlobVersion
 
 if TYPE_CHECKING:
     from .retry import Failure, RetryPolicy
@@ -19,29 +21,20 @@ class ChangedError(StoreError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The properties of a blob, as the server sends them."""
-
-    size: int  # in bytes
-    tag: str | None = None  # changes with the content; None where the server has none
-    metadata: Mapping[str, str] = field(default_factory=dict)  # of blobs written here to S3 or Azure, `sha256` too
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The answer to the request of a range: the blob's head, and its bytes as they arrive.
 
     `read(most_bytes)` returns some of them, and nothing at their end.
     """
 
-    head: Head
+    head: BlobVersion
     read: Callable[[int], Awaitable[bytes]]
 
 
 class Fetched(NamedTuple):
     """A range of a blob, in chunks: joining them would be one more copy."""
 
-    head: Head
+    head: BlobVersion
     chunks: list[bytes]
 
 

@@ -17,8 +17,8 @@ import fsspec
 from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .connection import Answer, Connection, Head, if_found
-from .interface import ListedBlob
+from .connection import Answer, Connection, if_found
+from .interface import BlobVersion
 from .retry import with_timeout
 from .transport import Transport
 
@@ -34,7 +34,7 @@ class FsspecTransport(Transport):
         self._prefix, self._query = root.rstrip("/") + "/", mark + query
 
     @contextlib.asynccontextmanager
-    async def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AsyncIterator[Answer]:  # noqa: ARG002 - there are none
+    async def _ask(self, name: str, start: int, stop: int, tag: str) -> AsyncIterator[Answer]:  # noqa: ARG002 - there are none
         head = await self._describe(name)
         stop = min(stop, head.size)
         data = b""
@@ -49,14 +49,14 @@ class FsspecTransport(Transport):
 
         yield Answer(head=head, read=read)
 
-    async def _describe(self, name: str) -> Head:
+    async def _describe(self, name: str) -> BlobVersion:
         self._fs.invalidate_cache()  # of listings, from which it would answer
         info = await self._call("info", name)
         if info.get("type") == "directory":
             raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
         if info.get("size") is None:
             raise StoreError(f"{self._url(name)}: the server does not send its size; copy the dataset to a disk")
-        return Head(size=info["size"])
+        return BlobVersion(size=info["size"])
 
     async def _send(
         self,
@@ -81,18 +81,18 @@ class FsspecTransport(Transport):
         if head is None or head.size != size:
             raise IntegrityError(f"{self._url(name)}: {size} bytes were written, but the size differs; write it again")
 
-    async def listing(self) -> dict[str, ListedBlob]:
+    async def listing(self) -> dict[str, BlobVersion]:
         """Return all files below the root by name; their size is -1 where the server does not send it."""
         if self._query:  # the links of a page have none
             message = f"{self._url('')}: a place with a query in its URL, such as a signature, cannot be listed"
             raise StoreError(f"{message}; name the files, as in {{00000..00099}}.tar, or in a table")
         return await if_found(super().listing()) or {}
 
-    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:  # noqa: ARG002 - there is one
+    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:  # noqa: ARG002 - there is one
         self._fs.invalidate_cache()
         found = await self._call("find", "", detail=True)
         sizes = ((path, info.get("size")) for path, info in found.items())
-        return {path: ListedBlob(-1 if size is None else size) for path, size in sizes}, ""
+        return {path: BlobVersion(-1 if size is None else size) for path, size in sizes}, ""
 
     async def _delete(self, name: str) -> None:
         await self._call("rm_file", name)
@@ -104,7 +104,7 @@ class FsspecTransport(Transport):
             work = getattr(self._fs, f"_{method}")(place, *data, **arguments)
         else:
             work = asyncio.to_thread(getattr(self._fs, method), place, *data, **arguments)
-        return await with_timeout(work, self._policy.transfer_s(size), f"{self._url('')}: expected an answer")
+        return await with_timeout(work, self._policy.answer_s(size), f"{self._url('')}: expected an answer")
 
 
 def connect(connection: Connection) -> FsspecTransport:

@@ -22,10 +22,10 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import TransientError
 
-from .connection import Answer, Connection, Head
+from .connection import Answer, Connection
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer
-from .interface import ListedBlob
+from .interface import BlobVersion
 from .retry import with_timeout
 from .transport import Transport
 
@@ -57,17 +57,17 @@ class GcsTransport(Transport):
     async def close(self) -> None:
         await close_session(self._client.fs)
 
-    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+    def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         query = {"alt": "media", **({"ifGenerationMatch": tag.strip('"')} if tag else {})}
         headers = {**RANGE_HEADERS, "Range": f"bytes={start}-{stop - 1}"}
         answering = self._call("GET", f"/download{self._object(name)}", query, headers=headers)
         return range_answer(answering, start, _head, lambda: self._describe(name))
 
-    async def _describe(self, name: str) -> Head:
+    async def _describe(self, name: str) -> BlobVersion:
         found = await self._json("GET", self._object(name), {})
         if "size" not in found or "generation" not in found:
             raise TransientError("the answer does not describe an object")
-        return Head(size=int(found["size"]), tag=f'"{found["generation"]}"', metadata=found.get("metadata", {}))
+        return BlobVersion(size=int(found["size"]), tag=f'"{found["generation"]}"', metadata=found.get("metadata", {}))
 
     async def _send(
         self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
@@ -93,13 +93,13 @@ class GcsTransport(Transport):
         if "generation" not in answer:
             raise TransientError(f"{self._url(name)}: the answer has no generation")
 
-    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
         query = {"prefix": self._prefix, "fields": "items(name,size,generation,updated),nextPageToken"}
         page = await self._json(
             "GET", f"/storage/v1/b/{self._bucket}/o", query | ({"pageToken": token} if token else {})
         )
         found = {
-            item["name"]: ListedBlob(
+            item["name"]: BlobVersion(
                 int(item["size"]),
                 f'"{item["generation"]}"',
                 int(datetime.fromisoformat(item["updated"].replace("Z", "+00:00")).timestamp() * 1e9),
@@ -118,11 +118,11 @@ class GcsTransport(Transport):
         self, method: str, path: str, query: Mapping[str, str], *, data: bytes = b"", headers: Any = ()
     ) -> AbstractAsyncContextManager[Any]:
         request = self._client.request(method, path, query, headers, io.BytesIO(data) if data else None)
-        return answer_to(request, self._policy.transfer_s(len(data)), self._root, _code)
+        return answer_to(request, self._policy.answer_s(len(data)), self._root, _code)
 
     async def _json(self, method: str, path: str, query: Mapping[str, str], **arguments: Any) -> Any:
         async with self._call(method, path, query, **arguments) as answer:
-            text = await with_timeout(answer.read(), self._policy.request_timeout_s, "expected the rest of an answer")
+            text = await with_timeout(answer.read(), self._policy.answer_s(), "expected the rest of an answer")
         try:
             return json.loads(text or b"{}")
         except ValueError:
@@ -135,9 +135,9 @@ def connect(connection: Connection) -> GcsTransport:
     return GcsTransport(connection, *file_system(connection, "gcsfs", asynchronous=True, loop=get_loop()))
 
 
-def _head(size: int, headers: Mapping[str, str]) -> Head:
+def _head(size: int, headers: Mapping[str, str]) -> BlobVersion:
     if (generation := headers.get("x-goog-generation", "")).isdecimal():
-        return Head(size=size, tag=f'"{generation}"')
+        return BlobVersion(size=size, tag=f'"{generation}"')
     raise TransientError("the answer has no generation")
 
 

@@ -10,8 +10,9 @@ import fsspec
 
 from shardflow.errors import StoreError
 
-from .connection import Answer, Head, no_bytes, range_size
+from .connection import Answer, no_bytes, range_size
 from .error_mapping import AnswerError
+from .interface import BlobVersion
 from .retry import with_timeout
 
 _MOST_TEXT = 2000  # bytes that are read of what a refusal says
@@ -54,8 +55,8 @@ async def answer_to(
 async def range_answer(
     answering: contextlib.AbstractAsyncContextManager[Any],
     start: int,
-    head: Callable[[int, Mapping[str, str]], Head],
-    head_at_end: Callable[[], Awaitable[Head | None]],
+    head: Callable[[int, Mapping[str, str]], BlobVersion],
+    head_at_end: Callable[[], Awaitable[BlobVersion | None]],
 ) -> AsyncIterator[Answer]:
     """Yield the answer to the request of a range from `start`.
 
@@ -75,7 +76,7 @@ async def range_answer(
             if error.status != 416:
                 raise
             said = error.headers.get("Content-Range", "").rpartition("*/")[2]
-            at_end = Head(size=int(said)) if said.isdecimal() else await head_at_end()
+            at_end = BlobVersion(size=int(said)) if said.isdecimal() else await head_at_end()
             if at_end is None or at_end.size > start:
                 raise
             yield Answer(head=at_end, read=no_bytes)

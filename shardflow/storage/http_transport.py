@@ -15,9 +15,10 @@ from typing import Any
 
 from shardflow.errors import TransientError
 
-from .connection import Answer, Connection, Fetched, Head
+from .connection import Answer, Connection, Fetched
 from .fsspec_transport import FsspecTransport, file_system
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
+from .interface import BlobVersion
 from .retry import with_timeout
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
@@ -46,7 +47,7 @@ class HttpTransport(FsspecTransport):
         self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
+    async def fetch(self, name: str, start: int, stop: int, head: BlobVersion | None) -> Fetched:
         if self._sends_ranges:
             try:
                 return await super().fetch(name, start, stop, head)
@@ -58,20 +59,20 @@ class HttpTransport(FsspecTransport):
                 head = await self._retry(partial(self._describe, name), name)
             data = self._whole.get(name, b"")
             if len(data) != head.size:  # not fetched yet, or replaced since
-                data = await self._retry(partial(self._read, name, head.size), name, start=start)
+                data = await self._retry(partial(self._read, name, head.size), name)
             self._whole[name] = data
             if stop >= head.size or len(self._whole) > _WHOLE_FILES:
                 del self._whole[name if stop >= head.size else next(iter(self._whole))]
         return Fetched(head, [data[start:stop]])
 
-    async def head(self, name: str) -> Head | None:
+    async def head(self, name: str) -> BlobVersion | None:
         return await self._head_by_range(name)
 
     async def close(self) -> None:
         await close_session(self._web)
 
     def _ask(  # type: ignore[override]
-        self, name: str, start: int, stop: int, tag: str | None
+        self, name: str, start: int, stop: int, tag: str
     ) -> AbstractAsyncContextManager[Answer]:
         headers = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": tag} if tag else {})}
         return range_answer(self._get(name, headers), start, _head, lambda: self._describe(name))
@@ -87,7 +88,7 @@ class HttpTransport(FsspecTransport):
                     left -= len(chunk)
                 return b"".join(chunks)
 
-            data = await with_timeout(read(), self._policy.transfer_s(size), f"{self._url(name)}: expected a file")
+            data = await with_timeout(read(), self._policy.answer_s(size), f"{self._url(name)}: expected a file")
         if len(data) != size:
             raise TransientError(f"{self._url(name)}: expected {size} bytes, found {len(data)}")
         return data
@@ -98,7 +99,7 @@ class HttpTransport(FsspecTransport):
             url, own = await self._locate(name)
             return await session.get(url, **{**self._web.kwargs, "headers": {**RANGE_HEADERS, **own, **headers}})
 
-        return answer_to(send(), self._policy.request_timeout_s, self._url(name))
+        return answer_to(send(), self._policy.answer_s(), self._url(name))
 
 
 def connect(connection: Connection) -> HttpTransport:
@@ -113,7 +114,7 @@ def connect(connection: Connection) -> HttpTransport:
     return HttpTransport(connection, fs, path, fs, locate)
 
 
-def _head(size: int, headers: Mapping[str, str]) -> Head:
+def _head(size: int, headers: Mapping[str, str]) -> BlobVersion:
     """Return the head of a file. A weak ETag is none: other bytes may have it too."""
     tag = headers.get("ETag", "")
-    return Head(size=size, tag=tag if tag and not tag.startswith("W/") else None)
+    return BlobVersion(size=size, tag="" if tag.startswith("W/") else tag)

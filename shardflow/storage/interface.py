@@ -12,7 +12,7 @@ dataset, and what the tests count or break, are Storages too; see `wrapper`. Eve
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -47,19 +47,13 @@ class BlobTooLargeError(IntegrityError):
         return error
 
 
-class ListedBlob(NamedTuple):
-    """An entry of a listing."""
-
-    size: int  # in bytes; -1 where the server does not send it
-    tag: str = ""  # changes with the content; "" where the storage has none
-    modified_ns: int | None = None  # of the publication, by the clock of the storage, since 1970; None if unknown
-
-
 class BlobVersion(NamedTuple):
     """What a blob was when it was asked for, so that all its parts can be read from the same one."""
 
-    size: int  # in bytes
-    tag: str  # changes with the content; "" where the storage has none
+    size: int  # in bytes; -1 in a listing of a server that does not send it
+    tag: str = ""  # changes with the content; "" where the storage has none
+    modified_ns: int | None = None  # of the publication, by the clock of the storage, since 1970; None if unknown
+    metadata: Mapping[str, str] = {}  # of blobs written here to S3, GCS or Azure: `sha256`, `writer`
 
 
 class Writer(NamedTuple):
@@ -102,14 +96,6 @@ class Storage(Protocol):
         """
         ...
 
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a small blob, see `read`, and its tag for `put`; "" where it cannot be replaced so.
-
-        Raises:
-            NotFoundError: The blob does not exist.
-        """
-        ...
-
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before. They are not verified.
 
@@ -120,11 +106,10 @@ class Storage(Protocol):
         ...
 
     def version(self, name: str) -> BlobVersion | None:
-        """Return size and tag of a blob, for `read_range`; None if it does not exist."""
-        ...
+        """Return size and tag of a blob, for `read_range` and `put`; None if it does not exist.
 
-    def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None if it does not exist."""
+        Ask for the version, then read, then replace what has the tag: it succeeds only if all three met one blob.
+        """
         ...
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
@@ -138,8 +123,10 @@ class Storage(Protocol):
         """
         ...
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         """Publish a blob: one that must be `new`, or that `replaces` the one with this tag, or whatever is there.
+
+        The content can be a local file, which is moved: afterwards it is gone, after an error perhaps too.
 
         Without a condition, only for names that no committed dataset holds. Of several writers that publish under the
         same condition at once, exactly one succeeds.
@@ -151,11 +138,7 @@ class Storage(Protocol):
         """
         ...
 
-    def upload(self, name: str, source: Path) -> None:
-        """Publish a local file as a blob, and replace an existing one. The file is moved: afterwards it is gone."""
-        ...
-
-    def listing(self) -> dict[str, ListedBlob]:
+    def listing(self) -> dict[str, BlobVersion]:
         """Return all blobs and leftovers by name, sorted; nothing where the root does not exist.
 
         A virtual storage leaves out the tars in its roots.

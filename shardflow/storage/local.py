@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
 
 from .file_names import name_of, path_of
-from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, BlobVersion, ListedBlob, Writer
+from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, BlobVersion, Writer
 from .local_files import (
     COPY_BYTES,
     flock,
@@ -49,11 +48,6 @@ class LocalStorage:
                 raise BlobTooLargeError.of(self.url(name), size, most_bytes)
             return file.read()
 
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a blob, and its SHA-256."""
-        data = self.read(name)
-        return data, hashlib.sha256(data).hexdigest()
-
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
@@ -61,9 +55,6 @@ class LocalStorage:
                 raise StoreError(f"{path} was replaced while it was read; stop what writes to it, and run it again")
             file.seek(start)
             return file.read(max(0, stop - start))
-
-    def size(self, name: str) -> int | None:
-        return None if (version := self.version(name)) is None else version.size
 
     def version(self, name: str) -> BlobVersion | None:
         path = self.local_path(name)
@@ -81,10 +72,16 @@ class LocalStorage:
             with new_file(target) as copy:
                 write_verified(chunks, copy, self.url(name), size=size, sha256=sha256)
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob; one that is replaced under the condition of its tag is locked meanwhile."""
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
+        """Publish a blob; one that is replaced under the condition of its tag is locked meanwhile.
+
+        A file on the same disk is renamed, not copied.
+        """
         with self._locked_blob(name, replaces), self.writing(name, create_only=new) as temporary:
-            temporary.write_bytes(data)
+            if isinstance(content, Path):
+                shutil.move(content, temporary)
+            else:
+                temporary.write_bytes(content)
 
     @contextlib.contextmanager
     def _locked_blob(self, name: str, tag: str | None) -> Iterator[None]:
@@ -94,21 +91,17 @@ class LocalStorage:
             return
         path = self.local_path(name)
         with map_os_errors(path), contextlib.ExitStack() as held:
+            self._check_root()
             is_current = False
             with contextlib.suppress(FileNotFoundError):  # not of the body, which has its own errors
                 # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
                 old = held.enter_context(open(path, "rb"))
-                is_same = flock(old.fileno()) and os.path.samestat(os.fstat(old.fileno()), path.stat())
-                is_current = is_same and hashlib.sha256(old.read()).hexdigest() == tag
+                tags = {_version(os.fstat(old.fileno())).tag, _version(path.stat()).tag}
+                is_current = flock(old.fileno()) and tags == {tag}
             if is_current:
                 yield
                 return
         raise DatasetExistsError(f"{path} was changed by another process meanwhile; run the same command again")
-
-    def upload(self, name: str, source: Path) -> None:
-        """Publish a local file; on the same disk it is renamed, not copied."""
-        with self.writing(name) as temporary:
-            shutil.move(source, temporary)
 
     @contextlib.contextmanager
     def writing(self, name: str, *, create_only: bool = False) -> Iterator[Path]:
@@ -128,13 +121,13 @@ class LocalStorage:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def listing(self) -> dict[str, ListedBlob]:
-        found: dict[str, ListedBlob] = {}
+    def listing(self) -> dict[str, BlobVersion]:
+        found: dict[str, BlobVersion] = {}
         with map_os_errors(self.root):
             for path in (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
                     status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
-                    found[name] = ListedBlob(status.st_size, modified_ns=status.st_mtime_ns)
+                    found[name] = BlobVersion(status.st_size, modified_ns=status.st_mtime_ns)
         return dict(sorted(found.items()))
 
     def remove(self, name: str) -> None:

@@ -27,11 +27,11 @@ import fsspec
 from fsspec.asyn import get_loop
 
 from shardflow._imports import import_large
-from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError, StoreError
 
-from .connection import ChangedError, Connection, Fetched, Head
+from .connection import ChangedError, Connection, Fetched
 from .error_mapping import classify
-from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, ListedBlob, Storage, Writer
+from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage, Writer
 from .local_files import map_os_errors, new_file, write_verified
 from .rereading import RereadingStorage
 from .retry import Failure, RetryPolicy
@@ -46,7 +46,7 @@ T = TypeVar("T")
 PIECE_BYTES = 8 << 20
 PIECES = 4
 _CANCEL_TIMEOUT_S = 10.0
-_LOOP_TIMEOUT_S = 60.0
+_LOOP_TIMEOUT_S = 30.0  # twice: for a result, and then for a sign that the loop runs
 # The lock that is held while a client is created, by process: in a forked one, a thread that is gone may hold the old.
 _connecting: dict[int, threading.Lock] = {}
 
@@ -92,13 +92,6 @@ class RemoteStorage:
 
         Nothing beyond `most_bytes` is requested.
         """
-        return self._read(name, most_bytes)[0]
-
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a blob, verified as by `read`, and its tag."""
-        return self._read(name, MAX_READ_BYTES)
-
-    def _read(self, name: str, most_bytes: int) -> tuple[bytes, str]:
         stop = max(1, min(most_bytes, self._piece_bytes))
         head, chunks = self._run(self._transport().fetch(name, 0, stop, None))
         stored = head.metadata.get("sha256", "")
@@ -110,7 +103,7 @@ class RemoteStorage:
         if stored not in ("", found):
             message = f"{self.url(name)}: expected SHA-256 {stored}, with which it was stored, found {found}"
             raise IntegrityError(f"{message}; write it again")
-        return data, head.tag or ""
+        return data
 
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         """Return a part of a blob with one request; without any if the part is empty."""
@@ -119,8 +112,7 @@ class RemoteStorage:
         if version is None:
             return b"".join(self._run(self._transport().fetch(name, start, stop, None))[1])
         try:
-            head = Head(size=version.size, tag=version.tag or None)
-            found, chunks = self._run(self._transport().fetch(name, start, stop, head))
+            found, chunks = self._run(self._transport().fetch(name, start, stop, version))
             if found.size != version.size:
                 raise ChangedError("it has another size")
         except ChangedError as error:  # other parts of that version were read: reading this one again cannot help
@@ -129,29 +121,29 @@ class RemoteStorage:
         return b"".join(chunks)
 
     def version(self, name: str) -> BlobVersion | None:
-        head = self._run(self._transport().head(name))
-        return None if head is None else BlobVersion(head.size, head.tag or "")
-
-    def size(self, name: str) -> int | None:
-        return head.size if (head := self._run(self._transport().head(name))) else None
+        return self._run(self._transport().head(name))
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        pieces = self._pieces(name, Head(size=size), 0)
+        pieces = self._pieces(name, BlobVersion(size=size), 0)
         with new_file(target) as file, contextlib.closing(pieces):
             write_verified(pieces, file, self.url(name), size=size, sha256=sha256)
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         if replaces is not None and self._url.store.rights < Rights.REPLACE:
             message = f"{self.url(name)}: this kind of storage cannot replace a file only while it is unchanged"
             raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
-        self._run(self._writing().put(name, data, new=new, replaces=replaces))
+        transport = self._writing()
+        if isinstance(content, bytes):
+            self._run(transport.put(name, content, new=new, replaces=replaces))
+            return
+        with map_os_errors(content):
+            if new or replaces is not None:
+                self._run(transport.put(name, content.read_bytes(), new=new, replaces=replaces))
+            else:
+                self._run(transport.upload(name, content))
+            content.unlink()
 
-    def upload(self, name: str, source: Path) -> None:
-        with map_os_errors(source):
-            self._run(self._writing().upload(name, source))
-        source.unlink()
-
-    def listing(self) -> dict[str, ListedBlob]:
+    def listing(self) -> dict[str, BlobVersion]:
         return dict(sorted(self._run(self._transport().listing()).items()))
 
     def remove(self, name: str) -> None:
@@ -166,7 +158,7 @@ class RemoteStorage:
         with temporary_staging() as (folder, lock):
             yield Writer(folder, lock, is_exclusive=False)
 
-    def _pieces(self, name: str, head: Head, start: int) -> Generator[bytes, None, None]:
+    def _pieces(self, name: str, head: BlobVersion, start: int) -> Generator[bytes, None, None]:
         """Yield the bytes of a blob from `start` in order, while the next ranges are in flight.
 
         No request waits for the first answer. Where only the size is known, those that were sent before it are not
@@ -222,10 +214,11 @@ class RemoteStorage:
             return module.connect(connection)  # type: ignore[no-any-return]
         except ImportError as error:
             remedy = f"pip install {url.store.install}" if url.store.install else f"{error}; install it with pip"
-            failure = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")
+            failure: ShardflowError = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")
         except Exception as error:
             shown = f"{self} with these storage_options" if url.options else str(self)
-            failure = ConfigError(f"{self._classify(error, shown).error}")
+            found = self._classify(error, shown).error
+            failure = ConfigError(f"{found}") if type(found) is StoreError else type(found)(f"{found}")
         raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached
 
     def _classify(self, error: Exception, url: str) -> Failure:

@@ -12,7 +12,7 @@ from shardflow.errors import IntegrityError
 
 from .connection import ChangedError
 from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage
-from .retry import Attempts, Failure, RetryPolicy
+from .retry import Attempts, Failure, RetryPolicy, one_wait
 from .transfers import pause
 from .wrapper import StorageWrapper
 
@@ -35,9 +35,6 @@ class RereadingStorage(StorageWrapper):
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         return self._repeat(name, partial(self._inner.read, name, most_bytes=most_bytes))
 
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        return self._repeat(name, partial(self._inner.read_tagged, name))
-
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         return self._repeat(name, partial(self._inner.read_range, name, start, stop, version=version))
 
@@ -45,23 +42,24 @@ class RereadingStorage(StorageWrapper):
         self._repeat(name, partial(self._inner.get, name, target, size=size, sha256=sha256))
 
     def _repeat(self, name: str, attempt: Callable[[], T]) -> T:
-        attempts, paused_s, last, same = Attempts(self._policy), 0.0, "", 0
-        while True:
-            try:
-                return attempt()
-            except BlobTooLargeError:
-                raise
-            except IntegrityError as error:
-                failed = error
-                same = same + 1 if str(error) == last else 1  # it names what was found
-                last = str(error)
-            except ChangedError as error:
-                failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
-                failed.__cause__ = error
-            # Only the pauses count as time without progress: the bytes came, however long a blob is.
-            pause_s = attempts.pause_s(Failure(error=failed, retry=True), paused_s)
-            if same == _SAME_TIMES:
-                attempts.give_up(failed, paused_s)
-            _log.warning("%s; reading it again in %.1f s", failed, pause_s)
-            pause(pause_s)
-            paused_s += pause_s
+        with one_wait() as wait:
+            # Beside what was waited for before, only the pauses count: the bytes came, however long a blob is.
+            attempts, passed_s, last, same = Attempts(self._policy), wait.idle_s(), "", 0
+            while True:
+                try:
+                    return attempt()
+                except BlobTooLargeError:
+                    raise
+                except IntegrityError as error:
+                    failed = error
+                    same = same + 1 if str(error) == last else 1  # it names what was found
+                    last = str(error)
+                except ChangedError as error:
+                    failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
+                    failed.__cause__ = error
+                pause_s = attempts.pause_s(Failure(error=failed, retry=True), passed_s)
+                if same == _SAME_TIMES:
+                    attempts.give_up(failed, passed_s)
+                _log.warning("%s; reading it again in %.1f s", failed, pause_s)
+                pause(pause_s)
+                passed_s += pause_s

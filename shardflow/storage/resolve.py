@@ -20,7 +20,7 @@ def open_storage(
     """Return the storage at a path, a `file:` URL, or a URL of any scheme that fsspec serves: `s3://bucket/prefix`.
 
     The options are arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). One is ours:
-    `deadline_s`, the seconds without progress after which requests are given up, 45 by default. The client takes
+    `deadline_s`, the seconds without progress after which requests are given up, 60 by default. The client takes
     anything else from its usual places: environment, profiles, instance roles.
 
     Raises:

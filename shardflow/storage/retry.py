@@ -3,15 +3,21 @@
 Clients of object stores retry too, at several layers, and their retries multiply. All of them are turned off. Only
 `error_mapping` decides which failed request is worth a retry, and `Retries` repeats it. `rereading` reads a blob again
 that arrives whole but with wrong bytes. Both have the same patience: `Attempts`.
+
+A sample can need an index, a shard, the lock of a process that downloads one of them, and retries of each. If each had
+a limit of its own, training would learn of a dead store after several times the limit. So all of them are one `Wait`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Hashable
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import NoReturn, TypeVar
@@ -28,7 +34,7 @@ _WARN_AFTER_S = 5.0  # a shorter outage is not worth a warning
 class RetryPolicy:
     """The limits of waits and retries. Every wait ends, whatever the server does."""
 
-    idle_timeout_s: float = 45.0  # after the last progress; no new attempt starts later
+    idle_timeout_s: float = 60.0  # after the last progress of a wait; what it still needs then is given up
     attempts: int | None = None  # in a row without progress; None for as many as the time allows
     request_timeout_s: float = 15.0  # from a request to the head of its answer
     min_throughput: float = 32 << 10  # in bytes/s, over `window_s`; a body that arrives more slowly counts as stalled
@@ -42,19 +48,63 @@ class RetryPolicy:
         return math.ceil(self.min_throughput * self.window_s)
 
     def within(self, idle_timeout_s: float) -> RetryPolicy:
-        """Return the policy with another patience, and with waits that are no longer than that."""
+        """Return the policy with another patience."""
         if not isinstance(idle_timeout_s, Real) or not 0 < idle_timeout_s < math.inf:
             raise ConfigError(f"deadline_s must be a number of seconds above 0, found {idle_timeout_s!r}")
-        return replace(
-            self,
-            idle_timeout_s=idle_timeout_s,
-            request_timeout_s=min(self.request_timeout_s, idle_timeout_s),
-            window_s=min(self.window_s, idle_timeout_s),
-        )
+        return replace(self, idle_timeout_s=idle_timeout_s)
 
-    def transfer_s(self, size: int) -> float:
-        """Return the time limit for the answer to a request that sends `size` bytes."""
-        return self.request_timeout_s + size / self.min_throughput
+    def answer_s(self, size: int = 0) -> float:
+        """Return the time limit, in the wait that goes on, for the answer to a request that sends `size` bytes."""
+        return self._within_wait(self.request_timeout_s) + size / self.min_throughput
+
+    def stretch_s(self) -> float:
+        """Return the time limit, in the wait that goes on, for the next `window_bytes`."""
+        return self._within_wait(self.window_s)
+
+    def _within_wait(self, limit_s: float) -> float:
+        return max(0.0, min(limit_s, self.idle_timeout_s - current_wait().idle_s()))
+
+
+class Wait:
+    """One wait: all that it needs shares one limit of the time without progress. For any number of threads.
+
+    Progress is what cannot repeat without end: a request that is done, a stretch of its bytes, a file that has grown.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic
+        self.progress()
+
+    def idle_s(self) -> float:
+        """Return the seconds since the last progress."""
+        return self._clock() - self._since
+
+    def progress(self) -> None:
+        """Note that there was progress."""
+        self._since = self._clock()
+
+
+_wait: ContextVar[Wait] = ContextVar("wait")
+
+
+def current_wait() -> Wait:
+    """Return the wait that goes on in this context; a new one if there is none."""
+    return _wait.get(None) or Wait()
+
+
+@contextlib.contextmanager
+def one_wait(clock: Callable[[], float] | None = None) -> Iterator[Wait]:
+    """Let all that the body waits for be one wait, and part of the one that goes on already, if any.
+
+    It spans the requests that the body makes, which run in the thread of the event loop, but not the threads that the
+    body starts.
+    """
+    wait = _wait.get(None) or Wait(clock)
+    token = _wait.set(wait)
+    try:
+        yield wait
+    finally:
+        _wait.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,49 +140,19 @@ class Attempts:
             raise failure.error
         pause_s = min(policy.backoff_s * 2.0 ** min(self._failed - 1, 60), policy.longest_backoff_s)
         pause_s = max(failure.after_s, self._jitter.uniform(pause_s / 2, pause_s))
-        if self._failed == policy.attempts or passed_s + pause_s > policy.idle_timeout_s:
+        if self._failed == policy.attempts:
             self.give_up(failure.error, passed_s)
+        if passed_s + pause_s > policy.idle_timeout_s:
+            self.give_up(failure.error, passed_s, is_late=True)
         return pause_s
 
-    def give_up(self, error: ShardflowError, passed_s: float) -> NoReturn:
-        """Raise an error that also says how often it was tried."""
+    def give_up(self, error: ShardflowError, passed_s: float, *, is_late: bool = False) -> NoReturn:
+        """Raise an error that also says how often it was tried; a DeadlineError if that is for the time it took."""
         times = "once" if self._failed == 1 else f"{self._failed} times"
-        remedy = "" if isinstance(error, IntegrityError) else ": run it again when the store answers"
-        raise type(error)(f"{error}; tried {times} in {passed_s:.0f} s{remedy}") from error.__cause__
-
-
-class Outages:
-    """Since when a store, and each piece of its blobs, has failed to answer the requests of a process.
-
-    A shard is requested by a prefetcher and, when that has failed, by the reader that needs it. If each had a patience
-    of its own, training would learn of a dead store after several times the limit. So a failed request counts the time
-    since the store answered any request, or since others for the same piece began to fail. For one event loop.
-    """
-
-    def __init__(self, policy: RetryPolicy) -> None:
-        self._forget_s = policy.idle_timeout_s  # a store that was not asked for so long has a new chance
-        self._spans: dict[Hashable, tuple[float, float]] = {}  # piece, None for the store → first and last failure
-        self._answered = -math.inf
-        self._warned = False  # of the outage that lasts
-
-    def extend(self, piece: Hashable, since: float, now: float) -> float:
-        """Note that a request fails that has had no progress since a time; return since when such requests fail."""
-        for key, first in {piece: since, None: max(since, self._answered)}.items():
-            earlier, last = self._spans.get(key, (first, now))
-            self._spans[key] = (first if now - last > self._forget_s else min(first, earlier), now)
-        return min(since, self._spans[piece][0], self._spans[None][0])
-
-    def warn_if_long(self, error: ShardflowError, since: float, now: float) -> None:
-        """Log the first error of an outage that has lasted so long that somebody wonders why nothing happens."""
-        if now - since >= _WARN_AFTER_S and not self._warned:
-            self._warned = True
-            logger.warning("%s; still trying, after %.0f s", error, now - since)
-
-    def end(self, piece: Hashable, now: float) -> None:
-        """Note that the store has answered a request."""
-        self._answered, self._warned = now, False
-        self._spans.pop(piece, None)
-        self._spans.pop(None, None)
+        is_wrong = isinstance(error, IntegrityError)
+        kind = DeadlineError if is_late and not is_wrong else type(error)
+        remedy = "" if is_wrong else ": run it again when the store answers"
+        raise kind(f"{error}; tried {times} in {passed_s:.0f} s{remedy}") from error.__cause__
 
 
 class Retries:
@@ -142,52 +162,41 @@ class Retries:
         classify: Decides about an error, given the URL that messages name.
         policy: The limits.
         url: Returns the URL of a blob from its name.
-        outages: Those that its requests share.
     """
 
     def __init__(
-        self,
-        classify: Callable[[Exception, str], Failure],
-        policy: RetryPolicy,
-        url: Callable[[str], str],
-        outages: Outages | None = None,
+        self, classify: Callable[[Exception, str], Failure], policy: RetryPolicy, url: Callable[[str], str]
     ) -> None:
         self._classify, self._policy, self._url = classify, policy, url
-        self._outages = outages or Outages(policy)
+        self._has_warned = False  # since the store answered last
 
     async def __call__(
-        self,
-        request: Callable[[], Awaitable[T]],
-        name: str,
-        received_bytes: Callable[[], int] = lambda: 0,
-        start: int | None = None,
+        self, request: Callable[[], Awaitable[T]], name: str, received_bytes: Callable[[], int] = lambda: 0
     ) -> T:
-        """Repeat a request for a blob; one for its bytes from `start` shares the limit of time with others for them.
+        """Repeat a request for a blob, within the wait that goes on.
 
         `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start anew.
         """
-        clock, policy, outages = asyncio.get_running_loop().time, self._policy, self._outages
-        piece = None if start is None else (name, start)
-        since, before, attempts = clock(), received_bytes(), Attempts(policy)
-        while True:
-            try:
-                result = await request()
-            except Exception as error:
-                failure = self._classify(error, self._url(name))
-            else:
-                outages.end(piece, clock())
-                return result
-            if received_bytes() - before >= policy.window_bytes:
-                since, before = clock(), received_bytes()
-                attempts.restart()
-                outages.end(piece, since)
-            if failure.retry:
-                since = outages.extend(piece, since, clock())
-            else:  # a refusal is an answer
-                outages.end(piece, clock())
-            pause_s = attempts.pause_s(failure, clock() - since)
-            outages.warn_if_long(failure.error, since, clock())
-            await asyncio.sleep(pause_s)
+        with one_wait(asyncio.get_running_loop().time) as wait:
+            before, attempts = received_bytes(), Attempts(self._policy)
+            while True:
+                try:
+                    result = await request()
+                except Exception as error:
+                    failure = self._classify(error, self._url(name))
+                else:
+                    wait.progress()
+                    self._has_warned = False
+                    return result
+                if received_bytes() - before >= self._policy.window_bytes:
+                    wait.progress()
+                    attempts.restart()
+                    before = received_bytes()
+                pause_s = attempts.pause_s(failure, wait.idle_s())
+                if wait.idle_s() >= _WARN_AFTER_S and not self._has_warned:
+                    self._has_warned = True
+                    logger.warning("%s; still trying, after %.0f s", failure.error, wait.idle_s())
+                await asyncio.sleep(pause_s)
 
 
 async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:

@@ -21,12 +21,12 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreError, TransientError
 
-from .connection import Answer, ChangedError, Connection, Head, no_bytes, range_size
+from .connection import Answer, ChangedError, Connection, no_bytes, range_size
 from .fsspec_transport import file_system
-from .interface import ListedBlob
+from .interface import BlobVersion
 from .local_files import file_sha256
 from .retry import with_timeout
-from .transport import Transport, blob_metadata, has_metadata
+from .transport import Transport, blob_metadata
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload
@@ -82,7 +82,7 @@ class S3Transport(Transport):
         await self._client.close()
 
     @contextlib.asynccontextmanager
-    async def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AsyncIterator[Answer]:
+    async def _ask(self, name: str, start: int, stop: int, tag: str) -> AsyncIterator[Answer]:
         condition = {"IfMatch": tag} if tag else {}
         try:
             answer = await self._call("get_object", name, Range=f"bytes={start}-{stop - 1}", **condition)
@@ -101,11 +101,11 @@ class S3Transport(Transport):
         finally:
             body.close()
 
-    async def head(self, name: str) -> Head | None:
+    async def head(self, name: str) -> BlobVersion | None:
         # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
         return await self._head_by_range(name)
 
-    async def _describe(self, name: str) -> Head:
+    async def _describe(self, name: str) -> BlobVersion:
         answer = await self._call("head_object", name)
         return _head(answer, int(answer["ContentLength"]))
 
@@ -115,14 +115,14 @@ class S3Transport(Transport):
         condition = {"IfNoneMatch": "*"} if new else {} if replaces is None else {"IfMatch": replaces}
         await self._send_bytes("put_object", name, data, Metadata=metadata, **condition)
 
-    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
         next_page = {"ContinuationToken": token} if token else {}
         page = await self._call("list_objects_v2", "", Prefix=self._prefix, **next_page)
         found = {}
         for item in page.get("Contents", ()):
             modified = item.get("LastModified")
             modified_ns = None if modified is None else int(modified.timestamp() * 1e9)
-            found[item["Key"]] = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
+            found[item["Key"]] = BlobVersion(item["Size"], item.get("ETag") or "", modified_ns)
         return found, page["NextContinuationToken"] if page.get("IsTruncated") else ""
 
     async def _delete(self, name: str) -> None:
@@ -153,7 +153,7 @@ class S3Transport(Transport):
 
     async def _call(self, method: str, name: str, **arguments: Any) -> Any:
         place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
-        timeout_s = self._policy.transfer_s(len(arguments.get("Body", b"")))
+        timeout_s = self._policy.answer_s(len(arguments.get("Body", b"")))
         work = self._client.call(method, {**place, **arguments})
         return await with_timeout(work, timeout_s, f"{self._url(name)}: expected an answer")
 
@@ -233,7 +233,7 @@ class S3Transport(Transport):
             await self._request("complete_multipart_upload", name, UploadId=upload, MultipartUpload={"Parts": parts})
         except StoreError as error:
             # The request may have succeeded although its answer was lost; the upload is closed then.
-            if not await has_metadata(self.head(name), metadata):
+            if not await self._has_metadata(name, metadata):
                 message = f"{self._url(name)}: the upload could not be completed; run the same command again ({error})"
                 raise (TransientError(message) if isinstance(error, ChangedError) else error) from error.__cause__
 
@@ -258,8 +258,8 @@ def connect(connection: Connection) -> S3Transport:
     return S3Transport(connection, *file_system(connection, "s3fs", **ours))
 
 
-def _head(answer: Mapping[str, Any], size: int) -> Head:
-    return Head(size=size, tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
+def _head(answer: Mapping[str, Any], size: int) -> BlobVersion:
+    return BlobVersion(size=size, tag=answer.get("ETag") or "", metadata=answer.get("Metadata", {}))
 
 
 def _status(error: Exception) -> int:

@@ -206,7 +206,15 @@ STORES = (
         has_query=True,
         may_be_signed=True,
     ),
-    Store(schemes=("sftp", "ssh"), install="paramiko"),
+    Store(
+        schemes=("sftp", "ssh"),
+        install="paramiko",
+        credentials="username, password or pkey in storage_options",
+        refusals=(
+            (AccessDeniedError, _KEYS, "paramiko.AuthenticationException"),
+            (TransientError, _FAILED, "paramiko.SSHException"),
+        ),
+    ),
     Store(schemes=("oci",), install="ocifs"),
     Store(schemes=("oss",), install="ossfs"),
     Store(schemes=("smb",), install="smbprotocol"),

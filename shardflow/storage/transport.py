@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,9 @@ from shardflow.errors import (
     TransientError,
 )
 
-from .connection import Answer, ChangedError, Connection, Fetched, Head, if_found
-from .interface import ListedBlob
-from .retry import Retries, with_timeout
+from .connection import Answer, ChangedError, Connection, Fetched, if_found
+from .interface import BlobVersion
+from .retry import Retries, current_wait, with_timeout
 from .urls import blob_url
 
 
@@ -49,14 +49,14 @@ class Transport(abc.ABC):
         self._prefix = f"{prefix}/" if prefix else ""
 
     @abc.abstractmethod
-    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+    def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         """Request a range, if the blob still has the tag; the context closes the body.
 
         Of a blob that ends at the start or before, the answer is its head and no bytes.
         """
 
     @abc.abstractmethod
-    async def _describe(self, name: str) -> Head:
+    async def _describe(self, name: str) -> BlobVersion:
         """Return the head of a blob."""
 
     @abc.abstractmethod
@@ -66,14 +66,14 @@ class Transport(abc.ABC):
         """Send a blob with its metadata."""
 
     @abc.abstractmethod
-    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
         """Return a part of the listing, and the token of the next part, "" after the last."""
 
     @abc.abstractmethod
     async def _delete(self, name: str) -> None:
         """Delete a blob."""
 
-    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
+    async def fetch(self, name: str, start: int, stop: int, head: BlobVersion | None) -> Fetched:
         """Return the bytes from `start` to `stop`, or to the end where that comes first, and the head of the answer.
 
         Several answers, if the connection breaks, whose bytes must be of one version. What has arrived is not requested
@@ -89,10 +89,10 @@ class Transport(abc.ABC):
         """
         chunks: list[bytes] = []
         received = 0
-        found: Head | None = None  # in the first answer
-        tag = head.tag if head else None
+        found: BlobVersion | None = None  # in the first answer
+        tag = head.tag if head else ""
 
-        async def attempt() -> Head:
+        async def attempt() -> BlobVersion:
             nonlocal found, tag, stop
             async with self._ask(name, start + received, stop, tag) as answer:
                 found = found or answer.head
@@ -103,7 +103,8 @@ class Transport(abc.ABC):
                 while received < stop - start:
                     goal = min(stop - start, received + self._policy.window_bytes)
                     expected = f"expected {goal - received} more bytes of an answer"
-                    await with_timeout(receive(answer, goal), self._policy.window_s, expected)
+                    await with_timeout(receive(answer, goal), self._policy.stretch_s(), expected)
+                    current_wait().progress()
                 return found
 
         async def receive(answer: Answer, goal: int) -> None:
@@ -114,13 +115,13 @@ class Transport(abc.ABC):
                 chunks.append(chunk)
                 received += len(chunk)
 
-        return Fetched(await self._retry(attempt, name, lambda: received, start), chunks)
+        return Fetched(await self._retry(attempt, name, lambda: received), chunks)
 
-    async def head(self, name: str) -> Head | None:
+    async def head(self, name: str) -> BlobVersion | None:
         """Return the head of a blob, None if it does not exist."""
         return await if_found(self._retry(lambda: self._describe(name), name))
 
-    async def _head_by_range(self, name: str) -> Head | None:
+    async def _head_by_range(self, name: str) -> BlobVersion | None:
         """Return the same from the answer to a request of its first byte."""
         try:
             found = await if_found(self.fetch(name, 0, 1, None))
@@ -129,10 +130,23 @@ class Transport(abc.ABC):
         return found.head if found else None
 
     async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob; see `Storage.put`. Of a store without conditional writes, `replaces` is None."""
+        """Publish a blob; see `Storage.put`. Of a store without conditional writes, `replaces` is None.
+
+        The request may have succeeded although its answer was lost, and its repetition is refused then. The metadata of
+        the blob tells whose it is.
+        """
         metadata = blob_metadata(hashlib.sha256(data).hexdigest())
-        send = partial(self._publish, name, data, metadata, new=new, replaces=replaces)
-        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, replaces=replaces)
+        try:
+            await self._publish(name, data, metadata, new=new, replaces=replaces)
+        except StoreError as error:
+            if await self._has_metadata(name, metadata):
+                return
+            is_gone = isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
+            if not isinstance(error, ChangedError) and (replaces is None or not is_gone):
+                raise
+            changed = "was changed by another process meanwhile; run the same command again"
+            message = f"{self._url(name)} {'exists already; nothing is ever overwritten' if new else changed}"
+            raise DatasetExistsError(message) from error.__cause__
 
     async def _publish(
         self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
@@ -143,9 +157,9 @@ class Transport(abc.ABC):
         """Publish a local file as a blob."""
         await self.put(name, await asyncio.to_thread(source.read_bytes))
 
-    async def listing(self) -> dict[str, ListedBlob]:
+    async def listing(self) -> dict[str, BlobVersion]:
         """Return all blobs below the prefix by name, but for those that stand for folders."""
-        found: dict[str, ListedBlob] = {}
+        found: dict[str, BlobVersion] = {}
         token = ""
         while True:
             page, token = await self._retry(partial(self._page, token), "")
@@ -163,6 +177,13 @@ class Transport(abc.ABC):
     async def abort_uploads(self, names: Collection[str]) -> None:  # noqa: B027 - most have none
         """Abort the unfinished uploads of these blobs, where they could become part of a blob."""
 
+    async def _has_metadata(self, name: str, metadata: Mapping[str, str]) -> bool:
+        """Return whether a blob is the one with this mark; False too if the store does not answer."""
+        with contextlib.suppress(ShardflowError):
+            found = await self.head(name)
+            return found is not None and found.metadata == metadata
+        return False
+
     async def close(self) -> None:  # noqa: B027 - some clients close themselves
         """Close the connections."""
 
@@ -170,41 +191,3 @@ class Transport(abc.ABC):
 def blob_metadata(sha256: str) -> dict[str, str]:
     """Return the metadata of a blob: the SHA-256 of its content, and a mark of the call that wrote it."""
     return {"sha256": sha256, "writer": secrets.token_hex(8)}
-
-
-async def has_metadata(head: Awaitable[Head | None], metadata: Mapping[str, str]) -> bool:
-    """Return whether a blob is the one with this mark; False too if the store does not answer."""
-    try:
-        found = await head
-    except ShardflowError:
-        return False
-    return found is not None and found.metadata == metadata
-
-
-async def write(
-    send: Callable[[], Awaitable[object]],
-    head: Callable[[], Awaitable[Head | None]],
-    metadata: Mapping[str, str],
-    url: str,
-    *,
-    new: bool,
-    replaces: str | None,
-) -> None:
-    """Publish a blob by `send`, which repeats its request: done, refused, or done although the answer was lost.
-
-    The request may have succeeded although its answer was lost, and its repetition is refused then. The blob's `head`
-    with the `metadata` of this call tells.
-    """
-    try:
-        await send()
-    except StoreError as error:
-        if await has_metadata(head(), metadata):
-            return
-        is_gone = (
-            replaces is not None and isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
-        )
-        if not is_gone and not isinstance(error, ChangedError):
-            raise
-        changed = "was changed by another process meanwhile; run the same command again"
-        message = f"{url} {'exists already; nothing is ever overwritten' if new else changed}"
-        raise DatasetExistsError(message) from error.__cause__

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from .interface import MAX_READ_BYTES, BlobVersion, ListedBlob, Storage, Writer
+from .interface import MAX_READ_BYTES, BlobVersion, Storage, Writer
 
 
 class StorageWrapper:
@@ -38,10 +38,6 @@ class StorageWrapper:
         storage, name = self._locate(name)
         return storage.read(name, most_bytes=most_bytes)
 
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        storage, name = self._locate(name)
-        return storage.read_tagged(name)
-
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         storage, name = self._locate(name)
         return storage.read_range(name, start, stop, version=version)
@@ -50,23 +46,15 @@ class StorageWrapper:
         storage, name = self._locate(name)
         return storage.version(name)
 
-    def size(self, name: str) -> int | None:
-        storage, name = self._locate(name)
-        return storage.size(name)
-
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         storage, name = self._locate(name)
         storage.get(name, target, size=size, sha256=sha256)
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         storage, name = self._locate(name)
-        storage.put(name, data, new=new, replaces=replaces)
+        storage.put(name, content, new=new, replaces=replaces)
 
-    def upload(self, name: str, source: Path) -> None:
-        storage, name = self._locate(name)
-        storage.upload(name, source)
-
-    def listing(self) -> dict[str, ListedBlob]:
+    def listing(self) -> dict[str, BlobVersion]:
         """Return the blobs of the wrapped storage by name, sorted."""
         return self._inner.listing()
 

@@ -4,15 +4,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import shardflow
+from shardflow.dataset import reader as reader_module
 from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import TransientError
 from shardflow.formats import ustar
-from shardflow.storage.cache import Cache, FetchResult
+from shardflow.storage import cache_directory, retry
+from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, FetchResult
+from shardflow.storage.cache_directory import CacheDirectory
 from tests.helpers.counting import CountingStorage, SlowStorage
 from tests.helpers.making import make_dataset
 
@@ -188,3 +192,25 @@ def test_damaged_index_needs_the_whole_shard(
     assert split.reader._read_partial(0, 0) is None
     fetching.join()
     assert parts(read(split, 0))["cls"] == b"0"
+
+
+def test_locks_and_requests_of_a_sample_are_one_wait(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that waits for stalled downloads of a tar and its index begins its own while it has time left."""
+    now, waited = [0.0], dict[str, float]()
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (cache_directory, reader_module):
+        monkeypatch.setattr(module, "pause", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    shard, cache = shardflow.open(root).manifest.splits["train"][0], Cache(tmp_path / "cache")
+    storage = CountingStorage(
+        root, tmp_path / "log", before=lambda name: waited.setdefault(name, retry.current_wait().idle_s())
+    )
+    far = Split(storage, "train", [shard], cache)
+    locks = CacheDirectory(cache.directory)
+    with locks.lock(shard.sha256, 0, stall_timeout_s=0), locks.lock(shard.index_sha256, 0, stall_timeout_s=0):
+        assert read(far, 0).record == 0
+    assert now[0] < STALL_TIMEOUT_S + 1
+    assert waited.keys() == {shard.name, shard.index_name}
+    assert all(STALL_TIMEOUT_S <= seconds < STALL_TIMEOUT_S + 1 for seconds in waited.values())
+    assert retry.RetryPolicy().idle_timeout_s > STALL_TIMEOUT_S

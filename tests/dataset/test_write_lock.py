@@ -184,9 +184,9 @@ class CleanedStorage(CountingStorage):
 
     is_cleaned = False
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         """Publish a blob."""
-        super().put(name, data, new=new, replaces=replaces)
+        super().put(name, content, new=new, replaces=replaces)
         if new and not self.is_cleaned:
             self.is_cleaned = True
             self.remove(name)
@@ -203,14 +203,14 @@ class RacedStorage(CountingStorage):
 
     races = 0
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         """Find a new blob that the other writer removes at once; replace a blob after the other writer."""
         if self.races and (new or replaces):
             self.races -= 1
             if new:
                 raise DatasetExistsError(name)
             super().put(name, b"%d" % self.races)
-        super().put(name, data, new=new, replaces=replaces)
+        super().put(name, content, new=new, replaces=replaces)
 
     def abort_uploads(self, names: Collection[str]) -> None:
         """Refuse."""
@@ -250,10 +250,10 @@ class CarelessStorage(CountingStorage):
 
     ignores_new, ignores_tags = True, True
 
-    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+    def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         """Replace an existing one, and any other one."""
         known = None if self.ignores_tags else replaces
-        super().put(name, data, new=new and not self.ignores_new, replaces=known)
+        super().put(name, content, new=new and not self.ignores_new, replaces=known)
 
 
 @pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])

@@ -33,7 +33,7 @@ from shardflow.dataset import reader as reader_module
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import StoreError
 from shardflow.storage import cache as cache_module
-from shardflow.storage import cache_directory, cache_eviction
+from shardflow.storage import cache_directory, cache_eviction, retry
 from shardflow.storage.cache import Cache
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
@@ -427,16 +427,18 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 def _simulated(schedule: Schedule) -> Iterator[None]:
     """Give the modules of the cache the clock and the randomness of a schedule."""
     clock: Any = SimpleNamespace(monotonic=lambda: schedule.now, time_ns=lambda: int(schedule.now * 1e9))
-    modules: list[Any] = [cache_directory, cache_eviction, reader_module]
-    cache_time, cache_module.time = cache_module.time, clock
-    before = [(module.time, module.pause) for module in modules]
+    timed: list[Any] = [cache_module, cache_directory, cache_eviction, retry]
+    pausing: list[Any] = [cache_directory, cache_eviction, reader_module]
+    pause = cache_directory.pause
     secrets, utime, touchers = cache_module.secrets, os.utime, cache_directory._touchers
 
     def simulated_utime(file: Any, *, ns: tuple[int, int] | None = None) -> None:
         utime(file, ns=(clock.time_ns() + 1, clock.time_ns()) if ns is None else ns)
 
-    for module in modules:
-        module.time, module.pause = clock, schedule.sleep
+    for module in timed:
+        module.time = clock
+    for module in pausing:
+        module.pause = schedule.sleep
     cache_module.secrets = SimpleNamespace(token_hex=lambda n: schedule.rng.randbytes(n).hex())  # type: ignore[assignment]
     os.utime = simulated_utime  # type: ignore[assignment]
     # No thread may go on while its actor is stopped. No download is so slow that it has to show that it lives.
@@ -445,9 +447,11 @@ def _simulated(schedule: Schedule) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, real in zip(modules, before, strict=True):
-            module.time, module.pause = real
-        cache_module.time, cache_module.secrets = cache_time, secrets
+        for module in timed:
+            module.time = time
+        for module in pausing:
+            module.pause = pause
+        cache_module.secrets = secrets
         os.utime, cache_directory._touchers = utime, touchers
 
 

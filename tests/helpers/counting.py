@@ -46,10 +46,6 @@ class CountingStorage(StorageWrapper):
         self._count(name)
         return super().read(name, most_bytes=most_bytes)
 
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        self._count(name)
-        return super().read_tagged(name)
-
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         self._count(name)
         return super().read_range(name, start, stop, version=version)

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import pytest
 
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
-from shardflow.storage.connection import Fetched, Head
-from shardflow.storage.interface import ListedBlob
+from shardflow.storage.connection import Fetched
+from shardflow.storage.interface import BlobVersion
 from shardflow.storage.remote import RemoteStorage
 from shardflow.storage.transport import Transport as AnyTransport
 from tests.helpers.s3_server import Server
@@ -116,11 +116,11 @@ class MemoryPlace:
         """Write a blob."""
         self.blobs[name], self.times[name] = data, time.time_ns()
 
-    def head(self, name: str) -> Head | None:
+    def head(self, name: str) -> BlobVersion | None:
         """Return the head of a blob, None if it does not exist."""
         if (data := self.blobs.get(name)) is None:
             return None
-        return Head(size=len(data), tag=f'"{hashlib.md5(data).hexdigest()}"')
+        return BlobVersion(size=len(data), tag=f'"{hashlib.md5(data).hexdigest()}"')
 
     def open_upload(self, name: str) -> int:
         """Open an upload in parts, and return its identifier."""
@@ -135,12 +135,12 @@ class _MemoryTransport:
     def __init__(self, place: MemoryPlace, pause: Pause) -> None:
         self._place, self._pause = place, pause
 
-    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:  # noqa: ARG002 - the protocol's
+    async def fetch(self, name: str, start: int, stop: int, head: BlobVersion | None) -> Fetched:  # noqa: ARG002 - the protocol's
         if (found := self._place.head(name)) is None:
             raise NotFoundError(f"{self._place.url}/{name}: does not exist; check the path")
         return Fetched(found, [self._place.blobs[name][start:stop]])
 
-    async def head(self, name: str) -> Head | None:
+    async def head(self, name: str) -> BlobVersion | None:
         return self._place.head(name)
 
     async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
@@ -157,10 +157,10 @@ class _MemoryTransport:
             raise StoreError(f"{name}: the upload is no longer open")
         self._place.put(name, source.read_bytes())
 
-    async def listing(self) -> dict[str, ListedBlob]:
+    async def listing(self) -> dict[str, BlobVersion]:
         place = self._place
         return {
-            name: ListedBlob(len(data), str(place.head(name)), place.times[name]) for name, data in place.blobs.items()
+            name: BlobVersion(len(data), str(place.head(name)), place.times[name]) for name, data in place.blobs.items()
         }
 
     async def abort_uploads(self, names: Collection[str]) -> None:

@@ -150,7 +150,7 @@ def cases(
             elif operation == "put":
                 storage.put(name, content)
             else:
-                storage.upload(name, folder / "source")
+                storage.put(name, folder / "source")
         except (StoreError, IntegrityError) as caught:
             error = caught
         outcome = Outcome(fault, operation, place, error, time.monotonic() - began)
@@ -164,7 +164,7 @@ def _check(outcome: Outcome, name: str, target: Path, stage: Stage, content: byt
     # Where no answer ever arrives, the client cannot know that an upload was opened.
     assert not left or (outcome.place == "every" and outcome.error is not None), "an upload was left open"
     assert outcome.seconds < LIMIT_S
-    assert (stage.storage.size(name) is None) == (stage.direct.size(name) is None), "no use after a fault"
+    assert (stage.storage.version(name) is None) == (stage.direct.version(name) is None), "no use after a fault"
     assert target.exists() == (outcome.operation == "get" and outcome.error is None), "a leftover"
     if outcome.operation in WRITING:
         found = stage.direct.read(name)

@@ -176,11 +176,11 @@ class ServedStorage:
     """A Storage that writes to the folder which a server serves, and reads from the server; see Storage."""
 
     def __init__(self, files: LocalStorage, served: Storage) -> None:
-        self._files, self._served = files, served
+        self.files, self._served = files, served
 
     def __getattr__(self, name: str) -> Any:
-        writes = ("put", "upload", "remove", "read_tagged")
-        return getattr(self._files if name in writes else self._served, name)
+        writes = ("put", "remove")
+        return getattr(self.files if name in writes else self._served, name)
 
     def __str__(self) -> str:
         return str(self._served)

@@ -116,7 +116,7 @@ def test_a_killed_pack_goes_on(
     storage = server.storage(prefix)
     process = subprocess.Popen([sys.executable, "-c", script])
     deadline = time.monotonic() + 30
-    while storage.size(moment) is None and process.poll() is None:
+    while storage.version(moment) is None and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_faults_on_the_way(
     try:
         sf.pack(src, server.url(prefix), **SETTINGS, max_errors=1, storage_options=options)
     except ShardflowError:
-        assert server.storage(prefix).size("shardflow.json") is None
+        assert server.storage(prefix).version("shardflow.json") is None
         proxy.clear()
         sf.pack(src, server.url(prefix), **SETTINGS, max_errors=1, storage_options=options)
     assert server.contents(prefix) == packed

@@ -268,8 +268,8 @@ def test_retry_after_is_honoured(storage: Storage, proxy: Proxy) -> None:
 def test_attempts_are_ours_alone(storage: Storage, proxy: Proxy) -> None:
     """Neither botocore nor s3fs tries again on its own: a steady failure costs exactly the attempts allowed."""
     proxy.add(Fault(status=503, code="SlowDown"))
-    read, size = functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob")
-    for act in (read, functools.partial(storage.put, "blob", b""), storage.listing, size):
+    read, version = functools.partial(storage.read, "blob"), functools.partial(storage.version, "blob")
+    for act in (read, functools.partial(storage.put, "blob", b""), storage.listing, version):
         proxy.log.clear()
         with pytest.raises(TransientError, match=f"tried {PATIENT.attempts} times"):
             act()
@@ -304,7 +304,7 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
         (tmp_path / "source").write_bytes(data)
         proxy.clear()
         proxy.add(Fault(reset=True, reaches_server=True), method="POST", contains="uploadId", times=times)
-        storage.upload(f"blob{times}", tmp_path / "source")
+        storage.put(f"blob{times}", tmp_path / "source")
         assert storage.read(f"blob{times}") == data
     assert server.open_uploads(prefix) == []
 
@@ -312,7 +312,7 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
 def interrupted_upload(url: str, options: dict[str, Any], source: Path) -> None:
     """Upload a file until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
-        remote_storage(url, options).upload("blob", source)
+        remote_storage(url, options).put("blob", source)
 
 
 def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: str, tmp_path: Path) -> None:
@@ -381,7 +381,11 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
     ]
     for options, remedy in cases:
         storage = remote_storage(server.url("x"), options, retry_policy=PATIENT)
-        for act in (functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob"), storage.listing):
+        for act in (
+            functools.partial(storage.read, "blob"),
+            functools.partial(storage.version, "blob"),
+            storage.listing,
+        ):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
 

@@ -123,7 +123,7 @@ def test_a_copy_that_failed_goes_on(dataset: Path, server: Server, proxy: Proxy,
     with pytest.raises(StoreError):
         sf.sync(dataset, server.url(prefix), dst_options=options)
     storage = server.storage(prefix)
-    assert storage.size("shardflow.json") is None
+    assert storage.version("shardflow.json") is None
     there = [name for name in storage.listing() if name.endswith(".tar")]
     proxy.clear()
     report = sf.sync(dataset, server.url(prefix), dst_options=options)

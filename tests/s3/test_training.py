@@ -18,7 +18,7 @@ import pytest
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.errors import DeadlineError, IntegrityError, NotFoundError, TransientError, WorkerError
+from shardflow.errors import DeadlineError, IntegrityError, NotFoundError, WorkerError
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import Server
@@ -190,10 +190,10 @@ def test_missing_shard_is_a_typed_error_in_its_batch(server: Server, prefix: str
 def test_store_that_stops_answering_is_an_error_within_its_deadline(
     proxy: Proxy, server: Server, url: str, tmp_path: Path, fault: Fault
 ) -> None:
-    """Training hears of a store that answers no more, from the request in which `deadline_s` has passed."""
+    """Training hears of a store that answers no more, when `deadline_s` has passed."""
     some = loader(url, storage_options={**server.options(proxy.endpoint), "deadline_s": 2}, cache=tmp_path / "cache")
     proxy.add(fault)
-    with pytest.raises((TransientError, DeadlineError), match=r"tried .* in \d s: run it again when the store answers"):
+    with pytest.raises(DeadlineError, match=r"tried .* in \d s: run it again when the store answers"):
         next(iter(some))
 
 

@@ -27,7 +27,7 @@ def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_
         data = blobs[f"{number}"] = random.Random(number).randbytes(size)
         source, target = tmp_path / f"source{number}", tmp_path / f"target{number}"
         source.write_bytes(data)
-        storage.upload(f"{number}", source)
+        storage.put(f"{number}", source)
         storage.get(f"{number}", target, size=size, sha256=hashlib.sha256(data).hexdigest())
         assert target.read_bytes() == data
         storage.put(f"new{number}", data[:5000], new=True)

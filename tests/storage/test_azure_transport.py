@@ -39,10 +39,11 @@ def test_a_large_blob_is_replaced_only_while_it_is_the_same(azure: Store, prefix
     """The conditions of a write hold for a blob of several blocks as well."""
     storage, data = azure.storage(prefix), os.urandom(BLOCK_BYTES + 1)
     storage.put("a", b"first")
-    _, tag = storage.read_tagged("a")
-    storage.put("a", data, replaces=tag)
+    version = storage.version("a")
+    assert version is not None
+    storage.put("a", data, replaces=version.tag)
     with pytest.raises(DatasetExistsError):
-        storage.put("a", data[::-1], replaces=tag)
+        storage.put("a", data[::-1], replaces=version.tag)
     assert storage.read("a") == data
 
 

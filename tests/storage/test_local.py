@@ -259,10 +259,11 @@ def test_waiting_survives_a_faked_clock(tmp_path: Path) -> None:
 def test_a_root_that_vanished_is_not_another_writer(storage: LocalStorage) -> None:
     """Replacing a blob in a directory that was exchanged meanwhile says so, and not that a process changed the blob."""
     storage.put("blob", b"1")
-    tag = storage.read_tagged("blob")[1]
+    version = storage.version("blob")
+    assert version is not None
     with storage.exclusive_writer():
         shutil.copytree(storage.root, aside := storage.root.with_name("aside"))
         storage.root.rename(storage.root.with_name("old"))
         aside.rename(storage.root)
         with pytest.raises(NotFoundError, match="vanished, or was replaced"):
-            storage.put("blob", b"2", replaces=tag)
+            storage.put("blob", b"2", replaces=version.tag)

@@ -52,7 +52,7 @@ def test_a_blocked_event_loop_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     unblock = threading.Event()
     get_loop().call_soon_threadsafe(unblock.wait)
     try:
-        for access in (lambda: storage.read("a"), lambda: storage.size("a")):
+        for access in (lambda: storage.read("a"), lambda: storage.version("a")):
             with pytest.raises(DeadlineError, match="has not run for"):
                 access()
     finally:

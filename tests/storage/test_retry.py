@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
+from fsspec.asyn import get_loop
 
 from shardflow.errors import AccessDeniedError, ConfigError, DeadlineError, IntegrityError, TransientError
-from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy, with_timeout
+from shardflow.storage.retry import Failure, Retries, RetryPolicy, current_wait, one_wait, with_timeout
 
 POLICY = RetryPolicy(attempts=6, idle_timeout_s=100.0, min_throughput=125, backoff_s=1.0, longest_backoff_s=5.0)
 AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), retry=True)
@@ -73,10 +74,10 @@ class Server:
             raise ClientError(failure)
         return "done"
 
-    def retry(self, policy: RetryPolicy = POLICY, outages: Outages | None = None) -> Any:
+    def retry(self, policy: RetryPolicy = POLICY) -> Any:
         """Make the request."""
-        retries = Retries(lambda error, _: classify(error), policy, str, outages)
-        return self.time.run(retries(self.request, "x", lambda: self.held, start=0))
+        retries = Retries(lambda error, _: classify(error), policy, str)
+        return self.time.run(retries(self.request, "x", lambda: self.held))
 
     @property
     def pauses(self) -> list[float]:
@@ -145,13 +146,13 @@ def test_attempts_without_a_limit() -> None:
 
 
 def test_time_is_limited() -> None:
-    """No attempt begins after the time limit, also when the server asks for a pause that ends later."""
+    """No attempt begins after the time limit, also when the server asks for a pause; the error says how long it was."""
     slow = Server(*[AGAIN] * 10, taking_s=45.0)
-    with pytest.raises(TransientError, match=r"tried 3 times in 13\d s"):
+    with pytest.raises(DeadlineError, match=r"^s3://b/x: the store failed; tried 3 times in 13\d s"):
         slow.retry()
     assert max(slow.began) < POLICY.idle_timeout_s
     busy = Server(after(POLICY.idle_timeout_s + 1))
-    with pytest.raises(TransientError, match="tried once in 0 s"):
+    with pytest.raises(DeadlineError, match="tried once in 0 s"):
         busy.retry()
 
 
@@ -217,101 +218,84 @@ def test_waiting_ends_in_time() -> None:
 def test_a_large_request_may_take_longer() -> None:
     """A request that carries bytes has time for them at the least pace."""
     policy = RetryPolicy(request_timeout_s=15.0, min_throughput=125, window_s=8.0)
-    assert (policy.transfer_s(0), policy.transfer_s(5000)) == (15.0, 55.0)
+    assert (policy.answer_s(), policy.answer_s(5000)) == (15.0, 55.0)
 
 
 class Store:
-    """A store of which some names never answer, and its requests in virtual time, which share one patience."""
+    """A store of which some names never answer, and requests for them in virtual time."""
 
     def __init__(self, *silent: str) -> None:
         self.silent, self.time = silent, VirtualTime()
-        self.policy = dataclasses.replace(POLICY, attempts=None)
-        self.retries = Retries(lambda error, _: classify(error), self.policy, str)
+        self.retries = Retries(lambda error, _: Failure(error=error, retry=True), RetryPolicy(), str)  # type: ignore[arg-type]
 
-    async def read(self, name: str, begin_s: float) -> float:
-        """Begin to read at a time; return when that succeeded or was given up."""
+    async def read(self, name: str) -> None:
+        """Read a blob, which takes a second."""
 
         async def request() -> None:
-            if name in self.silent:
-                await asyncio.sleep(self.policy.request_timeout_s)
-                raise ClientError(AGAIN)
-            if name == "refused":
-                raise ClientError(Failure(error=AccessDeniedError("s3://b/refused: no right to do this")))
+            answer = asyncio.sleep(1000.0 if name in self.silent else 1.0)
+            await with_timeout(answer, RetryPolicy().answer_s(), f"{name}: expected an answer")
 
-        await asyncio.sleep(begin_s - self.time.now)
-        try:
-            await self.retries(request, name, start=0)
-        except TransientError:
-            assert name in self.silent
-        except AccessDeniedError:
-            assert name == "refused"
+        await self.retries(request, name)
+
+    def ends(self, *names: str, waited_s: float = 0.0) -> float:
+        """Return when one wait for several names ends, the first of which is silent, after others in the same wait."""
+
+        async def work() -> None:
+            with one_wait(lambda: self.time.now):
+                await asyncio.sleep(waited_s)
+                for name in names[:-1]:
+                    with contextlib.suppress(DeadlineError):
+                        await self.read(name)
+                await self.read(names[-1])
+
+        with pytest.raises(DeadlineError, match=f"^{names[-1]}: expected an answer .*; tried .* in 60 s"):
+            self.time.run(work())
         return self.time.now
 
-    def reads(self, *reads: tuple[str, float]) -> list[float]:
-        """Read several names, each from a time on."""
 
-        async def work() -> list[float]:
-            return await asyncio.gather(*(self.read(*one) for one in reads))
-
-        return list(self.time.run(work()))
-
-
-LATEST_S = POLICY.idle_timeout_s + POLICY.request_timeout_s
+def test_one_wait_has_one_limit_of_time() -> None:
+    """A wait for a lock, an index and a shard ends after 60 s without progress, with an error that names the last."""
+    assert Store("shard").ends("shard") == pytest.approx(60.0)
+    assert Store("shard").ends("shard", waited_s=45.0) == pytest.approx(60.0)
+    assert Store("index", "shard").ends("index", "shard", waited_s=30.0) == pytest.approx(60.0)
 
 
-def test_requests_for_the_same_piece_share_one_patience() -> None:
-    """A reader that joins a prefetcher, or comes after it, waits no longer than it, although other pieces arrive."""
-    store = Store("dead")
-    ends = store.reads(("dead", 0), ("dead", 50), *(("alive", second) for second in range(200)), ("dead", 120))
-    assert max(ends[:2]) <= LATEST_S
-    assert ends[-1] <= 120 + POLICY.request_timeout_s
-    assert (
-        store.reads(("dead", 400))[0] >= 400 + POLICY.idle_timeout_s - POLICY.request_timeout_s
-    )  # after a while, it may be mended
+def test_progress_gives_a_wait_its_time_again() -> None:
+    """A blob that arrives gives what the same wait needs next all of its time."""
+    assert Store("shard").ends("index", "shard", waited_s=50.0) == pytest.approx(111.0)
 
 
-def test_requests_to_a_dead_store_share_one_patience() -> None:
-    """While a store answers none, requests for different pieces end together; an answer or refusal gives them time."""
-    assert max(Store("a", "b", "c").reads(("a", 0), ("b", 50), ("c", 90))) <= LATEST_S
-    for answered in ("alive", "refused"):
-        ends = Store("a", "b").reads(("a", 0), ("b", 90), (answered, 80))
-        assert ends[0] <= LATEST_S
-        assert ends[1] >= 90 + POLICY.idle_timeout_s - POLICY.request_timeout_s
+def test_waits_are_nested() -> None:
+    """A wait within another is part of it, also in a thread of the event loop; afterwards each is its own again."""
+    with one_wait() as outer:
+        with one_wait() as inner:
+            assert inner is outer
+        assert current_wait() is outer
+        coroutine = asyncio.run_coroutine_threadsafe(_current(), get_loop())
+        assert coroutine.result(10) is outer
+    assert current_wait() is not outer
 
 
-@pytest.mark.parametrize("answer", [None, Failure(error=AccessDeniedError("s3://b/x: no right to do this"))])
-def test_an_answer_ends_the_outage_of_its_piece(answer: Failure | None) -> None:
-    """After an answer or a refusal, a request for the same piece that fails again has all of its time."""
-    outages, server = Outages(POLICY), Server(AGAIN, answer, AGAIN, AGAIN, taking_s=40.0)
-    with contextlib.suppress(AccessDeniedError):
-        server.retry(outages=outages)
-    assert server.retry(outages=outages) == "done"
-    assert len(server.began) == 5
+async def _current() -> object:
+    return current_wait()
 
 
 def test_an_outage_that_lasts_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """After five seconds without success a warning says why; it is repeated only after the store has answered."""
-    outages, server = Outages(POLICY), Server(AGAIN, None, AGAIN, AGAIN, AGAIN, None, AGAIN, AGAIN, taking_s=4.0)
+    server = Server(AGAIN, None, AGAIN, AGAIN, AGAIN, None, AGAIN, AGAIN, taking_s=4.0)
+    retries = Retries(lambda error, _: classify(error), POLICY, str)
     for warnings in (0, 1, 2):  # one failure, three, two
-        assert server.retry(outages=outages) == "done"
+        assert server.time.run(retries(server.request, "x")) == "done"
         assert len(caplog.messages) == warnings
     assert all(text.startswith("s3://b/x: the store failed; still trying, after ") for text in caplog.messages)
 
 
-def test_a_request_of_no_piece_has_its_own_time() -> None:
-    """The answers to other requests do not give time to one that has failed since before them."""
-    outages = Outages(POLICY)
-    outages.end("other", 50.0)
-    assert outages.extend(None, 0.0, 60.0) == 0.0
-
-
 def test_a_shorter_patience_shortens_the_waits_within_it() -> None:
-    """A deadline below the time for an answer bounds that too, at the same least pace; no deadline is refused."""
+    """A deadline below the time for an answer bounds that too, and the time for its bytes; no deadline is refused."""
     policy = RetryPolicy().within(2.0)
-    assert (policy.idle_timeout_s, policy.request_timeout_s, policy.window_s) == (2.0, 2.0, 2.0)
-    assert policy.window_bytes / policy.window_s == policy.min_throughput == RetryPolicy().min_throughput
-    assert RetryPolicy().within(600.0).request_timeout_s == RetryPolicy().request_timeout_s
-    assert RetryPolicy().within(0.5).idle_timeout_s == 0.5
+    assert (policy.idle_timeout_s, policy.answer_s(), policy.stretch_s()) == pytest.approx((2.0, 2.0, 2.0), abs=0.1)
+    assert policy.min_throughput == RetryPolicy().min_throughput
+    assert RetryPolicy().within(600.0).answer_s() == RetryPolicy().request_timeout_s
     for wrong in (0, -1, "60", float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):
             RetryPolicy().within(wrong)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from shardflow.errors import ConfigError, ShardflowError, StoreError
+from shardflow.errors import AccessDeniedError, ConfigError, ShardflowError, StoreError
 from shardflow.storage import stores
 from shardflow.storage.connection import ChangedError
 from shardflow.storage.error_mapping import classify
@@ -71,6 +71,23 @@ def test_a_refusal_means_what_its_own_store_says(monkeypatch: pytest.MonkeyPatch
     assert type(classify(answer(404, "NoSuchUpload"), "own://a", open_to_all).error) is ChangedError
 
 
+class AuthenticationException(Exception):  # noqa: N818 - paramiko's name
+    """The refusal of a login."""
+
+    __module__ = "paramiko.ssh_exception"
+
+
+def test_a_login_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that cannot even be made says why, by type, as a request does: here a login at `sftp://`."""
+
+    def connect(_: object) -> None:
+        raise AuthenticationException("Authentication failed.")
+
+    monkeypatch.setattr("shardflow.storage.fsspec_transport.connect", connect)
+    with pytest.raises(AccessDeniedError, match=r"^sftp://host/a .*: check username, .*Authentication failed"):
+        remote_storage("sftp://host/a", {"password": "no-such-secret"}).read("b")
+
+
 def test_the_rights_of_a_record_hold(tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store to read is not written to by any method, and one without conditional writes replaces nothing."""
     place = f"memory://{prefix}"
@@ -83,7 +100,7 @@ def test_the_rights_of_a_record_hold(tmp_path: Path, prefix: str, monkeypatch: p
     for write in (
         lambda: storage.put("a", b"2"),
         lambda: storage.put("b", b"2", new=True),
-        lambda: storage.upload("a", tmp_path / "source"),
+        lambda: storage.put("a", tmp_path / "source"),
         lambda: storage.remove("a"),
         lambda: open_storage(place, to_write=True),
     ):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -18,30 +18,44 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.connection import Answer, ChangedError, Connection, Fetched, Head, no_bytes, range_size
+from shardflow.storage.connection import Answer, ChangedError, Connection, Fetched, no_bytes, range_size
+from shardflow.storage.interface import BlobVersion
 from shardflow.storage.retry import Failure, RetryPolicy
-from shardflow.storage.transport import Transport, blob_metadata, write
+from shardflow.storage.transport import Transport, blob_metadata
 
-MARK = blob_metadata("0" * 64)
-OURS, THEIRS = Head(size=1, metadata=MARK), Head(size=1, metadata=blob_metadata("0" * 64))
 NEW: dict[str, Any] = {"new": True, "replaces": None}
 REPLACE: dict[str, Any] = {"new": False, "replaces": "a"}
 PUT: dict[str, Any] = {"new": False, "replaces": None}
 
 
-def published(error: Exception | None, head: Head | Exception | None, **condition: Any) -> None:
-    """Publish a blob by a request that ends with an error, or none; `head` is then there."""
+class Refusing(Transport):
+    """A store in which publishing ends with an error, or none, and a blob is then there."""
 
-    async def send() -> None:
-        if error is not None:
-            raise error
+    _ask = _describe = _send = _page = _delete = None  # type: ignore[assignment]
 
-    async def find() -> Head | None:
-        if isinstance(head, Exception):
-            raise head
-        return head
+    def __init__(self, error: Exception | None, found: str) -> None:
+        super().__init__(connection(), "b")
+        self.error, self.found, self.mark = error, found, {}
 
-    asyncio.run(write(send, find, MARK, "s3://b/x", **condition))
+    async def _publish(self, name: str, data: bytes, metadata: Mapping[str, str], **_: Any) -> None:
+        """Fail, or not."""
+        assert (name, data) == ("x", b"1")
+        self.mark = metadata
+        if self.error is not None:
+            raise self.error
+
+    async def head(self, name: str) -> BlobVersion | None:
+        """Return the head of the blob, which is ours, that of another call, or none."""
+        assert name == "x"
+        if self.found == "no answer":
+            raise TransientError("no answer")
+        marks = {"ours": self.mark, "theirs": blob_metadata(self.mark["sha256"])}
+        return BlobVersion(1, metadata=marks[self.found]) if self.found in marks else None
+
+
+def published(error: Exception | None, found: str, **condition: Any) -> None:
+    """Publish a blob by a request that ends with an error, or none."""
+    asyncio.run(Refusing(error, found).put("x", b"1", **condition))
 
 
 def test_a_mark_is_that_of_one_call() -> None:
@@ -55,23 +69,23 @@ def test_a_mark_is_that_of_one_call() -> None:
 @pytest.mark.parametrize("error", [None, ChangedError("412"), TransientError("reset"), AccessDeniedError("403")])
 def test_a_write_whose_answer_was_lost_is_done(error: Exception | None) -> None:
     """Whatever the last answer says, a write is done if the blob is that of this call."""
-    published(error, OURS, **NEW)
+    published(error, "ours", **NEW)
 
 
-@pytest.mark.parametrize("head", [None, THEIRS, TransientError("no answer")])
-def test_a_refused_write(head: Head | Exception | None) -> None:
+@pytest.mark.parametrize("found", ["none", "theirs", "no answer"])
+def test_a_refused_write(found: str) -> None:
     """A write whose condition does not hold says so, with the cause; a blob that is gone cannot be replaced either."""
     cause = ValueError("412")
     refusal = ChangedError("changed")
     refusal.__cause__ = cause
     with pytest.raises(DatasetExistsError, match=r"^s3://b/x exists already; nothing is ever overwritten$") as caught:
-        published(refusal, head, **NEW)
+        published(refusal, found, **NEW)
     assert caught.value.__cause__ is cause
     for error in (refusal, NotFoundError("gone")):
         with pytest.raises(
             DatasetExistsError, match=r"^s3://b/x was changed by another process meanwhile; run the same"
         ):
-            published(error, head, **REPLACE)
+            published(error, found, **REPLACE)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +95,12 @@ def test_a_refused_write(head: Head | Exception | None) -> None:
 def test_another_failure_is_none_of_the_condition(error: StoreError, condition: dict[str, Any]) -> None:
     """A missing bucket, a missing upload and a lack of rights are raised as they are."""
     with pytest.raises(StoreError) as caught:
-        published(error, None, **condition)
+        published(error, "none", **condition)
     assert caught.value is error
 
 
 CONTENT = bytes(range(100))
+CURRENT = BlobVersion(100, "t")
 POLICY = RetryPolicy(min_throughput=80, window_s=0.1, attempts=3, backoff_s=0.001)
 
 
@@ -104,15 +119,15 @@ class Blob(Transport):
 
     _describe = _send = _page = _delete = None  # type: ignore[assignment]
 
-    def __init__(self, breaks_after: int = 100, heads: tuple[Head, ...] = (Head(size=100, tag="t"),)) -> None:
+    def __init__(self, breaks_after: int = 100, heads: tuple[BlobVersion, ...] = (CURRENT,)) -> None:
         super().__init__(connection(), "b")
         self.breaks_after = breaks_after
         self._heads = iter((*heads, *[heads[-1]] * 9))
-        self.requests: list[tuple[int, int, str | None]] = []
+        self.requests: list[tuple[int, int, str]] = []
         self.most: list[int] = []
 
     @contextlib.asynccontextmanager
-    async def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AsyncIterator[Answer]:
+    async def _ask(self, name: str, start: int, stop: int, tag: str) -> AsyncIterator[Answer]:
         """Answer with at most 5 bytes at a time."""
         assert name == "x"
         body = io.BytesIO(CONTENT[start:stop] if self.requests else CONTENT[start:stop][: self.breaks_after])
@@ -124,7 +139,7 @@ class Blob(Transport):
 
         yield Answer(head=next(self._heads), read=read)
 
-    def read(self, start: int, stop: int, head: Head | None = None) -> tuple[bytes, Head]:
+    def read(self, start: int, stop: int, head: BlobVersion | None = None) -> tuple[bytes, BlobVersion]:
         """Return the bytes, and the head of the first answer."""
         found, chunks = asyncio.run(self.fetch("x", start, stop, head))
         return b"".join(chunks), found
@@ -133,29 +148,29 @@ class Blob(Transport):
 def test_an_answer_that_breaks_off_is_continued() -> None:
     """The next request begins behind the last byte that arrived, on the condition of the first answer's tag."""
     blob = Blob(breaks_after=10)
-    assert blob.read(20, 50) == (CONTENT[20:50], Head(size=100, tag="t"))
-    assert blob.requests == [(20, 50, None), (30, 50, "t")]
+    assert blob.read(20, 50) == (CONTENT[20:50], CURRENT)
+    assert blob.requests == [(20, 50, ""), (30, 50, "t")]
 
 
 def test_a_known_tag_is_the_condition_of_the_first_request() -> None:
     """The tag of an earlier request is the condition; one without a tag is none. The answer's head is returned."""
-    for known, tag in ((Head(size=100, tag="t"), "t"), (Head(size=100), None)):
+    for known, tag in ((CURRENT, "t"), (BlobVersion(size=100), "")):
         blob = Blob()
         data, head = blob.read(0, 10, known)
-        assert (data, head, blob.requests) == (CONTENT[:10], Head(size=100, tag="t"), [(0, 10, tag)])
+        assert (data, head, blob.requests) == (CONTENT[:10], CURRENT, [(0, 10, tag)])
 
 
 def test_a_range_ends_with_the_blob() -> None:
     """Of a range beyond the end, the bytes up to the end are read, also after a break."""
     blob = Blob(breaks_after=5)
     assert blob.read(90, 200)[0] == CONTENT[90:]
-    assert blob.requests == [(90, 200, None), (95, 100, "t")]
+    assert blob.requests == [(90, 200, ""), (95, 100, "t")]
 
 
 def test_a_blob_that_changed_size_is_not_mixed() -> None:
     """Where there are no tags, an answer of another size than the first is a ChangedError."""
     with pytest.raises(ChangedError, match="the blob has changed"):
-        Blob(breaks_after=5, heads=(Head(size=100), Head(size=99))).read(0, 50)
+        Blob(breaks_after=5, heads=(BlobVersion(size=100), BlobVersion(size=99))).read(0, 50)
 
 
 def test_each_stretch_of_bytes_has_its_own_time() -> None:
@@ -171,16 +186,16 @@ def test_each_stretch_of_bytes_has_its_own_time() -> None:
         async def read(_: int) -> bytes:
             return next(chunks, None) or (await asyncio.Event().wait() and b"")
 
-        yield Answer(head=Head(size=100), read=read)
+        yield Answer(head=BlobVersion(size=100), read=read)
 
     blob._ask = hang  # type: ignore[method-assign, assignment]
     with pytest.raises(DeadlineError, match=r"^expected 8 more bytes of an answer within 0\.1 s"):
         blob.read(0, 20)
 
 
-def head_of(*answers: Head | Exception) -> Head | None:
+def head_of(*answers: BlobVersion | Exception) -> BlobVersion | None:
     """Return the head of a blob whose first byte is requested, with these outcomes in turn."""
-    outcomes: Iterator[Head | Exception] = iter(answers)
+    outcomes: Iterator[BlobVersion | Exception] = iter(answers)
     blob = Blob()
 
     async def fetch(name: str, start: int, stop: int, head: Any) -> Fetched:
@@ -196,7 +211,7 @@ def head_of(*answers: Head | Exception) -> Head | None:
 
 def test_a_head_is_that_of_the_first_byte() -> None:
     """A head comes with the first byte; a missing blob has none, a replaced one is asked for again."""
-    assert head_of(Head(size=3)) == head_of(ChangedError("replaced"), Head(size=3)) == Head(size=3)
+    assert head_of(BlobVersion(size=3)) == head_of(ChangedError("replaced"), BlobVersion(size=3)) == BlobVersion(size=3)
     assert head_of(NotFoundError("x")) is None
     with pytest.raises(BucketNotFoundError):
         head_of(BucketNotFoundError("b"))

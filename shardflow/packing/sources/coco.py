@@ -125,9 +125,8 @@ class Coco:
 
     def _read(self, name: str, folder: str) -> Any:
         storage = open_storage(folder, remote_options(folder, self.storage_options))
-        size = storage.size(name)
-        if size is not None and size > MAX_BYTES:
-            raise ConfigError(f"{self} has {size:,} bytes; {MAX_BYTES:,} at most are read: divide it")
+        if (found := storage.version(name)) is not None and found.size > MAX_BYTES:
+            raise ConfigError(f"{self} has {found.size:,} bytes; {MAX_BYTES:,} at most are read: divide it")
         try:
             return json.loads(storage.read(name, most_bytes=MAX_BYTES), object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
@@ -146,7 +145,7 @@ class Coco:
         tried = [each for each in first if isinstance(each, str) and not refusal(each, folder)]
         for found in folders:
             images = open_storage(found + query, remote_options(found, self.storage_options))
-            if any(images.size(each) is not None for each in tried):
+            if any(images.version(each) is not None for each in tried):
                 return found + query
         raise ConfigError(
             f"{self}: the images, such as {first[:1]}, are not in {folders[0]}, {here} and others; name it with "

@@ -121,7 +121,7 @@ class Shards:
 
 
 def _is_dataset(storage: Storage) -> bool:
-    return storage.size(manifest.FILE_NAME) is not None
+    return storage.version(manifest.FILE_NAME) is not None
 
 
 def _matching(storage: Storage, pattern: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.report import markdown
 from shardflow.dataset.open_dataset import Split
-from shardflow.errors import TransientError
+from shardflow.errors import DeadlineError, TransientError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.loading.facts import split_facts
@@ -35,11 +35,11 @@ from shardflow.order.epochs import Epochs
 from shardflow.order.rank_partition import RankPartition
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.remote import PIECE_BYTES, PIECES
-from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy
+from shardflow.storage.retry import Failure, Retries, RetryPolicy
 
 T = TypeVar("T")
 
-RANKS, RANK, RANKS_PER_HOST, BATCH, WORKERS = 1024, 5, 8, 256, 8
+RANKS, RANK, RANKS_PER_HOST, BATCH = 1024, 5, 8, 256
 SHARDS, SHARD_SAMPLES, SHARD_BYTES = 500_000, 2000, 72_000_000
 LATENCY_S, CONNECTION_BYTES_S, HOST_BYTES_S = 0.03, 90e6, 3e9
 LIMITS = (5_500, 11_000, 22_000, 55_000)
@@ -217,15 +217,14 @@ class Host:
 
 async def _first_shards(store: Store, policy: RetryPolicy, host: Host) -> float | None:
     """Fetch the first shards of a rank, and return when the head of each was there; None if one was given up."""
-    outages = [Outages(policy) for _ in range(WORKERS)]
     try:
-        heads = [_shard(store, policy, host, outages[number % WORKERS]) for number in range(IN_FLIGHT)]
+        heads = [_shard(store, policy, host) for _ in range(IN_FLIGHT)]
         return max(await asyncio.gather(*heads))
-    except TransientError:
+    except (TransientError, DeadlineError):
         return None
 
 
-async def _shard(store: Store, policy: RetryPolicy, host: Host, outages: Outages) -> float:
+async def _shard(store: Store, policy: RetryPolicy, host: Host) -> float:
     """Fetch an index and a shard in pieces, as remote storage does; return when the first piece was there."""
     clock = asyncio.get_running_loop().time
 
@@ -237,7 +236,7 @@ async def _shard(store: Store, policy: RetryPolicy, host: Host, outages: Outages
             await host.receive(size)
 
         refusal = Failure(error=TransientError("the server asks for fewer requests"), retry=True)
-        await Retries(lambda *_: refusal, policy, str, outages)(request, "shard")
+        await Retries(lambda *_: refusal, policy, str)(request, "shard")
         return clock()
 
     sizes: Iterator[int] = itertools.repeat(PIECE_BYTES, -(-SHARD_BYTES // PIECE_BYTES))
