@@ -35,6 +35,7 @@ from shardflow.formats.shard import Shard
 from shardflow.order import keyed_rng
 
 from .image.geometry import Geometry
+from .image.pipeline import pack_image
 from .jobs import content_digits
 from .known_inputs import find_inputs
 from .sample_recipe import SampleRecipe
@@ -284,7 +285,7 @@ class _Check:
         try:
             if image_array.is_array(packed) or image_array.is_array(expected):
                 return _are_same_arrays(packed, expected, most)
-            exact = expected if recipe.format == "png" else recipe.lossless().process(source).image
+            exact = expected if recipe.format == "png" else pack_image(source, recipe.lossless()).image
             return _are_same_pictures(*(_pixels(data, most) for data in (packed, expected, exact)))
         except SampleError:
             return False

@@ -34,47 +34,44 @@ from shardflow.errors import DecodeError, EncodeError, TooLargeError
 from shardflow.formats import seek_table
 from shardflow.formats.image_types import ImageType, is_jpeg, type_named
 from shardflow.formats.statistics import PixelSums
+from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
-from .geometry import Geometry, Size
-from .route import FILTERS, KEEP, EncodedImage, ImageRecipe, describe
+from .encoded_image import EncodedImage, describe
+from .geometry import Size
 
 
-def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: ImageRecipe) -> EncodedImage:
+def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> EncodedImage:
     """Pack an image file that Pillow has opened."""
     with map_codec_errors(DecodeError):
         loaded_upright = image.format == "TIFF" and load_tiff(image)
         stored, target = image.size, recipe.target(image.format or "")
-        resized = recipe.resized(stored, target)
+        resized = recipe.geometry(stored, 1, target).resized
         conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
         more_frames = has_more_frames(image, data, recipe.max_pixels)
         pixels = _decode_resized(image, data, resized, recipe, as_cmyk=conversion.mode == "CMYK")
-        orientation = 1 if loaded_upright else orientation_of(image)
-        is_resized = recipe.window(resized)[2:] != stored
-        is_changed = is_resized or orientation != 1 or conversion.transform is not None or more_frames
+        geometry = recipe.geometry(stored, 1 if loaded_upright else orientation_of(image), target)
+        is_changed = geometry.is_change or conversion.transform is not None or more_frames
         kept = recipe.format == KEEP and not is_changed and _can_copy(image, data)
     with map_codec_errors(EncodeError):
-        pixels = apply_orientation(conversion.apply(pixels), orientation)
-        window = recipe.window(pixels.size)
-        geometry = Geometry(stored, orientation, pixels.size, window)
+        pixels = apply_orientation(conversion.apply(pixels), geometry.orientation)
         if geometry.size != pixels.size:
-            pixels = pixels.crop(window)
+            pixels = pixels.crop(geometry.window)
         return describe(
             _with_seek_table(data if kept else _encode(pixels, target, recipe), target, recipe, copied=kept),
             target,
             data,
-            geometry=geometry,
-            pixels=_pixel_sums(pixels),
+            geometry,
+            _pixel_sums(pixels),
             converted=conversion.transform is not None,
-            enlarged=resized > stored,
             first_frame=more_frames,
             kept=kept,
             profile_unusable=not conversion.usable,
-            turned=loaded_upright or orientation != 1,
+            turned=loaded_upright or geometry.orientation != 1,
         )
 
 
 def _decode_resized(
-    image: ImageFile.ImageFile, data: bytes, size: Size, recipe: ImageRecipe, *, as_cmyk: bool
+    image: ImageFile.ImageFile, data: bytes, size: Size, recipe: Recipe, *, as_cmyk: bool
 ) -> Image.Image:
     """Return the pixels of an opened image, resized to `size`: "L", "RGB", or "CMYK" with `as_cmyk`."""
     if size != image.size and is_jpeg(data) and native.available():
@@ -127,7 +124,7 @@ def _is_baseline(data: bytes) -> bool:
     return data[position : position + 2] == b"\xff\xc0"
 
 
-def _encode(pixels: Image.Image, target: ImageType, recipe: ImageRecipe) -> bytes:
+def _encode(pixels: Image.Image, target: ImageType, recipe: Recipe) -> bytes:
     """Return an RGB image as a file."""
     pixels.info = {}  # a comment of the source would be written as well
     buffer = io.BytesIO()
@@ -135,7 +132,7 @@ def _encode(pixels: Image.Image, target: ImageType, recipe: ImageRecipe) -> byte
     return buffer.getvalue()
 
 
-def _with_seek_table(file: bytes, target: ImageType, recipe: ImageRecipe, *, copied: bool) -> bytes:
+def _with_seek_table(file: bytes, target: ImageType, recipe: Recipe, *, copied: bool) -> bytes:
     """Return a packed file; a JPEG with the seek table that is made here, or without one.
 
     A copied file can hold one already, made by anyone for any other picture: it never stays.
