@@ -16,14 +16,12 @@ import numpy.typing as npt
 
 from shardflow.errors import FormatError
 
+from .jpeg_header import header_segments
+
 VERSION = 1
 """Of the segment, and of the choice of stretches: raised when either changes, for then packed bytes change."""
 
-_SOI = b"\xff\xd8"
-_APP9, _SOS = 0xE9, 0xDA
-_WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xDA), 0xFF}
-"""What follows FF and does not begin a segment: a stuffed zero, TEM, RST0 … RST7, SOI, EOI, a fill byte."""
-
+_APP9 = 0xE9
 _NAME = b"sf-seek\0"
 _HEADER = struct.Struct(">2x H 8s B HHHH I B")
 """Marker, length, name, version, MCUs per row, rows, stretch, stretches per row, bytes of the scan, components."""
@@ -58,7 +56,7 @@ def find(jpeg: bytes | memoryview) -> bytes | None:
     It is the first one of this version. Where there are other bytes than segments in front of the scan, none counts.
     """
     name = _NAME + bytes([VERSION])
-    found = (bytes(jpeg[start:end]) for start, end in _segments(jpeg) if _is_table(jpeg[start:end]))
+    found = (bytes(jpeg[start:end]) for _, start, end in header_segments(jpeg) if _is_table(jpeg[start:end]))
     return next((segment for segment in found if segment[4:].startswith(name)), None)
 
 
@@ -101,32 +99,11 @@ def insert(jpeg: bytes, segment: bytes) -> bytes:
 
     One in which no table would count (`find`), because of other bytes between its segments, is returned as it is.
     """
-    bounds = _segments(jpeg)
-    if not bounds:
+    found = header_segments(jpeg)
+    if not found:
         return jpeg
-    kept = b"".join(jpeg[start:end] for start, end in bounds[:-1] if not _is_table(jpeg[start:end]))
-    scan = bounds[-1][0]
-    return jpeg[:2] + kept + segment + jpeg[scan:]
-
-
-def _segments(jpeg: bytes | memoryview) -> list[tuple[int, int]]:
-    """Return where the segments before a JPEG's first scan begin and end, and the header of the scan.
-
-    None where there is anything else between them. The native kernel walks alike (`sf_jpeg_read` in jpeg.c): a table
-    that one of the two passes over would be used without having been checked.
-    """
-    found, at = [], len(_SOI)
-    if bytes(jpeg[:at]) != _SOI:
-        return []
-    while len(jpeg) >= at + 4 and jpeg[at] == 0xFF and jpeg[at + 1] not in _WITHOUT_LENGTH:
-        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        if not at + 4 <= end <= len(jpeg):
-            return []
-        found.append((at, end))
-        if jpeg[at + 1] == _SOS:
-            return found
-        at = end
-    return []
+    kept = b"".join(jpeg[start:end] for _, start, end in found[:-1] if not _is_table(jpeg[start:end]))
+    return jpeg[:2] + kept + segment + jpeg[found[-1].begin :]
 
 
 def _is_table(segment: bytes | memoryview) -> bool:

@@ -33,6 +33,7 @@ from shardflow._pillow import map_codec_errors, open_image
 from shardflow.errors import DecodeError, EncodeError, TooLargeError
 from shardflow.formats import seek_table
 from shardflow.formats.image_types import ImageType, is_jpeg, type_named
+from shardflow.formats.jpeg_header import frame_of
 from shardflow.formats.statistics import PixelSums
 from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
@@ -109,19 +110,11 @@ def _can_copy(image: Image.Image, data: bytes) -> bool:
     if image.mode != "RGB" or image.has_transparency_data:
         return False
     if image.format == "JPEG":
-        return _is_baseline(data)
+        return (frame := frame_of(data)) is not None and frame.is_baseline
     if image.format == "PNG":
         return data[24] == 8  # bits per channel (W3C PNG 11.2.2); Pillow delivers 16 bits as 8
     kind = type_named(image.format or "")
     return kind is not None and bool(kind.packed_as)
-
-
-def _is_baseline(data: bytes) -> bool:
-    position = 2
-    while data[position + 1] in (0xFF, *range(0xE0, 0xF0), 0xC4, 0xDB, 0xDD, 0xFE):
-        fill = data[position + 1] == 0xFF
-        position += 1 if fill else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-    return data[position : position + 2] == b"\xff\xc0"
 
 
 def _encode(pixels: Image.Image, target: ImageType, recipe: Recipe) -> bytes:
