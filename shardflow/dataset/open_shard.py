@@ -29,7 +29,7 @@ from shardflow.storage.local_files import map_os_errors
 
 from .sample import Sample
 from .shard_rows import ShardRows, reader_of
-from .tar_file import TarFile, of_descriptor
+from .tar_file import TarFile, of_descriptor, read_at
 
 logger = logging.getLogger(__name__)
 
@@ -174,17 +174,13 @@ class _File:
         Raises:
             IntegrityError: The disk fails, or the file ends before.
         """
-        data = memoryview(bytearray(end - begin))
-        done, read = 0, -1
-        while done < len(data) and read:
-            try:
-                read = os.preadv(self._descriptor, [data[done:]], begin + done)
-            except OSError as error:
-                message = f"it cannot be read: {error.strerror or error}; check the disk"
-                raise IntegrityError(message).with_location(shard=self._url) from error
-            done += read
-        if done < len(data):
-            message = f"the tar ends {len(data) - done} bytes too early; run `shardflow verify`"
+        try:
+            data = read_at(self._descriptor, begin, end)
+        except OSError as error:
+            message = f"it cannot be read: {error.strerror or error}; check the disk"
+            raise IntegrityError(message).with_location(shard=self._url) from error
+        if (missing := end - begin - len(data)) > 0:
+            message = f"the tar ends {missing} bytes too early; run `shardflow verify`"
             raise IntegrityError(message).with_location(shard=self._url)
         return data
 

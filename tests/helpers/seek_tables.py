@@ -45,12 +45,8 @@ def read(segment: bytes) -> SeekTable:
 
     Whether it is that of a scan only decoding the scan tells.
     """
-    if (
-        segment[1] != 0xE9
-        or segment[4:12] != b"sf-seek\0"
-        or len(segment) < _HEADER.size + _SUM_BYTES
-        or segment[12] != seek_table.VERSION
-    ):
+    is_table = segment[1] == 0xE9 and segment[4:12] == b"sf-seek\0"
+    if not is_table or len(segment) < _HEADER.size + _SUM_BYTES or segment[12] != seek_table.VERSION:
         raise FormatError(f"not a seek table of version {seek_table.VERSION}")
     found, expected = int.from_bytes(segment[-_SUM_BYTES:], "big"), zlib.adler32(segment[4:-_SUM_BYTES])
     if found != expected:
@@ -62,8 +58,7 @@ def read(segment: bytes) -> SeekTable:
     bits = np.unpackbits(entries)[: (count - 1) * sum(widths)].astype(np.int64)
     # Each step is at least one bit: without that a header could promise billions of entries of none.
     has_steps = count == 1 or (count > 1 and widths[:1] > b"\0")
-    is_table = segment[1] == 0xE9 and segment[4:12] == b"sf-seek\0"
-    if not is_table or len(segment) < _HEADER.size + _SUM_BYTES or segment[12] != seek_table.VERSION:
+    if not has_steps or len(widths) != 1 + components or len(bits) != (count - 1) * sum(widths):
         raise FormatError("its entries are not as many as its header says")
     fields = np.split(bits.reshape(count - 1, -1), np.cumsum([*widths])[:-1], axis=1)
     steps = np.stack([field @ (1 << np.arange(field.shape[1])[::-1]) for field in fields], axis=1)
