@@ -21,7 +21,7 @@ from shardflow.errors import TooLargeError
 
 from . import image_array
 from .image_types import ImageType, image_size, image_type
-from .jpeg_header import SOS, Frame, frame_in, segments
+from .jpeg_header import SOS, frame_in, segments
 
 MAX_PIXELS = 110_000_000
 """Pixels of an image that are decoded by default."""
@@ -105,18 +105,12 @@ def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -
             # Two bytes of each component are kept from scan to scan; that subsampling saves some of them is ignored.
             bytes_per_pixel = kind.decode_bytes + 2 * frame.components
             _check(frame.width, frame.height, bytes_per_pixel * frame.pixels, max_pixels)
-            _check_scans(frame, scans, max_pixels)
-
-
-def _check_scans(frame: Frame, scans: int, max_pixels: int) -> None:
-    if scans > _MAX_SCANS:
-        size = f"{frame.width:,} x {frame.height:,} pixels"
-        raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it anew")
-    if scans * frame.pixels > _SCANS_PER_PIXEL * max_pixels:
-        raise TooLargeError(
-            f"has {frame.width:,} x {frame.height:,} pixels in {scans} scans or more; the limit for all scans is "
-            f"{_SCANS_PER_PIXEL * max_pixels:,} pixels; {REMEDY}"
-        )
+            size, most = f"{frame.width:,} x {frame.height:,} pixels", _SCANS_PER_PIXEL * max_pixels
+            if scans > _MAX_SCANS:
+                raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it anew")
+            if scans * frame.pixels > most:
+                problem = f"has {size} in {scans} scans or more; the limit for all scans is {most:,} pixels"
+                raise TooLargeError(f"{problem}; {REMEDY}")
 
 
 # ---- WebP ----

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shardflow.dataset.open_dataset import Dataset
@@ -68,13 +68,15 @@ def read_receipt(dataset: Dataset, name: str, shard: Shard | None) -> Receipt:
     return receipt
 
 
-def find_inputs(sources: Iterable[Source], wanted: Collection[tuple[str, str]]) -> FoundInputs:
-    """Return the inputs of some sources that have one of the wanted splits and paths, in the order of the sources."""
+def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:
+    """Return the inputs of some sources that may be those of some shards, given their numbers in the receipts."""
+    paths = ((_split(shard), receipt.inputs(), slots) for shard, receipt, slots in wanted)
+    names = {(split, inputs[slot]) for split, inputs, slots in paths for slot in slots}
     found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
     for source in sources:
         for split, items in source.splits.items():
             for item in items:
-                if (split, item.path) in wanted:
+                if (split, item.path) in names:
                     found.setdefault((split, item.path), []).append((source, item))
     return found
 
@@ -88,7 +90,7 @@ def job_again(
         NotFoundError: One of them is not among those `found`.
         IntegrityError: Several with its path are, and none of them is the packed one.
     """
-    paths, split = receipt.inputs(), shard.name.partition("/")[0]
+    paths, split = receipt.inputs(), _split(shard)
     chosen = [_choose(shard, paths[slot], receipt, slot, found.get((split, paths[slot]), ())) for slot in slots]
     source = chosen[0][0]
     job = Job(
@@ -100,6 +102,10 @@ def job_again(
         recipe=recipe,
     )
     return source, job
+
+
+def _split(shard: Shard) -> str:
+    return shard.name.partition("/")[0]
 
 
 def _choose(

@@ -142,11 +142,11 @@ def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor,
         receipt = read_receipt(dataset, shard.name.removesuffix(".tar"), shard)
     except FormatError as error:
         raise IntegrityError(f"{error}; restore it, or repair from a copy") from error
-    split, recipe = shard.name.partition("/")[0], SampleRecipe.of(dataset.manifest)
-    found = find_inputs(sources, {(split, path) for path in receipt.inputs()})
+    recipe, slots = SampleRecipe.of(dataset.manifest), range(receipt.items)
+    found = find_inputs(sources, [(shard, receipt, slots)])
     with temporary_staging() as (folder, _):
         ledger = Ledger(folder / "again")
-        source, job = job_again(shard, receipt, range(receipt.items), found, recipe, ledger.url)
+        source, job = job_again(shard, receipt, slots, found, recipe, ledger.url)
         assert dataset.manifest.sharding is not None
         plan = PackPlan(ledger=ledger, source=source, recipe=recipe, sharding=dataset.manifest.sharding, jobs=[job])
         with ledger.storage.exclusive_writer() as writer:

@@ -145,7 +145,7 @@ def compare_with_sources(
             continue
         slots = receipt.packed_slots()
         samples += [_Sample(shard, receipt, slots[record], rows.of_record(record)) for record in records]
-    found = find_inputs(sources, {(sample.split, sample.path) for sample in samples})
+    found = find_inputs(sources, [(sample.shard, sample.receipt, [sample.slot]) for sample in samples])
     check = _Check(dataset, SampleRecipe.of(dataset.manifest), found)
     with ThreadPoolExecutor(2 * allowed_cores()) as threads:
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
@@ -165,14 +165,6 @@ class _Sample(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.receipt.first + self.slot:09d}"
-
-    @property
-    def path(self) -> str:
-        return self.receipt.inputs()[self.slot]
-
-    @property
-    def split(self) -> str:
-        return self.shard.name.partition("/")[0]
 
 
 def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, list[int]]:
