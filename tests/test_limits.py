@@ -27,6 +27,7 @@ from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.decoders.raw import EncodedImages
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import make_recipe
 from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.contact_sheet import sample_tiles
@@ -193,7 +194,7 @@ def decode_largest() -> None:
                         failures = decoder([memoryview(data)], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64))[2]
                     assert failures == {}, (name, failures)
             for recipe in recipes:
-                recipe.process(bytes(data))
+                pack_image(bytes(data), recipe)
 
 
 LENGTH = 3 << 30  # of sparse files, which take no space

@@ -12,7 +12,8 @@ import click
 import shardflow
 from shardflow._wording import megabytes, plural
 from shardflow.dataset.verifying import verify_dataset
-from shardflow.packing.verifying import IMAGES, NOT_IN_SOURCES, compare_with_sources, open_sources
+from shardflow.packing.origin import NOT_IN_SOURCES, open_sources
+from shardflow.packing.verifying import IMAGES, compare_with_sources
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, column_options, json_option, with_columns

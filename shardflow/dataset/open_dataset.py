@@ -99,8 +99,7 @@ class Split:
         """
         found = [np.empty((0, 2), dtype=np.int64)]
         for shard in range(len(self.shards)):
-            rows = self.reader.rows(shard)
-            found.append(self.reader.image_sizes(shard) if rows is None else rows.image_sizes())
+            found.append(self.reader.image_sizes(shard))
             self.reader.close(shard)
         return np.concatenate(found)
 

@@ -34,6 +34,7 @@ from shardflow.storage.retry import current_wait, one_wait
 from .open_shard import OpenShard
 from .sample import Sample
 from .shard_rows import ShardRows, parse_index, read_index, read_index_bytes
+from .tar_file import read_at
 
 logger = logging.getLogger(__name__)
 
@@ -255,11 +256,9 @@ class ShardReader:
             begin, end = rows.span(record)
         except IntegrityError:
             return None
-        data = bytearray(end - begin)
-        if os.preadv(file.fileno(), [data], begin) != len(data):
-            return None
         with contextlib.suppress(IntegrityError):  # the sample will come with the whole shard
-            return rows.sample_of_span(record, memoryview(data), shard=shard, url=self.url(shard))
+            data = read_at(file.fileno(), begin, end)
+            return rows.sample_of_span(record, data, shard=shard, url=self.url(shard))
         return None
 
     def _partial_rows(self, shard: int) -> ShardRows | None:

@@ -40,7 +40,7 @@ class TarFile:
 
     def __init__(
         self,
-        fetch: Callable[[int, int], bytes | bytearray],
+        fetch: Callable[[int, int], bytes | memoryview],
         size: int,
         url: str,
         *,
@@ -51,8 +51,8 @@ class TarFile:
         self._fetch, self._url, self._pool = fetch, url, pool
         self._digest = hashlib.sha256() if hashed else None
         self._hashed_blocks = 0
-        self._blocks: OrderedDict[int, bytes | bytearray] = OrderedDict()  # the one that was used last is at the end
-        self._requested: dict[int, Future[bytes | bytearray]] = {}
+        self._blocks: OrderedDict[int, bytes | memoryview] = OrderedDict()  # the one that was used last is at the end
+        self._requested: dict[int, Future[bytes | memoryview]] = {}
 
     def read(self, offset: int, size: int) -> memoryview:
         """Return `size` bytes from an offset on, fewer where the tar ends before.
@@ -77,7 +77,7 @@ class TarFile:
             self._block(self._hashed_blocks)
         return self._digest.hexdigest()
 
-    def _block(self, number: int) -> bytes | bytearray:
+    def _block(self, number: int) -> bytes | memoryview:
         """Return a block, after hashing all blocks before it."""
         if self._digest is not None:
             while self._hashed_blocks <= number:
@@ -86,7 +86,7 @@ class TarFile:
                 self._hashed_blocks += 1
         return self._load(number)
 
-    def _load(self, number: int) -> bytes | bytearray:
+    def _load(self, number: int) -> bytes | memoryview:
         if (block := self._blocks.get(number)) is not None:
             self._blocks.move_to_end(number)
             return block
@@ -104,26 +104,33 @@ class TarFile:
             self._blocks.popitem(last=False)
         return block
 
-    def _read_block(self, number: int) -> bytes | bytearray:
+    def _read_block(self, number: int) -> bytes | memoryview:
         return self._read(number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.size))
 
-    def _read(self, start: int, stop: int) -> bytes | bytearray:
+    def _read(self, start: int, stop: int) -> bytes | memoryview:
         data = self._fetch(start, stop)
         if len(data) < stop - start:
             raise StoreError(f"{self._url} became shorter while it was read; stop what writes to it, and try again")
         return data
 
 
+def read_at(descriptor: int, begin: int, end: int) -> memoryview:
+    """Return the bytes of an open file from `begin` to `end`, writable, as torch wants them; fewer where it ends."""
+    data = memoryview(bytearray(end - begin))
+    done, read = 0, -1
+    while done < len(data) and read:  # a call may return fewer bytes than there are
+        read = os.preadv(descriptor, [data[done:]], begin + done)
+        done += read
+    return data[:done]
+
+
 def of_descriptor(descriptor: int, url: str, *, hashed: bool = False) -> TarFile:
     """Return the tar in an open file, which must stay open."""
     path = Path(url)
 
-    def fetch(start: int, stop: int) -> bytes:
+    def fetch(start: int, stop: int) -> memoryview:
         with map_os_errors(path):
-            data = os.pread(descriptor, stop - start, start)
-        if data and start + len(data) < stop:  # a call may return fewer bytes than there are
-            data += fetch(start + len(data), stop)
-        return data
+            return read_at(descriptor, start, stop)
 
     with map_os_errors(path):
         return TarFile(fetch, os.fstat(descriptor).st_size, url, hashed=hashed)

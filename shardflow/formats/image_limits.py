@@ -15,14 +15,13 @@ Sources: ITU-T T.81, B.2 (JPEG); RFC 9649 (WebP); GIF89a specification, section 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from shardflow.errors import TooLargeError
 
 from . import image_array
 from .image_types import ImageType, image_size, image_type
+from .jpeg_header import SOS, frame_in, segments
 
 MAX_PIXELS = 110_000_000
 """Pixels of an image that are decoded by default."""
@@ -90,62 +89,28 @@ def _check(width: int, height: int, memory_bytes: int, max_pixels: int) -> None:
 
 # ---- JPEG ----
 
-# A marker that a segment follows, or SOI or EOI; the others, TEM and RSTn, stand alone.
-_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
-_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-
 
 def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -> None:
     frame, scans = None, 0
-    for marker, segment in _jpeg_segments(payload):
-        if marker in _FRAMES and frame is None and len(segment) > 7:
-            height, width = (int.from_bytes(segment[at : at + 2], "big") for at in (3, 5))
-            frame = _Frame(width, height, components=segment[7], is_progressive=marker in _PROGRESSIVE)
-            check_size(kind, width, height, max_pixels)
-        elif marker == _SOS and frame is not None:
+    for segment in segments(payload):
+        if frame is None:
+            frame = frame_in(payload, segment)
+            if frame is not None:
+                check_size(kind, frame.width, frame.height, max_pixels)
+        elif segment.marker == SOS:
             scans += 1
-            if scans == 1 and not frame.is_progressive and segment[2:3] == bytes([frame.components]):
+            components = bytes(payload[segment.begin + 4 : segment.end])[:1]
+            if scans == 1 and not frame.is_progressive and components == bytes([frame.components]):
                 return  # decoded row by row
             # Two bytes of each component are kept from scan to scan; that subsampling saves some of them is ignored.
             bytes_per_pixel = kind.decode_bytes + 2 * frame.components
             _check(frame.width, frame.height, bytes_per_pixel * frame.pixels, max_pixels)
-            _check_scans(frame, scans, max_pixels)
-
-
-def _check_scans(frame: _Frame, scans: int, max_pixels: int) -> None:
-    if scans > _MAX_SCANS:
-        size = f"{frame.width:,} x {frame.height:,} pixels"
-        raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it anew")
-    if scans * frame.pixels > _SCANS_PER_PIXEL * max_pixels:
-        raise TooLargeError(
-            f"has {frame.width:,} x {frame.height:,} pixels in {scans} scans or more; the limit for all scans is "
-            f"{_SCANS_PER_PIXEL * max_pixels:,} pixels; {REMEDY}"
-        )
-
-
-def _jpeg_segments(payload: memoryview | bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield marker and contents of each segment, its length included; other bytes are passed over, as by libjpeg."""
-    position = 2
-    while found := _MARKER.search(payload, position):
-        marker, position = found[1][0], found.end()
-        if marker in (_SOI, _EOI):
-            return
-        length = int.from_bytes(payload[position : position + 2], "big")
-        yield marker, bytes(payload[position : position + length])
-        position += max(2, length)
-
-
-class _Frame(NamedTuple):
-    width: int
-    height: int
-    components: int
-    is_progressive: bool
-
-    @property
-    def pixels(self) -> int:
-        return self.width * self.height
+            size, most = f"{frame.width:,} x {frame.height:,} pixels", _SCANS_PER_PIXEL * max_pixels
+            if scans > _MAX_SCANS:
+                raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it anew")
+            if scans * frame.pixels > most:
+                problem = f"has {size} in {scans} scans or more; the limit for all scans is {most:,} pixels"
+                raise TooLargeError(f"{problem}; {REMEDY}")
 
 
 # ---- WebP ----

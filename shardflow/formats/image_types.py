@@ -4,7 +4,7 @@ To add a format, add a row: folders, tars and samples then know it. Pillow decod
 native kernel decodes, and torchvision where the kernel cannot, and arrays (`image_array`). `pack` writes those that
 have a name for it (`packed_as`).
 
-Width and height are read from the headers of JPEG (ITU-T T.81, B.2.2, frame header) and PNG (W3C PNG 11.2.2, IHDR).
+Width and height are read from the headers of JPEG (`jpeg_header`) and PNG (W3C PNG 11.2.2, IHDR).
 They are a hint for planning a crop; the decoder has the last word.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import image_array
+from .jpeg_header import frame_of
 
 _JPEG = re.compile(rb"\xff\xd8")
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among the SOFn codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,28 +60,9 @@ class ImageType:
     is_lossy: bool = False
 
 
-def _jpeg_frame(payload: memoryview | bytes) -> int | None:
-    """Return where the frame header's marker is; None if there is none before the first scan."""
-    position = 2
-    while position + 9 <= len(payload) and payload[position] == 0xFF:
-        marker = payload[position + 1]
-        if marker == 0xFF:  # fill byte
-            position += 1
-            continue
-        if marker in _FRAMES:
-            return position
-        if marker == 0xDA:
-            break
-        position += 2 + int.from_bytes(payload[position + 2 : position + 4], "big")
-    return None
-
-
 def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:
-    frame = _jpeg_frame(payload)
-    if frame is None:
-        return 0, 0
-    height = int.from_bytes(payload[frame + 5 : frame + 7], "big")
-    return int.from_bytes(payload[frame + 7 : frame + 9], "big"), height
+    frame = frame_of(payload)
+    return (0, 0) if frame is None else (frame.width, frame.height)
 
 
 def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
@@ -208,8 +189,8 @@ def is_jpeg(payload: memoryview | bytes) -> bool:
 
 def jpeg_components(payload: memoryview | bytes) -> int:
     """Return the number of components of a JPEG: 1 is grey, 3 colour, 4 CMYK; 0 for what is not or has no header."""
-    frame = _jpeg_frame(payload) if is_jpeg(payload) else None
-    return 0 if frame is None else int.from_bytes(payload[frame + 9 : frame + 10], "big")
+    frame = frame_of(payload) if is_jpeg(payload) else None
+    return 0 if frame is None else frame.components
 
 
 def image_size(payload: memoryview | bytes) -> tuple[int, int]:

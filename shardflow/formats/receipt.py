@@ -101,6 +101,11 @@ class Receipt(JsonObject):
         sources, quarantined, skipped = iter(self.sources), iter(self.quarantined), set(self.skipped)
         return [next(quarantined).path if slot in skipped else next(sources) for slot in range(self.items)]
 
+    def packed_slots(self) -> list[int]:
+        """Return the number of the input of each record of the shard."""
+        skipped = set(self.skipped)
+        return [slot for slot in range(self.items) if slot not in skipped]
+
     def record(self, slot: int) -> InputRecord:
         """Return the record of an input by its number in the order of `inputs`."""
         place = slice(16 * slot, 16 * slot + 16)
@@ -159,7 +164,8 @@ def _check_records(receipt: Receipt) -> None:
     slots = (-1, *receipt.skipped, count)
     if not all(type(slot) is int for slot in slots) or not all(a < b for a, b in itertools.pairwise(slots)):
         raise FormatError(f"skipped must be ascending numbers below {count}")
-    if len(receipt.skipped) != len(receipt.quarantined):
+    samples = len(receipt.sources) if receipt.shard is None else receipt.shard.samples
+    if len(receipt.skipped) != len(receipt.quarantined) or len(receipt.sources) != samples:
         raise FormatError("its inputs do not add up")
     digits = re.compile(rf"[0-9a-f]{{{16 * count}}}")
     if len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):

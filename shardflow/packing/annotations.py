@@ -37,7 +37,7 @@ from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 from shardflow.geometry.crops import Crops
-from shardflow.geometry.objects import clip_boxes
+from shardflow.geometry.objects import clip_boxes, move_boxes
 
 from .image.geometry import Geometry
 from .sources.source import Source
@@ -111,7 +111,12 @@ def transform_parts(
             raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
     if missing := annotations.missing(parts):
         raise DecodeError(missing)
-    masks = {mask: _transform_mask(mask, parts[mask], geometry, max_pixels) for mask in annotations.masks}
+    masks = {}
+    for mask in annotations.masks:
+        try:
+            masks[mask] = transform_mask(parts[mask], geometry, max_pixels)
+        except (DecodeError, TooLargeError) as error:
+            raise type(error)(f"part {mask!r}: {error}") from error
     crops = geometry.crops
     moved, found = move_coordinates(
         annotations,
@@ -135,9 +140,9 @@ def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.f
 
     One without area, a line or a point, is in the crop up to its borders.
     """
-    corners = crops.move(boxes.reshape(-1, 2), np.zeros(2 * len(boxes), dtype=np.int64))
-    moved = corners.reshape(-1, 4)
-    clipped = clip_boxes(moved, np.tile(crops.extents, (len(moved), 1)))
+    rows = np.zeros(len(boxes), dtype=np.int64)
+    moved = move_boxes(boxes, crops, rows)
+    clipped = clip_boxes(moved, crops.extents[rows])
     # Per axis: the part of an interval that is inside has a length, and a place that is inside stays where it is.
     is_place = moved[:, :2] == moved[:, 2:]
     is_left = np.where(is_place, moved[:, :2] == clipped[:, :2], clipped[:, :2] < clipped[:, 2:])
@@ -169,12 +174,3 @@ def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS
         buffer = io.BytesIO()
         resized.save(buffer, "PNG")
         return buffer.getvalue()
-
-
-def _transform_mask(part: str, data: bytes, geometry: Geometry, max_pixels: int) -> bytes:
-    try:
-        return transform_mask(data, geometry, max_pixels)
-    except DecodeError as error:
-        raise DecodeError(f"part {part!r}: {error}") from error
-    except TooLargeError as error:
-        raise TooLargeError(f"part {part!r} {error}") from error

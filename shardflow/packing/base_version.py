@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow.dataset.open_dataset import Dataset
-from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError
+from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import SKIPPED, Quarantined
-from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.receipt import Receipt
 from shardflow.formats.sharding import Sharding
 
 from .jobs import digest_of
 from .known_inputs import KnownInputs, compare_inputs
+from .origin import read_receipt
 from .sources.source import Source
 
 
@@ -46,16 +47,12 @@ class BaseVersion:
         if (sharding := made.sharding) is None:
             message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
             raise ConfigError(f"{message}; pack it again")
+        shards = {shard.name: shard for shard in dataset.shards}
         try:
-            receipts = {name: _read_receipt(dataset, f"{name}.json") for name in sharding.names()}
+            receipts = {name: read_receipt(dataset, name, shards.get(f"{name}.tar")) for name in sharding.names()}
         except (NotFoundError, FormatError) as error:
             message = f"extending needs the .json file beside each shard, the list of its inputs ({error})"
             raise NotFoundError(f"{message}; restore them from where it was packed") from error
-        shards = {shard.name: shard for shards in made.splits.values() for shard in shards}
-        for name, receipt in receipts.items():
-            if receipt.shard != shards.get(f"{name}.tar"):
-                message = f"{storage.url(name)}.json is not the receipt of the shard beside it"
-                raise IntegrityError(f"{message}; restore it from where the dataset was packed")
         skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
         if len(skipped) != made.skipped:
             message = f"{storage} lacks its quarantine, which names the {made.skipped} images that were skipped"
@@ -87,10 +84,3 @@ class BaseVersion:
 
     def _of_split(self, split: str) -> Iterator[tuple[str, Receipt]]:
         return ((name, receipt) for name, receipt in self.receipts.items() if name.partition("/")[0] == split)
-
-
-def _read_receipt(dataset: Dataset, name: str) -> Receipt:
-    try:
-        return from_bytes(dataset.storage.read(name))
-    except FormatError as error:
-        raise error.with_location(shard=dataset.storage.url(name)) from error

@@ -8,12 +8,12 @@ of the fate of their inputs, so a sample's key depends on its own slot alone.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,19 +149,14 @@ class Piece:
         members: list[bytes] = []
         inputs: list[InputResult] = []
         pixels, statistics = PixelSums(), Statistics()
-        for (ordinal, item), read in zip(enumerate(job.items, job.first), self._reads(), strict=True):
-            announce(ordinal)
-            found, size, content = self._read(ordinal, item, read), -1, UNREAD
-            outcome: PackedSample | Input | Quarantined = found
-            if isinstance(found, Input):
-                size, content, outcome = len(found.image), content_digits(found, item.label), self._pack(item, found)
-            if isinstance(outcome, PackedSample):
-                members.append(shard_writer.sample(f"{ordinal:09d}", outcome.parts))
-                pixels += outcome.image.pixels
-                outcome.image.count_in(statistics, item.label, outcome.counts)
-            bad = outcome if isinstance(outcome, Quarantined) else None
-            inputs.append(InputResult(item.path, size, content, bad))
-        announce(None)
+        for ordinal, (item, (result, packed)) in enumerate(
+            zip(job.items, self.outcomes(announce), strict=True), job.first
+        ):
+            inputs.append(result)
+            if packed is not None:
+                members.append(shard_writer.sample(f"{ordinal:09d}", packed.parts))
+                pixels += packed.image.pixels
+                packed.image.count_in(statistics, item.label, packed.counts)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
         data = b"".join(members)
@@ -169,37 +164,36 @@ class Piece:
         with map_os_errors(path):
             path.parent.mkdir(exist_ok=True)  # without parents: the mount point of a lost disk must not be filled
             path.write_bytes(data)  # not synced: after a crash the piece is done again
-        partial = shard_writer.PartialTar(name=name, samples=len(members), size=len(data), crc32=zlib.crc32(data))
-        return PieceResult(partial, tuple(inputs), pixels, statistics)
+        tar = shard_writer.PartialTar(name=name, samples=len(members), size=len(data), crc32=zlib.crc32(data))
+        return PieceResult(tar, tuple(inputs), pixels, statistics)
 
-    def _reads(self) -> Iterator[Callable[[], Input]]:
-        """Yield functions that return the inputs, in order; remote inputs are all requested at once."""
-        reader = self.job.reader
-        if not reader.remote:
-            yield from (functools.partial(reader.read, item) for item in self.job.items)
-            return
-        threads = ThreadPoolExecutor(PIECE_ITEMS)
-        try:
-            yield from [threads.submit(reader.read, item).result for item in self.job.items]
-        finally:
-            threads.shutdown(cancel_futures=True)
+    def outcomes(self, announce: Announce = lambda _: None) -> Iterator[tuple[InputResult, PackedSample | None]]:
+        """Yield the result of each input, and its sample unless it is quarantined. Nothing is written."""
+        with contextlib.ExitStack() as stack:
+            reads: list[Callable[[], Input]] = [partial(self.job.reader.read, item) for item in self.job.items]
+            if self.job.reader.remote:  # all are requested at once
+                threads = ThreadPoolExecutor(PIECE_ITEMS)
+                stack.callback(threads.shutdown, cancel_futures=True)
+                reads = [threads.submit(read).result for read in reads]
+            for ordinal, (item, read) in enumerate(zip(self.job.items, reads, strict=True), self.job.first):
+                announce(ordinal)
+                yield self._outcome(ordinal, item, read)
+            announce(None)
 
-    def _read(self, ordinal: int, item: Item, read: Callable[[], Input]) -> Input | Quarantined:
-        if ordinal in self.crashing_inputs:
-            return Quarantined(item.path, "decode", self.crashing_inputs[ordinal])
+    def _outcome(self, ordinal: int, item: Item, read: Callable[[], Input]) -> tuple[InputResult, PackedSample | None]:
+        size, content = -1, UNREAD
         try:
-            return read()
-        except SampleError as error:
-            return Quarantined(item.path, "read", str(error))
-
-    def _pack(self, item: Item, found: Input) -> PackedSample | Quarantined:
-        try:
+            if ordinal in self.crashing_inputs:
+                raise DecodeError(self.crashing_inputs[ordinal])
+            found = read()
+            size, content = len(found.image), content_digits(found, item.label)
             packed = self.job.recipe.pack(found, item.label)
             shard_writer.check_sample(packed.parts)
-            return packed
+            return InputResult(item.path, size, content, None), packed
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
-            return Quarantined(item.path, stages.get(type(error), "read"), str(error))
+            bad = Quarantined(item.path, stages.get(type(error), "read"), str(error))
+            return InputResult(item.path, size, content, bad), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,7 +20,6 @@ from shardflow.formats.receipt import InputRecord, Receipt
 from .jobs import content_digits, identity_digits
 from .sources.items import Item, Items
 from .sources.reader import Reader
-from .sources.source import Source
 
 _READS = 32
 """Inputs that are read at the same time: most of the time is spent waiting for a disk or a server."""
@@ -77,26 +76,6 @@ def compare_inputs(items: Items, known: KnownInputs, reader: Reader) -> npt.NDAr
     return states
 
 
-def find_inputs(
-    sources: Iterable[Source], wanted: Collection[tuple[str, str]]
-) -> dict[tuple[str, str], list[tuple[Source, Item]]]:
-    """Return the inputs of some sources that have one of the wanted splits and paths, by these, in their order."""
-    found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
-    for source in sources:
-        for split, items in source.splits.items():
-            for item in items:
-                if (split, item.path) in wanted:
-                    found.setdefault((split, item.path), []).append((source, item))
-    return found
-
-
-def is_same(item: Item, record: InputRecord, reader: Reader) -> bool:
-    """Whether an item is the input of a record; it is read where its identity differs."""
-    if record.identity == identity_digits(item):
-        return True
-    return item.size in (-1, record.size) and record.content == _content(item, reader)
-
-
 def _state(item: Item, records: Sequence[InputRecord]) -> State:
     if not records:
         return State.NEW
@@ -109,7 +88,7 @@ def _state(item: Item, records: Sequence[InputRecord]) -> State:
 
 
 def _state_by_content(item: Item, known: KnownInputs, reader: Reader) -> State:
-    records, content = known.named(item.path), _content(item, reader)
+    records, content = known.named(item.path), content_now(item, reader)
     same = any(record.content == content for record in records)
     return State.KNOWN if same else _state_of_other(records)
 
@@ -119,7 +98,8 @@ def _state_of_other(records: Sequence[InputRecord]) -> State:
     return State.CHANGED if any(record.is_packed for record in records) else State.NEW
 
 
-def _content(item: Item, reader: Reader) -> str:
+def content_now(item: Item, reader: Reader) -> str:
+    """Return the digest of what an input holds now; "" if it cannot be read."""
     try:
         return content_digits(reader.read(item), item.label)
     except SampleError:

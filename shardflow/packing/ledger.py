@@ -85,14 +85,8 @@ class Ledger:
         receipt = self._receipt(job) if f"{job.name}.json" in self.listing else None
         if receipt is None or receipt.identities != job.identities:
             return None
-        if any(bad.stage == "read" for bad in receipt.quarantined):
-            return None
-        tar, index = (self.listing.get(f"{job.name}.{extension}") for extension in ("tar", "npy"))
-        if (tar is None) != (index is None):
-            return None
-        sizes = None if tar is None or index is None else (tar.size, index.size)
-        is_whole = receipt.shard is None or sizes == (receipt.shard.bytes, receipt.index_bytes)
-        return receipt if is_whole else None
+        is_unread = any(bad.stage == "read" for bad in receipt.quarantined)
+        return receipt if not is_unread and _is_whole(job, receipt, self.listing) else None
 
     def _receipt(self, job: Job) -> Receipt | None:
         """Return the receipt of a job, if there is one for its inputs and settings."""
@@ -110,10 +104,7 @@ class Ledger:
             receipt = self._receipt(job)
             if receipt is None or receipt.shard != shards.get(job.name):
                 return False
-            if receipt.shard is None:
-                return True
-            sizes = {f"{job.name}.tar": receipt.shard.bytes, f"{job.name}.npy": receipt.index_bytes}
-            return all(name in listing and listing[name].size in (-1, size) for name, size in sizes.items())
+            return _is_whole(job, receipt, listing)
 
         with TransferPool(_RECEIPTS_AT_A_TIME) as pool:
             for job, is_there in zip(jobs, pool.map(is_own, jobs), strict=True):
@@ -131,6 +122,14 @@ class Ledger:
             is_other = _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned
             if is_other or ((folder or ".") in _FOLDERS and _TEMPORARY.fullmatch(file)):
                 self.storage.remove(name)
+
+
+def _is_whole(job: Job, receipt: Receipt, listing: Mapping[str, ListedBlob]) -> bool:
+    """Return whether the files of the shard that a job made, if it made one, have the sizes in its receipt."""
+    if receipt.shard is None:
+        return True
+    sizes = {f"{job.name}.tar": receipt.shard.bytes, f"{job.name}.npy": receipt.index_bytes}
+    return all(name in listing and listing[name].size in (-1, size) for name, size in sizes.items())
 
 
 def remove_temporaries(staging: Path) -> None:

@@ -1,7 +1,7 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
 A recipe holds the settings, and answers what follows from them for an image: its format, size and crop. The work is
-done by the `image` package: `image.pipeline` chooses the route, and each route describes what it did.
+done by `image.pipeline`.
 
 To add a setting, add a field to `Recipe` and an argument to `pack`; the command line has it then as well. A preset is a
 recipe for a common case. docs/performance.md has measurements of what the settings cost and gain.
@@ -18,6 +18,8 @@ from dataclasses import Field, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
+from PIL import Image
+
 from shardflow import native
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, EncodeError
@@ -27,11 +29,20 @@ from shardflow.formats.image_types import PACKED_TYPES, ImageType, type_named
 from shardflow.formats.manifest import Manifest
 
 from .image.codec_versions import codec_versions
-from .image.geometry import Size, Window
-from .image.pipeline import pack_image
-from .image.route import FILTERS, KEEP, EncodedImage, Filter
+from .image.geometry import Geometry, Size, Window, upright_size
 
 logger = logging.getLogger(__name__)
+
+Filter = native.Interpolation
+FILTERS: dict[Filter, Image.Resampling] = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+"""The filters that kernel and Pillow have in common, all antialiased."""
+
+KEEP = "keep"
+"""The format of a recipe which keeps that of the source, and copies a file in which nothing has to be changed."""
 
 MAX_SIDE = 65_500
 """JPEG's limit."""
@@ -166,10 +177,6 @@ class Recipe:
         if self._has_seek_tables and not native.available():
             logger.warning("JPEGs that are copied or encoded by Pillow get no seek tables here: %s", native.describe())
 
-    def process(self, data: bytes) -> EncodedImage:
-        """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
-        return pack_image(data, self)
-
     def lossless(self) -> Recipe:
         """Return the recipe up to the encoding, with the defaults of all settings of encoders."""
         defaults: dict[str, Any] = {
@@ -177,16 +184,16 @@ class Recipe:
         }
         return replace(self, format="png", seek_tables="encoded", **defaults)
 
-    # ---- What the routes ask: see `image.route.ImageRecipe` ----
+    # ---- What `image.pipeline` and its routes ask ----
 
     @property
     def _has_seek_tables(self) -> bool:
         return self.seek_tables != "none" and self.format in _WITH_SEEK_TABLES
 
-    def can_transcode(self, stored: Size, resized: Size) -> bool:
+    def can_transcode(self, geometry: Geometry) -> bool:
         """Return whether a JPEG may become the packed one in its own colours."""
         # Where chroma is enlarged by itself, and nothing reduced, it is rounded once more than Pillow's: up to 0.5 dB.
-        return min(resized) < min(stored) or self.subsampling == "4:2:0"
+        return min(geometry.resized) < min(geometry.stored) or self.subsampling == "4:2:0"
 
     def wants_seek_table(self, *, copied: bool) -> bool:
         """Return whether a JPEG, copied or encoded, is to have a seek table."""
@@ -204,16 +211,16 @@ class Recipe:
         known = settings().items()
         return {name: getattr(self, name) for name, (_, setting) in known if target.packed_as in setting.encoders}
 
-    def resized(self, stored: Size, target: ImageType) -> Size:
-        """Return the size before the crop; raise EncodeError if it is too large."""
-        resized = self._fitted(stored)
+    def geometry(self, stored: Size, orientation: int, target: ImageType) -> Geometry:
+        """Return where the pixels of an image go; raise EncodeError if it would be too large."""
+        resized = self._fitted(upright_size(stored, orientation))
         if resized[0] * resized[1] > self.max_pixels:
             raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {self.max_pixels}")
-        left, top, right, bottom = self.window(resized)
-        width, height = right - left, bottom - top
+        geometry = Geometry(stored, orientation, resized, self._window(resized))
+        width, height = geometry.size
         if max(width, height) > target.longest:
             raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.name}'s limit")
-        return resized
+        return geometry
 
     def _fitted(self, size: Size) -> Size:
         """Return the size that the setting asks for which makes the image smallest."""
@@ -227,7 +234,7 @@ class Recipe:
         width, height = (max(1, (2 * own * most + side) // (2 * side)) for own in size)
         return width, height
 
-    def window(self, size: Size) -> Window:
+    def _window(self, size: Size) -> Window:
         """Return the crop of a resized image."""
         if not self.square:
             return (0, 0, *size)

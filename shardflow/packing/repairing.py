@@ -7,10 +7,11 @@ the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neith
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
-from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
+from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Storage
 from shardflow.storage.local import LocalStorage
@@ -30,15 +31,11 @@ from shardflow.storage.staging import temporary_staging
 
 from .executors import Executor, make_executor
 from .image.codec_versions import codec_versions
-from .jobs import Job
-from .known_inputs import find_inputs, is_same
 from .ledger import Ledger
+from .origin import find_inputs, job_again, open_sources, read_receipt
 from .pack_plan import PackPlan
 from .run import run
 from .sample_recipe import SampleRecipe
-from .sources.items import Item
-from .sources.labelling import append_classes
-from .sources.resolve import list_source
 from .sources.source import Source
 
 RepairSource = Callable[[Shard, Path], None]
@@ -100,7 +97,7 @@ def repair(
         stack.enter_context(dataset.storage.exclusive_writer())
         repair_source = None
         if source is not None and broken:
-            repair_source = _open_source(dataset, source, source_options, executor, stack)
+            repair_source = stack.enter_context(_open_source(dataset, source, source_options, executor))
         for shard in broken:
             try:
                 repaired += _repair_shard(dataset.storage, shard, repair_source)
@@ -110,24 +107,20 @@ def repair(
     return RepairReport(found=tuple(found), repaired=tuple(repaired), failed=failed, left=tuple(left))
 
 
+@contextlib.contextmanager
 def _open_source(
-    dataset: Dataset,
-    source: Any,
-    options: Mapping[str, Any] | None,
-    executor: Executor,
-    stack: contextlib.ExitStack,
-) -> RepairSource:
-    """Open the repair source, which is closed with the stack."""
+    dataset: Dataset, source: Any, options: Mapping[str, Any] | None, executor: Executor
+) -> Iterator[RepairSource]:
+    """Open a copy of a dataset, or a source of it."""
+    copy = None
     if isinstance(source, (str, os.PathLike)):
-        try:
-            return _copy_shards(open_dataset(source, storage_options=options))
-        except NotFoundError:  # not a copy, so a source
-            pass
-    return _Repacker(
-        dataset,
-        stack.enter_context(list_source(source, options, parts=dataset.manifest.annotations.parts)),
-        executor,
-    )
+        with contextlib.suppress(NotFoundError):  # not a copy, so a source
+            copy = open_dataset(source, storage_options=options)
+    if copy is not None:
+        yield _copy_shards(copy)
+        return
+    with open_sources(dataset, [source], options) as opened:
+        yield functools.partial(_pack_again, dataset, opened, executor)
 
 
 def _copy_shards(copy: Dataset) -> RepairSource:
@@ -143,78 +136,32 @@ def _copy_shards(copy: Dataset) -> RepairSource:
     return fetch
 
 
-class _Repacker:
-    """Packs shards of a dataset again, by their receipts, from its source, which may have grown since."""
-
-    def __init__(self, dataset: Dataset, source: Source, executor: Executor) -> None:
-        self._dataset = dataset
-        self._recipe = SampleRecipe.of(dataset.manifest)
-        self._executor = executor
-        self._source = append_classes(source, dataset.classes)
-
-    def __call__(self, shard: Shard, target: Path) -> None:
-        """Write the tar of a shard to a path; refuse a result that is not what was packed."""
-        try:
-            receipt = from_bytes(self._dataset.storage.read(shard.receipt_name))
-            items = self._items(shard, receipt)
-        except FormatError as error:
-            raise IntegrityError(f"{shard.receipt_name}: {error}; restore it, or repair from a copy") from error
-        with temporary_staging() as (folder, _):
-            ledger = Ledger(folder / "again")
-            plan = self._plan(ledger, shard, receipt, items)
-            with ledger.storage.exclusive_writer() as writer:
-                run(plan, writer, self._executor)
-            again = from_bytes(ledger.storage.read(shard.receipt_name))
-            if changed := _changed_inputs(receipt, again):
-                others = f", nor are {len(changed) - 1} others" if len(changed) > 1 else ""
-                raise IntegrityError(f"{changed[0]!r} is not the input from which {shard.name} was packed{others}")
-            if again.shard != shard:
-                ours = codec_versions()
-                theirs = {name: self._dataset.manifest.tools.get(name) for name in ours}
-                versions = f"it was packed with {theirs}, here are {ours}"
-                reason = "its inputs have changed" if ours == theirs else versions
-                raise IntegrityError(f"packing {shard.name} again gave other bytes: {reason}")
-            shutil.move(folder / "again" / shard.name, target)
-
-    def _plan(self, ledger: Ledger, shard: Shard, receipt: Receipt, items: Sequence[Item]) -> PackPlan:
-        """Return the plan to make a shard anew."""
-        job = Job(
-            name=shard.name.removesuffix(".tar"),
-            first=receipt.first,
-            items=items,
-            reader=self._source.reader,
-            dst=ledger.url,
-            recipe=self._recipe,
-        )
-        assert self._dataset.manifest.sharding is not None
-        return PackPlan(
-            ledger=ledger,
-            source=self._source,
-            recipe=self._recipe,
-            sharding=self._dataset.manifest.sharding,
-            jobs=[job],
-        )
-
-    def _items(self, shard: Shard, receipt: Receipt) -> Sequence[Item]:
-        """Return the inputs of a shard in the order of its receipt."""
-        split, paths = shard.name.partition("/")[0], receipt.inputs()
-        found = find_inputs([self._source], {(split, path) for path in paths})
-        return [
-            self._choose(path, [item for _, item in found.get((split, path), ())], receipt.record(slot), shard)
-            for slot, path in enumerate(paths)
-        ]
-
-    def _choose(self, path: str, items: Sequence[Item], record: InputRecord, shard: Shard) -> Item:
-        """Return which of the items with a path a shard was packed from."""
-        if not items:
-            raise NotFoundError(f"the source has no {path!r}, from which {shard.name} was packed")
-        if len(items) == 1:
-            return items[0]
-        for item in items:
-            if is_same(item, record, self._source.reader):
-                return item
-        found = f"the source has {len(items)} inputs {path!r}"
-        raise IntegrityError(f"{found}, and {shard.name} was packed from none of them")
+def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor, shard: Shard, target: Path) -> None:
+    """Pack a shard again from its source, which may have grown since; refuse a result that is not what was packed."""
+    try:
+        receipt = read_receipt(dataset, shard.name.removesuffix(".tar"), shard)
+    except FormatError as error:
+        raise IntegrityError(f"{error}; restore it, or repair from a copy") from error
+    recipe, slots = SampleRecipe.of(dataset.manifest), range(receipt.items)
+    found = find_inputs(sources, [(shard, receipt, slots)])
+    with temporary_staging() as (folder, _):
+        ledger = Ledger(folder / "again")
+        source, job = job_again(shard, receipt, slots, found, recipe, ledger.url)
+        assert dataset.manifest.sharding is not None
+        plan = PackPlan(ledger=ledger, source=source, recipe=recipe, sharding=dataset.manifest.sharding, jobs=[job])
+        with ledger.storage.exclusive_writer() as writer:
+            run(plan, writer, executor)
+        again = from_bytes(ledger.storage.read(shard.receipt_name))
+        if changed := _changed_inputs(receipt, again):
+            others = f", nor are {len(changed) - 1} others" if len(changed) > 1 else ""
+            raise IntegrityError(f"{changed[0]!r} is not the input from which {shard.name} was packed{others}")
+        if again.shard != shard:
+            ours = codec_versions()
+            theirs = {name: dataset.manifest.tools.get(name) for name in ours}
+            versions = f"it was packed with {theirs}, here are {ours}"
+            reason = "its inputs have changed" if ours == theirs else versions
+            raise IntegrityError(f"packing {shard.name} again gave other bytes: {reason}")
+        shutil.move(folder / "again" / shard.name, target)
 
 
 def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:

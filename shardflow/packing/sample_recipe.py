@@ -12,7 +12,8 @@ from shardflow.formats.labels import Label
 from shardflow.formats.manifest import Manifest
 
 from .annotations import check_size, transform_parts
-from .image.route import EncodedImage
+from .image.encoded_image import EncodedImage
+from .image.pipeline import pack_image
 from .recipe import Recipe, recipe_of
 from .sources.reader import Input
 
@@ -51,7 +52,7 @@ class SampleRecipe:
 
     def pack(self, found: Input, label: Label) -> PackedSample:
         """Return the sample of an input; raise a SampleError if there cannot be one."""
-        image = self.image.process(found.image)
+        image = pack_image(found.image, self.image)
         check_size(found.size, image.geometry)
         beside = transform_parts(found.parts, label, image.geometry, self.annotations, max_pixels=self.image.max_pixels)
         return PackedSample(image, {image.part: image.image, **beside.parts}, beside.counts)

@@ -6,10 +6,9 @@ that pictures and labels are those that were meant. Only a comparison with the s
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,32 +23,34 @@ from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.verifying import Finding, verify_dataset
-from shardflow.dataset.virtual_dataset import refuse_virtual
-from shardflow.errors import ConfigError, DecodeError, FormatError, SampleError, ShardflowError, StoreError
+from shardflow.errors import (
+    DecodeError,
+    FormatError,
+    IntegrityError,
+    NotFoundError,
+    SampleError,
+    ShardflowError,
+    StoreError,
+)
 from shardflow.formats import image_array
 from shardflow.formats.image_limits import check_image
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, sample_labels
-from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 from shardflow.order import keyed_rng
 
 from .image.geometry import Geometry
-from .jobs import content_digits
-from .known_inputs import find_inputs
+from .image.pipeline import pack_image
+from .jobs import Job, Piece
+from .origin import FoundInputs, find_inputs, job_again, open_sources, read_receipt
 from .sample_recipe import SampleRecipe
-from .sources.items import Item
-from .sources.labelling import append_classes
-from .sources.resolve import list_source
 from .sources.source import Source
 
 _Pixels = npt.NDArray[np.float32]
 
 IMAGES = 300
 """How many images are compared with their sources by default."""
-
-NOT_IN_SOURCES = "the sources have no input"
-"""How the problem of a sample begins whose input is gone."""
 
 _BLOCK = 16
 _LOSSES, _LEVELS = 2.0, 2.0
@@ -112,24 +113,6 @@ def verify(
         return findings + compare_with_sources(dataset, opened, images=images, seed=seed, damaged=damaged).findings
 
 
-@contextlib.contextmanager
-def open_sources(
-    dataset: Dataset, sources: Sequence[Any], source_options: Mapping[str, Any] | None = None
-) -> Iterator[list[Source]]:
-    """List the sources of a dataset, with the dataset's numbers of classes; see `verify` for arguments and errors."""
-    if sources:
-        remedy_of_index = "there is nothing to compare them with; without sources, verify finds damage"
-        refuse_virtual(dataset, "receipts", "compare", remedy_of_index)
-    if sources and dataset.manifest.sharding is None:
-        raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
-    parts = dataset.manifest.annotations.parts
-    with contextlib.ExitStack() as stack:
-        yield [
-            append_classes(stack.enter_context(list_source(source, source_options, parts=parts)), dataset.classes)
-            for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
-        ]
-
-
 class Comparison(NamedTuple):
     """The result of comparing a dataset with its sources."""
 
@@ -153,13 +136,17 @@ def compare_with_sources(
     findings: list[Finding] = []
     samples: list[_Sample] = []
     for number, records in chosen.items():
+        shard = shards[number]
         try:
-            samples += _open_samples(dataset, shards[number], records)
-        except (StoreError, FormatError) as error:
-            problem = f"its images cannot be compared with their inputs: {error}; restore it from a copy"
-            findings.append(Finding(shards[number].receipt_name, problem))
-    found_inputs = find_inputs(sources, {(sample.split, sample.path) for sample in samples})
-    check = _Check(dataset, SampleRecipe.of(dataset.manifest), found_inputs)
+            receipt = read_receipt(dataset, shard.name.removesuffix(".tar"), shard)
+            rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
+        except (StoreError, FormatError, IntegrityError) as error:
+            findings.append(Finding(shard.receipt_name, f"its images cannot be compared with their inputs: {error}"))
+            continue
+        slots = receipt.packed_slots()
+        samples += [_Sample(shard, receipt, slots[record], rows.of_record(record)) for record in records]
+    found = find_inputs(sources, [(sample.shard, sample.receipt, [sample.slot]) for sample in samples])
+    check = _Check(dataset, SampleRecipe.of(dataset.manifest), found)
     with ThreadPoolExecutor(2 * allowed_cores()) as threads:
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
@@ -167,20 +154,17 @@ def compare_with_sources(
     return Comparison(findings, len(samples))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
-    """A sample that is compared: where it lies, and what its receipt says of its input."""
+class _Sample(NamedTuple):
+    """A sample that is compared: its shard with the receipt, the number of its input there, and its members."""
 
     shard: Shard
+    receipt: Receipt
+    slot: int
     rows: Sequence[tuple[Any, ...]]  # of the index
-    key: str
-    path: str
-    content: str
-    recipe_sha256: str  # with the versions of the codecs
 
     @property
-    def split(self) -> str:
-        return self.shard.name.partition("/")[0]
+    def key(self) -> str:
+        return f"{self.receipt.first + self.slot:09d}"
 
 
 def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, list[int]]:
@@ -194,53 +178,24 @@ def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, l
     return chosen
 
 
-def _open_samples(dataset: Dataset, shard: Shard, records: Sequence[int]) -> list[_Sample]:
-    receipt = from_bytes(dataset.storage.read(shard.receipt_name))
-    if receipt.shard != shard:
-        raise FormatError("the receipt is that of another shard")
-    slots = _slots(receipt)
-    rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
-    return [
-        _Sample(
-            shard=shard,
-            rows=rows.of_record(record),
-            key=f"{receipt.first + slots[record]:09d}",
-            path=receipt.sources[record],
-            content=receipt.record(slots[record]).content,
-            recipe_sha256=receipt.recipe_sha256,
-        )
-        for record in records
-    ]
-
-
-def _slots(receipt: Receipt) -> list[int]:
-    """Return the number of the input of each record among the inputs of the job."""
-    skipped = set(receipt.skipped)
-    slots = [slot for slot in range(len(receipt.inputs())) if slot not in skipped]
-    if receipt.shard is None or len(slots) != receipt.shard.samples:
-        raise FormatError("not a receipt: its inputs do not add up")
-    return slots
-
-
 @dataclass(frozen=True, slots=True)
 class _Check:
     """Compares samples with their inputs."""
 
     dataset: Dataset
     recipe: SampleRecipe
-    inputs: Mapping[tuple[str, str], Sequence[tuple[Source, Item]]]  # by split and path
+    inputs: FoundInputs
 
     def problem(self, sample: _Sample) -> str:
         """Return what is wrong with a sample; "" if there is nothing."""
-        candidates = self.inputs.get((sample.split, sample.path), ())
-        if not candidates:
-            return f"{NOT_IN_SOURCES} {sample.path!r}"
         try:
-            packed = self._read(sample)
+            source, job = job_again(sample.shard, sample.receipt, [sample.slot], self.inputs, self.recipe)
+        except (NotFoundError, IntegrityError) as error:
+            return str(error)
+        try:
+            return self._compare(self._read(sample), sample, source, job)
         except ShardflowError as error:
             return f"cannot be compared with its input: {error}"
-        problems = [self._compare(packed, sample, source, item) for source, item in candidates]
-        return "" if "" in problems else problems[0]
 
     def _read(self, sample: _Sample) -> dict[str, bytes]:
         parts = {}
@@ -251,41 +206,44 @@ class _Check:
             parts[name.decode()] = payload
         return parts
 
-    def _compare(self, packed: Mapping[str, bytes], sample: _Sample, source: Source, item: Item) -> str:
-        try:
-            labels = _named(sample_labels(packed.get), source), _named(item.label, source)
-            if labels[0] != labels[1]:
-                return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
-            read = source.reader.read(item)
-            image, expected, _ = self.recipe.pack(read, item.label)
-        except SampleError as error:
-            return f"its input {item.path!r} cannot be packed again: {error}"
-        same_codecs = sample.recipe_sha256 == self.recipe.digest
-        most, masks = self.recipe.image.max_pixels, self.recipe.annotations.masks
-        for part in sorted({*packed, *expected} - {*LABEL_PARTS}):
-            if same_codecs or part not in packed or part not in expected:
-                is_same = packed.get(part) == expected.get(part)
-            elif part in IMAGE_PARTS:
-                is_same = packed[part] == expected[part] or self._shows_same(packed[part], expected[part], read.image)
-            else:
-                is_same = packed[part] == expected[part] or (
-                    part in masks and _has_same_values(packed[part], expected[part], image.geometry, most)
-                )
+    def _compare(self, packed: Mapping[str, bytes], sample: _Sample, source: Source, job: Job) -> str:
+        (item,) = job.items
+        labels = _named(sample_labels(packed.get), source), _named(item.label, source)
+        if labels[0] != labels[1]:
+            return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
+        ((result, again),) = Piece(job=job).outcomes()
+        if again is None:
+            reason = "" if result.quarantined is None else result.quarantined.reason
+            return f"its input {item.path!r} cannot be packed again: {reason}"
+        has_same_codecs = sample.receipt.recipe_sha256 == self.recipe.digest
+        for part in sorted({*packed, *again.parts} - {*LABEL_PARTS}):
+            one, other = packed.get(part), again.parts.get(part)
+            is_same = one == other
+            if not (is_same or has_same_codecs or one is None or other is None):
+                is_same = self._is_alike(part, one, other, again.image.geometry, job)
             if not is_same:
-                is_input = sample.content == content_digits(read, item.label)
+                is_input = sample.receipt.record(sample.slot).content == result.content
                 why = "" if is_input else ", which has changed since it was packed"
                 return f"its part {part!r} is not what is packed from {item.path!r}{why}"
         return ""
 
-    def _shows_same(self, packed: bytes, expected: bytes, source: bytes) -> bool:
-        """Whether two packed images, of which other codecs have made one, show the same image file."""
+    def _is_alike(self, part: str, packed: bytes, again: bytes, geometry: Geometry, job: Job) -> bool:
+        """Whether a part, which other codecs have made, shows the same as what is packed here."""
         recipe = self.recipe.image
         most = recipe.max_pixels
         try:
-            if image_array.is_array(packed) or image_array.is_array(expected):
-                return _are_same_arrays(packed, expected, most)
-            exact = expected if recipe.format == "png" else recipe.lossless().process(source).image
-            return _are_same_pictures(*(_pixels(data, most) for data in (packed, expected, exact)))
+            if part in self.recipe.annotations.masks:  # encoded without loss, whatever the codec
+                with map_codec_errors(DecodeError):
+                    one, other = (mask_values(data, geometry.size, max_pixels=most) for data in (packed, again))
+                    return np.array_equal(one, other)
+            if part not in IMAGE_PARTS:
+                return False
+            if image_array.is_array(packed) or image_array.is_array(again):
+                return _are_same_arrays(packed, again, most)
+            exact = again
+            if recipe.format != "png":
+                exact = pack_image(job.reader.read(job.items[0]).image, recipe.lossless()).image
+            return _are_same_pictures(*(_pixels(data, most) for data in (packed, again, exact)))
         except SampleError:
             return False
 
@@ -295,16 +253,6 @@ def _named(label: Label, source: Source) -> str:
     numbers = () if label is None else (label,) if isinstance(label, int) else label
     names = source.classes or ()
     return ", ".join(repr(names[one]) if one < len(names) else str(one) for one in numbers) or "no class"
-
-
-def _has_same_values(packed: bytes, expected: bytes, geometry: Geometry, max_pixels: int) -> bool:
-    """Whether two masks have the same values: they are encoded without loss, whatever the codec."""
-    try:
-        with map_codec_errors(DecodeError):
-            one, other = (mask_values(data, geometry.size, max_pixels=max_pixels) for data in (packed, expected))
-            return np.array_equal(one, other)
-    except SampleError:
-        return False
 
 
 def _are_same_arrays(packed: bytes, expected: bytes, max_pixels: int) -> bool:

@@ -14,6 +14,7 @@ from shardflow._pillow import open_image
 from shardflow.errors import SampleError
 from shardflow.formats.jpeg_header import plain_header
 from shardflow.packing.image import pipeline
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from tests.helpers import jpegs
 from tests.helpers.folders import encoded, turned
@@ -77,13 +78,13 @@ def test_plain_files_are_packed_as_others(kind: str) -> None:
     for settings in ({}, {"square": True, "subsampling": "4:4:4"}, {"short_side": 44}):
         recipe = Recipe(**{"short_side": 20, **settings})
         with patch.object(pipeline, "open_image", side_effect=AssertionError("Pillow was asked")):
-            packed = recipe.process(PLAIN[kind])
+            packed = pack_image(PLAIN[kind], recipe)
         with patch.object(pipeline, "plain_header", return_value=None):
-            assert recipe.process(PLAIN[kind]) == packed
+            assert pack_image(PLAIN[kind], recipe) == packed
 
 
 def test_limits_hold_for_plain_files() -> None:
     """A plain JPEG with more pixels than allowed is refused, with the message that any image gets."""
     for data in (PLAIN["4:2:0"], OTHERS["Exif"]):
         with pytest.raises(SampleError, match="60 x 44 pixels; the limit is 2,639 pixels"):
-            Recipe(short_side=20, max_pixels=60 * 44 - 1).process(data)
+            pack_image(data, Recipe(short_side=20, max_pixels=60 * 44 - 1))

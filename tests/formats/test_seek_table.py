@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardflow.errors import FormatError
 from shardflow.formats import seek_table
+from tests.helpers.seek_tables import read
 
 # Two rows of three MCUs, stretches of one and two, a scan of 100 bytes, two components; widths of 8, 4 and 3 bits.
 BODY = b"sf-seek\0\1" + bytes([0, 3, 0, 2, 0, 1, 0, 2, 0, 0, 0, 100, 2, 8, 4, 3])
@@ -30,7 +31,7 @@ SCAN = b"\xff\xda\0\6xxxx" + bytes(100) + b"\xff\xd9"
 
 def test_read() -> None:
     """Entries are steps and signed differences, their bits one behind the other; the first stretch has none."""
-    table = seek_table.read(SEGMENT)
+    table = read(SEGMENT)
     assert (table.columns, table.rows, table.stretch, table.per_row, table.scan_bytes) == (3, 2, 1, 2, 100)
     assert table.bits.tolist() == [0, 16, 271, 272]
     assert table.predictions.tolist() == [[0, 0], [7, -1], [-1, -1], [-1, 2]]
@@ -43,7 +44,7 @@ def test_reading_anything(body: bytes, entries: str) -> None:
     """What is no table is a FormatError, under a right sum as well."""
     for content in (body, BODY[:9] + body, BODY[:9] + bytes(7) + body):
         with contextlib.suppress(FormatError):
-            seek_table.read(segment(entries, content))
+            read(segment(entries, content))
 
 
 @pytest.mark.parametrize("components", [0, 2])
@@ -51,7 +52,7 @@ def test_entries_without_bits_are_refused(components: int) -> None:
     """A header of a few bytes does not make a reader allocate space for billions of entries that have no bits."""
     size = b"\xff\xff" * 4  # MCUs and stretches
     with pytest.raises(FormatError, match="not as many as its header says"):
-        seek_table.read(segment("", BODY[:9] + size + bytes(4) + bytes([components]) + bytes(1 + components)))
+        read(segment("", BODY[:9] + size + bytes(4) + bytes([components]) + bytes(1 + components)))
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -60,7 +61,7 @@ def test_every_flipped_bit_is_found() -> None:
         damaged = bytearray(SEGMENT)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FormatError):
-            seek_table.read(bytes(damaged))
+            read(bytes(damaged))
 
 
 def test_insert() -> None:

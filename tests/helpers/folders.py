@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, TiffImagePlugin, TiffTags
 
+from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE_NAME
-from shardflow.packing.image.route import EncodedImage
-from shardflow.packing.recipe import Recipe
+from shardflow.packing.sample_recipe import PackedSample, SampleRecipe
+from shardflow.packing.sources.reader import Input
 from tests.helpers.making import jpeg
 
 
@@ -142,26 +143,26 @@ def without_root() -> Iterator[None]:
         os.seteuid(user)
 
 
-class Deadly(Recipe):
+class Deadly(SampleRecipe):
     """A recipe under which some inputs end or stop their process, as a decoder with a bug does."""
 
     __slots__ = ()
 
-    def process(self, data: bytes) -> EncodedImage:
+    def pack(self, found: Input, label: Label) -> PackedSample:
         """Die of b"segfault", wait for ever on b"hang", and behave otherwise."""
-        if data == b"segfault":
+        if found.image == b"segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
-        if data == b"hang":
+        if found.image == b"hang":
             time.sleep(3600)
-        return super().process(data)
+        return super().pack(found, label)
 
 
-class Doomed(Recipe):
+class Doomed(SampleRecipe):
     """A recipe under which every process dies at every input."""
 
     __slots__ = ()
 
-    def process(self, data: bytes) -> EncodedImage:
+    def pack(self, found: Input, label: Label) -> PackedSample:
         """Die."""
         os.kill(os.getpid(), signal.SIGKILL)
-        return super().process(data)
+        return super().pack(found, label)

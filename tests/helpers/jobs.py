@@ -19,12 +19,13 @@ from shardflow.packing.sample_recipe import SampleRecipe
 from shardflow.packing.sources.resolve import list_source
 
 
-def jobs_of(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> list[Job]:
+def jobs_of(src: Path, dst: Path, recipe: Recipe | SampleRecipe, shard_samples: int = 48) -> list[Job]:
     """Return the jobs that pack a folder; the destination is made unless something is there."""
     if not dst.exists():
         dst.mkdir()
     sharding = Sharding(shard_samples=shard_samples, seed=0, shuffle=True, jobs={}, inputs={})
-    jobs = plan_jobs(list_source(src), SampleRecipe(image=recipe), sharding, str(dst))
+    samples = SampleRecipe(image=recipe) if isinstance(recipe, Recipe) else recipe
+    jobs = plan_jobs(list_source(src), samples, sharding, str(dst))
     return [replace(job, staging=dst) for job in jobs]
 
 

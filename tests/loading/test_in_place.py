@@ -19,6 +19,7 @@ from PIL import Image, features
 
 import shardflow as sf
 from shardflow.errors import SampleError
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from shardflow.preview.contact_sheet import decode_picture
 from tests.helpers import profiles
@@ -97,7 +98,7 @@ def packed() -> dict[str, npt.NDArray[np.uint8]]:
     found = {}
     for name, data in _files().items():
         with contextlib.suppress(SampleError):
-            found[name] = np.asarray(Image.open(io.BytesIO(AS_THEY_ARE.process(data).image)).convert("RGB"))
+            found[name] = np.asarray(Image.open(io.BytesIO(pack_image(data, AS_THEY_ARE).image)).convert("RGB"))
     return found
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardflow import native
 from shardflow.formats import seek_table
 from tests.helpers import huffman, jpegs
-from tests.helpers.seek_tables import shifted, table_of, with_sum
+from tests.helpers.seek_tables import read, shifted, table_of, with_sum
 
 Box = tuple[int, int, int, int]
 
@@ -129,7 +129,7 @@ def test_one_wrong_entry(size: tuple[int, int]) -> None:
     segment = table_of(jpeg)
     boxes = boxes_of(random.Random(size[0]), *size, 12)
     wanted = decode([jpeg] * len(boxes), boxes)
-    count = len(seek_table.read(segment).bits)
+    count = len(read(segment).bits)
     for entry in {*range(1, count, 1 + count // 12), *range(max(1, count - 3), count)}:
         payload = seek_table.insert(jpeg, shifted(segment, slice(entry, entry + 1), 60))
         found = decode([payload] * len(boxes), boxes)
@@ -198,7 +198,7 @@ def test_damage() -> None:
     """Damage that a crop needs is found, with the pixels that it leaves; damage elsewhere is not looked at."""
     jpeg = jpegs.make(3, 300, 200, quality=95)
     payload = bytearray(seek_table.insert(jpeg, table_of(jpeg)))
-    scan = len(payload) - seek_table.read(table_of(jpeg)).scan_bytes - 2
+    scan = len(payload) - read(table_of(jpeg)).scan_bytes - 2
     middle = scan + (len(payload) - scan) // 2
     payload[middle : middle + 2] = b"\xff\xd9"
     boxes = [(0, 0, 300, 200), (10, 60, 280, 90), (0, 160, 300, 40)]
@@ -227,7 +227,7 @@ def test_places() -> None:
     rng = random.Random(5)
     blocks = [[rng.randint(-900, 900), *(rng.choice((0, 0, 1, -3, 70)) for _ in range(63))] for _ in range(400)]
     jpeg = huffman.encode(blocks, *huffman.random_tables(rng))
-    table = seek_table.read(table_of(jpeg))
+    table = read(table_of(jpeg))
     assert (table.columns, table.rows, table.per_row) == (400, 1, -(-240 // table.stretch))
     before = [0, *(block[0] for block in blocks)]
     assert table.predictions[:, 0].tolist() == before[: -1 : table.stretch][: table.per_row]

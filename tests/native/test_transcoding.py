@@ -20,6 +20,7 @@ from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.native import Problem, Status, binding
 from shardflow.native.transcoding import SAMPLINGS, Transcoded
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import make_recipe
 from tests.helpers import folders, jpegs
 from tests.helpers.reference import decoded, psnr_db, resized
@@ -250,5 +251,5 @@ def test_bytes_are_frozen(
     x, y = np.meshgrid(*(np.arange(side) for side in size))
     bands = [x * (3 + c) // 4 + y // (1 + c) + (x // 9 ^ y // 7) % 5 * 11 + x * y * (7 + c) % 13 for c in range(3)]
     picture = Image.fromarray(np.stack(bands, -1).astype(np.uint8)).convert(mode)  # integers: the same everywhere
-    packed = make_recipe(**settings).process(folders.encoded(picture, "JPEG", quality=93, **how)).image
+    packed = pack_image(folders.encoded(picture, "JPEG", quality=93, **how), make_recipe(**settings)).image
     assert hashlib.sha256(packed).hexdigest() == digest

@@ -17,8 +17,8 @@ from packaging.version import Version
 from PIL import Image, ImageOps, JpegImagePlugin, features
 
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError, TooLargeError
-from shardflow.packing.image.route import FILTERS, Filter
-from shardflow.packing.recipe import PRESETS, Recipe, make_recipe
+from shardflow.packing.image.pipeline import pack_image
+from shardflow.packing.recipe import FILTERS, PRESETS, Filter, Recipe, make_recipe
 from tests.helpers.folders import XMP_FORMS, encoded, photo, png16, png_chunk, turned, xmp_file
 from tests.helpers.reference import decoded
 
@@ -124,7 +124,7 @@ COLOURS: dict[str, tuple[bytes, npt.NDArray[np.float64] | Pixels]] = {
 def test_colours(case: str) -> None:
     """Every kind of pixel becomes the RGB that it shows: scaled to 8 bits, on white where it is transparent."""
     data, pixels = COLOURS[case]
-    difference = np.abs(decoded(FINE.process(data).image) - _expected(pixels))
+    difference = np.abs(decoded(pack_image(data, FINE).image) - _expected(pixels))
     assert difference.mean() < 1.5
     assert difference.max() < 12
 
@@ -133,7 +133,7 @@ def test_colours(case: str) -> None:
 def test_pixels_without_a_range_are_refused(image: Image.Image) -> None:
     """Numbers that could mean anything are quarantined rather than guessed at."""
     with pytest.raises(DecodeError, match="no defined range"):
-        FINE.process(encoded(image, "TIFF"))
+        pack_image(encoded(image, "TIFF"), FINE)
 
 
 LOSSLESS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}
@@ -144,7 +144,7 @@ LOSSLESS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100, "subsampling": 0
 def test_orientation(orientation: int, format_name: str) -> None:
     """The picture stands as its EXIF orientation says, and says nothing about it afterwards."""
     data = encoded(RGB, format_name, exif=turned(orientation), **LOSSLESS.get(format_name, {}))
-    jpeg = FINE.process(data).image
+    jpeg = pack_image(data, FINE).image
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     size = (48, 32) if orientation < 5 else (32, 48)
     assert np.abs(decoded(jpeg) - _expected(upright, size)).mean() < 2
@@ -157,13 +157,13 @@ def test_orientation(orientation: int, format_name: str) -> None:
 def test_orientation_in_xmp(orientation: int, format_name: str, form: str) -> None:
     """The image is turned by XMP where EXIF has no orientation, and counted so; EXIF comes first."""
     options = LOSSLESS.get(format_name, {})
-    by_exif = FINE.process(encoded(RGB, format_name, exif=turned(orientation), **options))
-    by_xmp = FINE.process(xmp_file(format_name, RGB, orientation, form, **options))
+    by_exif = pack_image(encoded(RGB, format_name, exif=turned(orientation), **options), FINE)
+    by_xmp = pack_image(xmp_file(format_name, RGB, orientation, form, **options), FINE)
     assert np.abs(decoded(by_xmp.image).astype(float) - decoded(by_exif.image)).mean() < 1
     assert by_xmp.geometry.size == by_exif.geometry.size == ((48, 32) if orientation < 5 else (32, 48))
     assert by_xmp.done == by_exif.done == (() if orientation == 1 else ("turned",))
     if (format_name, orientation) != ("AVIF", 1):  # which Pillow writes without an orientation
-        both = FINE.process(xmp_file(format_name, RGB, 9 - orientation, form, exif=turned(orientation), **options))
+        both = pack_image(xmp_file(format_name, RGB, 9 - orientation, form, exif=turned(orientation), **options), FINE)
         assert both.image == by_exif.image
 
 
@@ -173,7 +173,7 @@ def test_odd_metadata_around_xmp() -> None:
     png, text = encoded(RGB, "PNG"), f"\nxmp\n{len(packet):8}\n{packet.hex()}\n".encode()
     raw = png[:33] + png_chunk(b"zTXt", b"Raw profile type xmp\0\0" + zlib.compress(text)) + png[33:]
     for data in (raw, encoded(RGB, "JPEG", xmp=packet, exif=b"Exif\0\0garbage")):
-        packed = FINE.process(data)
+        packed = pack_image(data, FINE)
         assert (packed.geometry.size, packed.done) == ((32, 48), ("turned",))
 
 
@@ -182,14 +182,14 @@ def test_large_originals(size: tuple[int, int]) -> None:
     """Decoding at a reduced scale shifts nothing: the result is that of a full decode and the same filter."""
     pixels = _shades(*size)
     data = encoded(Image.fromarray(pixels), "JPEG", quality=95, subsampling=0)
-    packed = decoded(FINE.process(data).image)
+    packed = decoded(pack_image(data, FINE).image)
     difference = np.abs(packed - _expected(pixels, (packed.shape[1], 32)))
     assert difference.mean() < 1
     assert difference.max() < 12
 
 
 def _packed_size(recipe: Recipe, width: int, height: int) -> tuple[int, int]:
-    packed = recipe.process(encoded(Image.new("L", (width, height)), "BMP"))
+    packed = pack_image(encoded(Image.new("L", (width, height)), "BMP"), recipe)
     assert packed.geometry.size == Image.open(io.BytesIO(packed.image)).size
     return packed.geometry.size
 
@@ -229,8 +229,8 @@ def test_long_side(width: int, height: int, short_side: int | None, long_side: i
 def test_square(size: tuple[int, int], side: int, orientation: int) -> None:
     """A square is the centre of what would be packed without one, after the picture was turned."""
     data = encoded(Image.fromarray(_shades(*size)), "PNG", exif=turned(orientation))
-    cut = decoded(Recipe(short_side=32, square=True, format="png").process(data).image)
-    whole = decoded(Recipe(short_side=32, format="png").process(data).image)
+    cut = decoded(pack_image(data, Recipe(short_side=32, square=True, format="png")).image)
+    whole = decoded(pack_image(data, Recipe(short_side=32, format="png")).image)
     top, left = ((length - side) // 2 for length in whole.shape[:2])
     assert (cut == whole[top : top + side, left : left + side]).all()
 
@@ -241,7 +241,7 @@ def test_filter(name: Filter, format_name: str) -> None:
     """Each filter is Pillow's of that name, with the kernel and without it."""
     pixels = np.asarray(Image.open(io.BytesIO(photo(5, 120, 90))))
     data = encoded(Image.fromarray(pixels), format_name, **({"quality": 100} if format_name == "JPEG" else {}))
-    found = decoded(Recipe(short_side=40, filter=name, format="png").process(data).image).astype(float)
+    found = decoded(pack_image(data, Recipe(short_side=40, filter=name, format="png")).image).astype(float)
     shown = Image.open(io.BytesIO(data))
     differences = [np.abs(found - np.asarray(shown.resize((53, 40), by))).mean() for by in FILTERS.values()]
     assert np.argmin(differences) == list(FILTERS).index(name)
@@ -254,7 +254,7 @@ def test_output_is_a_baseline_jpeg_without_metadata() -> None:
     exif[0x010F] = "a camera"
     data = encoded(RGB, "JPEG", exif=exif, comment="private", icc_profile=b"profile" * 40, progressive=True)
     for subsampling, code in {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}.items():
-        jpeg = Recipe(short_side=32, subsampling=subsampling).process(data).image
+        jpeg = pack_image(data, Recipe(short_side=32, subsampling=subsampling)).image
         image = Image.open(io.BytesIO(jpeg))
         assert isinstance(image, JpegImagePlugin.JpegImageFile)
         assert set(image.info) <= {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
@@ -266,7 +266,7 @@ def test_output_is_a_baseline_jpeg_without_metadata() -> None:
 def test_quality(format_name: str) -> None:
     """A higher quality makes larger files."""
     recipes = [Recipe(short_side=48, quality=quality, format=format_name) for quality in (30, 60, 90)]
-    sizes = [len(recipe.process(photo(1)).image) for recipe in recipes]
+    sizes = [len(pack_image(photo(1), recipe).image) for recipe in recipes]
     assert sizes == sorted(set(sizes))
 
 
@@ -274,24 +274,24 @@ def test_quality(format_name: str) -> None:
 def test_first_frame(format_name: str) -> None:
     """Of an animated image, or one of several pages, the first is packed, and it is said that there were more."""
     frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
-    packed = FINE.process(encoded(frames[0], format_name, save_all=True, append_images=frames[1:]))
+    packed = pack_image(encoded(frames[0], format_name, save_all=True, append_images=frames[1:]), FINE)
     assert decoded(packed.image)[20, 20].tolist() == pytest.approx([255, 0, 0], abs=3)
     assert packed.done == ("first_frame",)
-    assert FINE.process(encoded(frames[0], format_name)).done == ()
+    assert pack_image(encoded(frames[0], format_name), FINE).done == ()
     second_view = encoded(RGB, "MPO", save_all=True, append_images=[RGB])  # behind a JPEG, as phones write it
-    assert FINE.process(second_view).done == ()
+    assert pack_image(second_view, FINE).done == ()
 
 
 def test_done() -> None:
     """What was done to an image is reported: turned and enlarged here, nothing where it was only made smaller."""
     recipe = Recipe(short_side=80, enlarge=True)
-    assert recipe.process(encoded(RGB, "JPEG", exif=turned(6))).done == ("enlarged", "turned")
-    assert FINE.process(encoded(RGB, "JPEG")).done == ()
+    assert pack_image(encoded(RGB, "JPEG", exif=turned(6)), recipe).done == ("enlarged", "turned")
+    assert pack_image(encoded(RGB, "JPEG"), FINE).done == ()
 
 
 def test_pixel_sums() -> None:
     """The sums give the mean and the standard deviation of the pixels, as numpy has them."""
-    packed = Recipe(short_side=64, quality=100, subsampling="4:4:4").process(encoded(RGB, "PNG"))
+    packed = pack_image(encoded(RGB, "PNG"), Recipe(short_side=64, quality=100, subsampling="4:4:4"))
     assert packed.pixels.mean == pytest.approx(SHADES.reshape(-1, 3).mean(0) / 255, abs=1e-5)
     assert packed.pixels.std == pytest.approx(SHADES.reshape(-1, 3).std(0) / 255, abs=1e-5)
 
@@ -326,9 +326,9 @@ def test_hostile_files(case: str) -> None:
     data, reason = HOSTILE[case]
     kind = TooLargeError if "limit" in reason else DecodeError
     with pytest.raises(kind, match=reason) as first:
-        FINE.process(data)
+        pack_image(data, FINE)
     with pytest.raises(kind) as second:
-        FINE.process(bytes(bytearray(data)))
+        pack_image(bytes(bytearray(data)), FINE)
     assert str(first.value) == str(second.value)
 
 
@@ -345,7 +345,7 @@ def test_flipped_bytes(data: bytes, flips: list[tuple[int, int]]) -> None:
     for position, value in flips:
         damaged[position % len(damaged)] = value
     try:
-        jpeg = FINE.process(bytes(damaged)).image
+        jpeg = pack_image(bytes(damaged), FINE).image
     except SampleError:
         return
     Image.open(io.BytesIO(jpeg)).load()
@@ -355,11 +355,11 @@ def test_too_long_for_a_jpeg() -> None:
     """An image that JPEG cannot hold at its size is refused before it is made."""
     data = encoded(Image.new("L", (70_000, 3)), "PNG")
     with pytest.raises(EncodeError, match="65500 a side is JPEG's limit"):
-        Recipe(short_side=256).process(data)
+        pack_image(data, Recipe(short_side=256))
     with pytest.raises(EncodeError, match="16383 a side is WEBP's limit"):
-        Recipe(short_side=256, format="webp").process(data)
-    assert Recipe(short_side=2).process(data).image
-    assert Recipe(short_side=256, square=True).process(data).geometry.size == (3, 3)
+        pack_image(data, Recipe(short_side=256, format="webp"))
+    assert pack_image(data, Recipe(short_side=2)).image
+    assert pack_image(data, Recipe(short_side=256, square=True)).geometry.size == (3, 3)
 
 
 @pytest.mark.parametrize("square", [False, True])
@@ -367,7 +367,7 @@ def test_too_large_to_enlarge(square: bool) -> None:
     """A strip that would be enlarged to gigabytes is refused before they are allocated."""
     data = encoded(Image.new("L", (3000, 3)), "PNG")
     with pytest.raises(EncodeError, match="would be enlarged to 60000000x60000 pixels"):
-        Recipe(short_side=60_000, enlarge=True, square=square).process(data)
+        pack_image(data, Recipe(short_side=60_000, enlarge=True, square=square))
 
 
 WRONG: dict[str, dict[str, object]] = {
@@ -437,6 +437,6 @@ def test_sixteen_bits_of_which_zero_is_white() -> None:
     for pixels in (shades, shades.astype(np.uint16) * 257):
         file = io.BytesIO()
         tifffile.imwrite(file, pixels, photometric="miniswhite")
-        shown.append(np.asarray(Image.open(io.BytesIO(FINE.process(file.getvalue()).image))))
+        shown.append(np.asarray(Image.open(io.BytesIO(pack_image(file.getvalue(), FINE).image))))
     np.testing.assert_array_equal(*shown)
     assert shown[0][0, 0, 0] == 255

@@ -49,7 +49,8 @@ def test_sources_that_are_not_all(packed: Path) -> None:
     found = sf.verify(packed / "dst", sources=[packed / "src"])
     where = [(finding.file, finding.key) for finding in found]
     assert where == [("train/000003.tar", f"0000000{number}") for number in range(52, 56)]
-    assert sorted(finding.problem for finding in found) == [f"the sources have no input 'h/{n}.jpg'" for n in range(4)]
+    gone = [f"the source has no 'h/{n}.jpg', from which train/000003.tar was packed" for n in range(4)]
+    assert sorted(finding.problem for finding in found) == gone
     assert len(sf.verify(packed / "dst", sources=[packed / "more"], images=5)) <= 5
     choices = [sf.verify(packed / "dst", sources=str(packed / "more"), images=9, seed=seed) for seed in (0, 0, 1)]
     assert choices[0] == choices[1] != choices[2]
@@ -162,7 +163,7 @@ def test_receipts_that_are_none(packed: Path, dst: Path) -> None:
     shutil.copy(dst / "train/000000.json", path)
     (found,) = sf.verify(dst, sources=[packed / "src"])
     assert str(found).startswith("train/000003.json: its images cannot be compared with their inputs: ")
-    assert "the receipt is that of another shard" in found.problem
+    assert "is not the receipt of the shard beside it" in found.problem
     path.unlink()
     (found,) = sf.verify(dst, sources=[packed / "src"])
     assert "train/000003.json does not exist" in found.problem

@@ -39,10 +39,11 @@ from shardflow.formats.image_array import MOST_CHANNELS, Array
 from shardflow.formats.image_limits import check_array, check_image
 from shardflow.formats.image_types import PACKED_TYPES, image_type
 from shardflow.formats.statistics import PixelSums
+from shardflow.packing.recipe import FILTERS, Recipe
 
-from .geometry import Geometry, Size
+from .encoded_image import EncodedImage, describe
+from .geometry import Size, upright_size
 from .pillow import has_more_frames
-from .route import FILTERS, EncodedImage, ImageRecipe, describe
 
 _EXACT_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B")
 _CONVERTED = {"1": "L", "P": "RGB"}
@@ -56,25 +57,17 @@ _JPEG = 7  # TIFF Technical Note 2: Compression
 _ASSOCIATED_ALPHA = 1  # TIFF 6.0: colours are multiplied by alpha
 
 
-def pack_array(data: bytes, recipe: ImageRecipe) -> EncodedImage:
+def pack_array(data: bytes, recipe: Recipe) -> EncodedImage:
     """Pack the values of an image file."""
     with map_codec_errors(DecodeError):
         found = _read_array(data, recipe.max_pixels)
     target, stored = PACKED_TYPES["npy"], (found.pixels.shape[1], found.pixels.shape[0])
-    resized = recipe.resized(stored, target)
-    pixels = turn_array(_resize_array(found.pixels, resized, FILTERS[recipe.filter]), found.orientation)
-    upright = pixels.shape[1], pixels.shape[0]
-    left, top, right, bottom = window = recipe.window(upright)
-    return describe(
-        image_array.to_bytes(pixels[top:bottom, left:right]),
-        target,
-        data,
-        geometry=Geometry(stored, found.orientation, upright, window),
-        pixels=PixelSums(),
-        enlarged=resized > stored,
-        first_frame=found.more_frames,
-        turned=found.turned or found.orientation != 1,
-    )
+    geometry = recipe.geometry(stored, found.orientation, target)
+    resized = _resize_array(found.pixels, upright_size(geometry.resized, found.orientation), FILTERS[recipe.filter])
+    left, top, right, bottom = geometry.window
+    image = image_array.to_bytes(turn_array(resized, found.orientation)[top:bottom, left:right])
+    turned = found.turned or found.orientation != 1
+    return describe(image, target, data, geometry, PixelSums(), first_frame=found.more_frames, turned=turned)
 
 
 class _StoredArray(NamedTuple):

@@ -42,6 +42,11 @@ class Geometry:
         return right - left, bottom - top
 
     @property
+    def is_change(self) -> bool:
+        """Whether the packed image is another picture than the stored one: turned, resized or cropped."""
+        return self.orientation != 1 or self.size != self.stored
+
+    @property
     def crops(self) -> Crops:
         """The crop of the upright image, in a batch of one."""
         return Crops.of([self.upright], resized=self.resized, offset=self.window[:2], size=self.size)

@@ -33,48 +33,46 @@ from shardflow._pillow import map_codec_errors, open_image
 from shardflow.errors import DecodeError, EncodeError, TooLargeError
 from shardflow.formats import seek_table
 from shardflow.formats.image_types import ImageType, is_jpeg, type_named
+from shardflow.formats.jpeg_header import frame_of
 from shardflow.formats.statistics import PixelSums
+from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
-from .geometry import Geometry, Size
-from .route import FILTERS, KEEP, EncodedImage, ImageRecipe, describe
+from .encoded_image import EncodedImage, describe
+from .geometry import Size
 
 
-def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: ImageRecipe) -> EncodedImage:
+def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> EncodedImage:
     """Pack an image file that Pillow has opened."""
     with map_codec_errors(DecodeError):
         loaded_upright = image.format == "TIFF" and load_tiff(image)
         stored, target = image.size, recipe.target(image.format or "")
-        resized = recipe.resized(stored, target)
+        resized = recipe.geometry(stored, 1, target).resized
         conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
         more_frames = has_more_frames(image, data, recipe.max_pixels)
         pixels = _decode_resized(image, data, resized, recipe, as_cmyk=conversion.mode == "CMYK")
-        orientation = 1 if loaded_upright else orientation_of(image)
-        is_resized = recipe.window(resized)[2:] != stored
-        is_changed = is_resized or orientation != 1 or conversion.transform is not None or more_frames
+        geometry = recipe.geometry(stored, 1 if loaded_upright else orientation_of(image), target)
+        is_changed = geometry.is_change or conversion.transform is not None or more_frames
         kept = recipe.format == KEEP and not is_changed and _can_copy(image, data)
     with map_codec_errors(EncodeError):
-        pixels = apply_orientation(conversion.apply(pixels), orientation)
-        window = recipe.window(pixels.size)
-        geometry = Geometry(stored, orientation, pixels.size, window)
+        pixels = apply_orientation(conversion.apply(pixels), geometry.orientation)
         if geometry.size != pixels.size:
-            pixels = pixels.crop(window)
+            pixels = pixels.crop(geometry.window)
         return describe(
             _with_seek_table(data if kept else _encode(pixels, target, recipe), target, recipe, copied=kept),
             target,
             data,
-            geometry=geometry,
-            pixels=_pixel_sums(pixels),
+            geometry,
+            _pixel_sums(pixels),
             converted=conversion.transform is not None,
-            enlarged=resized > stored,
             first_frame=more_frames,
             kept=kept,
             profile_unusable=not conversion.usable,
-            turned=loaded_upright or orientation != 1,
+            turned=loaded_upright or geometry.orientation != 1,
         )
 
 
 def _decode_resized(
-    image: ImageFile.ImageFile, data: bytes, size: Size, recipe: ImageRecipe, *, as_cmyk: bool
+    image: ImageFile.ImageFile, data: bytes, size: Size, recipe: Recipe, *, as_cmyk: bool
 ) -> Image.Image:
     """Return the pixels of an opened image, resized to `size`: "L", "RGB", or "CMYK" with `as_cmyk`."""
     if size != image.size and is_jpeg(data) and native.available():
@@ -112,22 +110,14 @@ def _can_copy(image: Image.Image, data: bytes) -> bool:
     if image.mode != "RGB" or image.has_transparency_data:
         return False
     if image.format == "JPEG":
-        return _is_baseline(data)
+        return (frame := frame_of(data)) is not None and frame.is_baseline
     if image.format == "PNG":
         return data[24] == 8  # bits per channel (W3C PNG 11.2.2); Pillow delivers 16 bits as 8
     kind = type_named(image.format or "")
     return kind is not None and bool(kind.packed_as)
 
 
-def _is_baseline(data: bytes) -> bool:
-    position = 2
-    while data[position + 1] in (0xFF, *range(0xE0, 0xF0), 0xC4, 0xDB, 0xDD, 0xFE):
-        fill = data[position + 1] == 0xFF
-        position += 1 if fill else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-    return data[position : position + 2] == b"\xff\xc0"
-
-
-def _encode(pixels: Image.Image, target: ImageType, recipe: ImageRecipe) -> bytes:
+def _encode(pixels: Image.Image, target: ImageType, recipe: Recipe) -> bytes:
     """Return an RGB image as a file."""
     pixels.info = {}  # a comment of the source would be written as well
     buffer = io.BytesIO()
@@ -135,7 +125,7 @@ def _encode(pixels: Image.Image, target: ImageType, recipe: ImageRecipe) -> byte
     return buffer.getvalue()
 
 
-def _with_seek_table(file: bytes, target: ImageType, recipe: ImageRecipe, *, copied: bool) -> bytes:
+def _with_seek_table(file: bytes, target: ImageType, recipe: Recipe, *, copied: bool) -> bytes:
     """Return a packed file; a JPEG with the seek table that is made here, or without one.
 
     A copied file can hold one already, made by anyone for any other picture: it never stays.

@@ -8,31 +8,30 @@ from __future__ import annotations
 from shardflow import native
 from shardflow._colour import profile_conversion
 from shardflow.formats.statistics import PixelSums
+from shardflow.packing.recipe import Recipe
 
-from .geometry import Geometry, Size, upright_size
-from .route import EncodedImage, ImageRecipe, describe
+from .encoded_image import EncodedImage, describe
+from .geometry import Geometry, upright_size
 
 
 def transcode(
-    data: bytes, recipe: ImageRecipe, stored: Size, orientation: int, *, profile: bytes | None, mode: str
+    data: bytes, recipe: Recipe, geometry: Geometry, *, profile: bytes | None, mode: str
 ) -> EncodedImage | None:
     """Pack a JPEG in its own colours; None if they must change, and if it is damaged or of a rare kind.
 
-    `stored` is its size, `orientation` how it is to be turned; `mode` is Pillow's, of the pixels that `profile` is for.
+    `mode` is Pillow's, of the pixels that `profile` is for.
     """
     conversion = profile_conversion(profile, mode)
-    target = recipe.target("JPEG")
-    resized = recipe.resized(stored, target)
-    if conversion.transform is not None or not recipe.can_transcode(stored, resized):
+    if conversion.transform is not None or not recipe.can_transcode(geometry):
         return None
-    upright, settings = upright_size(resized, orientation), recipe.encoder_settings(target)
-    window = recipe.window(upright)
+    target = recipe.target("JPEG")
+    settings = recipe.encoder_settings(target)
     made = native.transcode(
         data,
-        stored=stored,
-        resized=resized,
-        orientation=orientation,
-        window=window,
+        stored=geometry.stored,
+        resized=upright_size(geometry.resized, geometry.orientation),  # which turns it back
+        orientation=geometry.orientation,
+        window=geometry.window,
         interpolation=recipe.filter,
         quality=settings["quality"],
         subsampling=settings["subsampling"],
@@ -41,14 +40,5 @@ def transcode(
     )
     if isinstance(made, native.Problem):
         return None
-    geometry = Geometry(stored, orientation, upright, window)
-    return describe(
-        made.image,
-        target,
-        data,
-        geometry=geometry,
-        pixels=PixelSums(geometry.size[0] * geometry.size[1], made.sums, made.squares),
-        enlarged=resized > stored,
-        profile_unusable=not conversion.usable,
-        turned=orientation != 1,
-    )
+    pixels = PixelSums(geometry.size[0] * geometry.size[1], made.sums, made.squares)
+    return describe(made.image, target, data, geometry, pixels, profile_unusable=not conversion.usable)

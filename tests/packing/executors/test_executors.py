@@ -50,7 +50,7 @@ def test_deadly_inputs_are_quarantined(tmp_path: Path) -> None:
     """An input that ends the process that decodes it is quarantined by name, and everything else is packed."""
     src = image_folder(tmp_path / "src", 70)
     write_tree(src, {"a/bad.jpg": b"segfault", "c/worse.jpg": b"segfault"})
-    run_jobs(Processes(2), jobs_of(src, tmp_path / "dst", Deadly(short_side=32)))
+    run_jobs(Processes(2), jobs_of(src, tmp_path / "dst", Deadly(image=Recipe(short_side=32))))
     reason = "its process ended with SIGSEGV, twice"
     expected = [Quarantined("a/bad.jpg", "decode", reason), Quarantined("c/worse.jpg", "decode", reason)]
     assert sorted(_quarantined(tmp_path / "dst")) == expected
@@ -61,7 +61,7 @@ def test_hanging_input_is_quarantined(tmp_path: Path) -> None:
     """An input that its decoder never lets go of is given up after two deadlines, and the rest is packed."""
     src = write_tree(tmp_path / "src", {f"{n}.jpg": photo(n) for n in range(5)} | {"stuck.jpg": b"hang"})
     started = time.monotonic()
-    run_jobs(Processes(2, item_deadline_s=1), jobs_of(src, tmp_path / "dst", Deadly(short_side=32)))
+    run_jobs(Processes(2, item_deadline_s=1), jobs_of(src, tmp_path / "dst", Deadly(image=Recipe(short_side=32))))
     assert _quarantined(tmp_path / "dst") == [Quarantined("stuck.jpg", "decode", "it did not end in time, twice")]
     assert time.monotonic() - started < 20
 
@@ -71,7 +71,7 @@ def test_deaths_that_no_input_explains_end_the_pack(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 300, 16, 16)
     message = r"workers died while 0 inputs were done, .*'[abc]/\d+\.jpg'.*SIGKILL"
     with pytest.raises(PackIncompleteError, match=message):
-        run_jobs(Processes(4), jobs_of(src, tmp_path / "dst", Doomed(short_side=8)))
+        run_jobs(Processes(4), jobs_of(src, tmp_path / "dst", Doomed(image=Recipe(short_side=8))))
     assert not workers_of(os.getpid())
 
 

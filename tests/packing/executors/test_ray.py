@@ -16,10 +16,12 @@ import ray
 
 import shardflow as sf
 from shardflow.errors import ConfigError, StoreError
+from shardflow.formats.labels import Label
 from shardflow.packing.executors import Processes, Ray, Serial
 from shardflow.packing.executors.ray_preflight import preflight
-from shardflow.packing.image.route import EncodedImage
 from shardflow.packing.recipe import Recipe
+from shardflow.packing.sample_recipe import PackedSample, SampleRecipe
+from shardflow.packing.sources.reader import Input
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import Deadly, contents, image_folder, photo, write_tree
 from tests.helpers.jobs import jobs_of, run_jobs
@@ -27,23 +29,23 @@ from tests.helpers.jobs import jobs_of, run_jobs
 PROJECT = Path(__file__).parents[3]
 
 
-class Fatal(Recipe):
+class Fatal(SampleRecipe):
     """A recipe under which the input b"kill PATH" ends Ray's process on the node, unless there is a file at PATH."""
 
     __slots__ = ()
 
-    def process(self, data: bytes) -> EncodedImage:
+    def pack(self, found: Input, label: Label) -> PackedSample:
         """Leave the file and kill the first time; pack a photo afterwards."""
-        if data.startswith(b"kill "):
-            flag = Path(data[5:].decode())
+        if found.image.startswith(b"kill "):
+            flag = Path(found.image[5:].decode())
             if not flag.exists():
                 flag.write_text(str(os.getppid()))
                 os.kill(os.getppid(), signal.SIGKILL)
-            data = photo(1)
-        return super().process(data)
+            found = found._replace(image=photo(1))
+        return super().pack(found, label)
 
 
-class Elsewhere(Recipe):
+class Elsewhere(SampleRecipe):
     """A recipe whose codecs are others in every process."""
 
     __slots__ = ()
@@ -88,10 +90,10 @@ def test_killed_worker_of_the_cluster(tmp_path: Path) -> None:
     """When a process of the cluster is killed, its job is done again: nothing is lost, and the bytes are the same."""
     src = image_folder(tmp_path / "src", 70)
     write_tree(src, {"b/killer.jpg": b"kill %b" % os.fsencode(tmp_path / "killed")})
-    results = run_jobs(Ray(), jobs_of(src, tmp_path / "ray", Fatal(short_side=32), 20))
+    results = run_jobs(Ray(), jobs_of(src, tmp_path / "ray", Fatal(image=Recipe(short_side=32)), 20))
     assert (tmp_path / "killed").exists()
     assert sum(result.partial.samples for result in results) == 71
-    run_jobs(Serial(), jobs_of(src, tmp_path / "serial", Fatal(short_side=32), 20))
+    run_jobs(Serial(), jobs_of(src, tmp_path / "serial", Fatal(image=Recipe(short_side=32)), 20))
     assert contents(tmp_path / "ray") == contents(tmp_path / "serial")
 
 
@@ -100,7 +102,7 @@ def test_deadly_input_on_the_cluster(tmp_path: Path) -> None:
     """An input that ends its decoder is quarantined alone, with the receipts that a pack by processes writes."""
     src = write_tree(image_folder(tmp_path / "src", 30), {"a/bad.jpg": b"segfault"})
     for name, executor in {"ray": Ray(), "processes": Processes(1)}.items():
-        results = run_jobs(executor, jobs_of(src, tmp_path / name, Deadly(short_side=32), 20))
+        results = run_jobs(executor, jobs_of(src, tmp_path / name, Deadly(image=Recipe(short_side=32)), 20))
         bad = [each.quarantined for result in results for each in result.inputs if each.quarantined is not None]
         assert [(entry.path, entry.reason) for entry in bad] == [("a/bad.jpg", "its process ended with SIGSEGV, twice")]
     assert contents(tmp_path / "ray") == contents(tmp_path / "processes")
@@ -109,7 +111,7 @@ def test_deadly_input_on_the_cluster(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_node_with_other_codecs(tmp_path: Path) -> None:
     """A node whose codecs are others is refused, with both named, before it packs anything."""
-    jobs = jobs_of(image_folder(tmp_path / "src", 30), tmp_path / "dst", Elsewhere(short_side=32), 20)
+    jobs = jobs_of(image_folder(tmp_path / "src", 30), tmp_path / "dst", Elsewhere(image=Recipe(short_side=32)), 20)
     with pytest.raises(ConfigError, match=r"has the codecs \{'pillow.* has \{'pillow.*same versions"):
         run_jobs(Ray(), jobs)
     assert contents(tmp_path / "dst") == {}

@@ -21,6 +21,7 @@ from PIL import Image
 from shardflow._orientation import apply_orientation, turn_array
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats import image_array
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe, make_recipe
 from tests.helpers.folders import encoded, png_chunk
 
@@ -35,7 +36,7 @@ def values(channels: int, dtype: Any, height: int = 21, width: int = 34) -> Any:
 
 def packed(data: bytes, recipe: Recipe = EXACT) -> Any:
     """Return the values that are packed."""
-    return image_array.pixels(recipe.process(data).image)
+    return image_array.pixels(pack_image(data, recipe).image)
 
 
 def pillow(pixels: Any, form: str, **how: Any) -> bytes:
@@ -92,7 +93,7 @@ def test_lossy_files_have_the_values_that_pillow_decodes() -> None:
         np.testing.assert_array_equal(found, np.atleast_3d(np.asarray(Image.open(io.BytesIO(data)))))
         assert found.shape[2] == channels
     array = image_array.to_bytes(values(7, np.uint16))
-    assert EXACT.process(array).image == array
+    assert pack_image(array, EXACT).image == array
 
 
 @settings(max_examples=40)

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageCms
 
-from shardflow.packing.image.route import EncodedImage
+from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
 from tests.helpers.folders import encoded
@@ -34,7 +35,7 @@ def _file(image: Image.Image, format_name: str, profile: bytes | None) -> bytes:
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_converted_to_srgb(format_name: str) -> None:
     """Pixels with a profile become the sRGB of the same colours, and it is said that they were converted."""
-    packed = LOSSLESS.process(_file(Image.fromarray(SHADES), format_name, ADOBE))
+    packed = pack_image(_file(Image.fromarray(SHADES), format_name, ADOBE), LOSSLESS)
     difference = np.abs(_shown(packed) - profiles.shown(SHADES, profiles.ADOBE, GAMMA))
     assert difference.mean() < 1
     assert np.quantile(difference, 0.99) < 4
@@ -45,8 +46,8 @@ def test_converted_to_srgb(format_name: str) -> None:
 def test_converted_while_resizing() -> None:
     """A large photograph is converted like a small one: the colours of the resized picture are those of its profile."""
     large = Image.fromarray(SHADES).resize((960, 640), Image.Resampling.BICUBIC)
-    with_profile = _shown(LOSSLESS.process(_file(large, "JPEG", ADOBE)))
-    without = _shown(LOSSLESS.process(_file(large, "JPEG", None))).astype(np.uint8)
+    with_profile = _shown(pack_image(_file(large, "JPEG", ADOBE), LOSSLESS))
+    without = _shown(pack_image(_file(large, "JPEG", None), LOSSLESS)).astype(np.uint8)
     assert np.abs(with_profile - profiles.shown(without, profiles.ADOBE, GAMMA)).max() <= 2
 
 
@@ -54,8 +55,8 @@ def test_converted_while_resizing() -> None:
 def test_srgb_is_recognised(profile: bytes) -> None:
     """A profile that says sRGB changes no byte; one that is merely like it is converted."""
     image = Image.fromarray(SHADES)
-    packed = LOSSLESS.process(_file(image, "JPEG", profile))
-    plain = LOSSLESS.process(_file(image, "JPEG", None))
+    packed = pack_image(_file(image, "JPEG", profile), LOSSLESS)
+    plain = pack_image(_file(image, "JPEG", None), LOSSLESS)
     assert (packed.done == ()) is (profile is SRGB)
     assert (packed.image == plain.image) is (profile is SRGB)
 
@@ -64,7 +65,7 @@ def test_srgb_is_recognised(profile: bytes) -> None:
 def test_grey(format_name: str) -> None:
     """Grey pixels have grey profiles."""
     image = Image.fromarray(SHADES[..., 1])
-    packed = LOSSLESS.process(_file(image, format_name, profiles.grey(1.0)))
+    packed = pack_image(_file(image, format_name, profiles.grey(1.0)), LOSSLESS)
     wanted = profiles.shown(SHADES[..., [1, 1, 1]], profiles.SRGB, 1.0)
     assert np.abs(_shown(packed) - wanted).mean() < 1
     assert packed.done == ("converted",)
@@ -77,7 +78,9 @@ def test_cmyk(format_name: str) -> None:
     ramp[..., 0] = np.arange(256)  # cyan, which this profile shows as grey
     image = Image.merge("CMYK", [Image.fromarray(ramp[..., ink]) for ink in range(4)])
     for short_side in (64, 16):
-        packed = Recipe(short_side=short_side, format="png").process(_file(image, format_name, profiles.grey_inks()))
+        packed = pack_image(
+            _file(image, format_name, profiles.grey_inks()), Recipe(short_side=short_side, format="png")
+        )
         shown = _shown(packed)
         assert np.ptp(shown, axis=2).max() <= 3
         assert shown[0, 0, 0] > shown[0, -1, 0] + 40
@@ -96,13 +99,13 @@ BAD = {
 def test_unusable_profiles(case: str) -> None:
     """A profile that is broken, or for other pixels, is as none, and that is said."""
     image = Image.fromarray(SHADES)
-    packed = LOSSLESS.process(_file(image, "JPEG", BAD[case]))
-    assert packed.image == LOSSLESS.process(_file(image, "JPEG", None)).image
+    packed = pack_image(_file(image, "JPEG", BAD[case]), LOSSLESS)
+    assert packed.image == pack_image(_file(image, "JPEG", None), LOSSLESS).image
     assert packed.done == ("profile_unusable",)
 
 
 @pytest.mark.parametrize("format_name", ["jpeg", "webp", "png"])
 def test_no_profile_is_packed(format_name: str) -> None:
     """What is packed is sRGB and need not say so."""
-    packed = Recipe(short_side=32, format=format_name).process(_file(Image.fromarray(SHADES), "JPEG", ADOBE))
+    packed = pack_image(_file(Image.fromarray(SHADES), "JPEG", ADOBE), Recipe(short_side=32, format=format_name))
     assert "icc_profile" not in Image.open(io.BytesIO(packed.image)).info

@@ -16,6 +16,7 @@ from PIL import Image
 
 from shardflow import native
 from shardflow.formats import seek_table
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import make_recipe
 from tests.helpers.folders import encoded
 from tests.helpers.jpegs import pixels
@@ -47,7 +48,7 @@ def test_pixels_are_those_of_the_reference(kind: str) -> None:
     for number, size in enumerate(SIZES):
         data = _source(kind, number, size)
         for short_side in (64, 90):
-            packed = decoded(make_recipe(short_side=short_side, format="png").process(data).image)
+            packed = decoded(pack_image(data, make_recipe(short_side=short_side, format="png")).image)
             assert min(packed.shape[:2]) == short_side
             wanted = _wanted(data, packed.shape[1], packed.shape[0])
             reduced = kind.startswith("JPEG") and min(size) >= 4 * short_side
@@ -59,7 +60,7 @@ def test_encoding_adds_what_the_encoder_must(settings: dict[str, object]) -> Non
     """A packed JPEG is as near to the reference as the reference itself after the same encoder, to 0.1 or 1 dB."""
     for number, size in enumerate(SIZES):
         data = _source("JPEG", number, size)
-        packed = decoded(make_recipe(short_side=96, **settings).process(data).image)
+        packed = decoded(pack_image(data, make_recipe(short_side=96, **settings)).image)
         wanted = _wanted(data, packed.shape[1], packed.shape[0])
         best = _encoded(wanted.round().astype(np.uint8), **{"quality": 90, "subsampling": "4:2:0", **settings})
         loss = REDUCED_LOSS_DB if min(size) >= 4 * 96 else WHOLE_LOSS_DB
@@ -82,7 +83,7 @@ def test_default_recipe_is_frozen() -> None:
         sources += [_source("JPEG", 1, (640, 480)), _source("JPEG", 3, (100, 90))]
         sources += [encoded(Image.open(io.BytesIO(_source("JPEG", 4, (500, 600)))).convert("L"), "JPEG")]
     for data in sources:
-        assert make_recipe().process(data).image == _plainly(data)
+        assert pack_image(data, make_recipe()).image == _plainly(data)
 
 
 def _plainly(data: bytes) -> bytes:

@@ -12,6 +12,7 @@ from PIL import Image, features
 import shardflow as sf
 from shardflow import _pillow
 from shardflow.errors import DecodeError
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
 from tests.helpers.folders import encoded, photo, png16, quarantined, turned, write_tree, xmp_file
@@ -50,11 +51,11 @@ NOT_KEPT: dict[str, tuple[str, Callable[[], bytes]]] = {
 def test_keep_copies(part: str) -> None:
     """A file in which nothing has to be changed is copied byte for byte if asked, and encoded again if not."""
     data = KEPT[part]()
-    packed = KEEP.process(data)
+    packed = pack_image(data, KEEP)
     assert (packed.image, packed.part, packed.done) == (data, part, ("kept",))
-    assert Recipe(short_side=64).process(data).image != data
+    assert pack_image(data, Recipe(short_side=64)).image != data
     for recipe in (replace(KEEP, short_side=65, enlarge=True), replace(KEEP, square=True)):
-        other = recipe.process(data)
+        other = pack_image(data, recipe)
         assert other.image != data
         assert other.part == part
 
@@ -64,7 +65,7 @@ def test_keep_encodes_the_rest(case: str) -> None:
     """What a plain decoder could not take as it is, is encoded again, in the same format where it is one we pack."""
     part, make = NOT_KEPT[case]
     data = make()
-    packed = KEEP.process(data)
+    packed = pack_image(data, KEEP)
     assert packed.part == part
     assert packed.image != data
     assert "kept" not in packed.done
@@ -78,7 +79,7 @@ def test_keep_still_decodes() -> None:
     """A damaged file is not copied just because it is small."""
     for make in KEPT.values():
         with pytest.raises(DecodeError):
-            KEEP.process(make()[:-200])
+            pack_image(make()[:-200], KEEP)
 
 
 @pytest.mark.parametrize("format_name", ["webp", "png"])
@@ -86,7 +87,9 @@ def test_metadata_stays_behind(format_name: str) -> None:
     """A comment, a camera's name or a resolution do not get into what is packed."""
     exif = Image.Exif()
     exif[0x010F] = "a camera"
-    packed = Recipe(short_side=32, format=format_name).process(encoded(RGB, "JPEG", exif=exif, comment="x", dpi=(9, 9)))
+    packed = pack_image(
+        encoded(RGB, "JPEG", exif=exif, comment="x", dpi=(9, 9)), Recipe(short_side=32, format=format_name)
+    )
     image = Image.open(io.BytesIO(packed.image))
     assert packed.part == format_name
     assert not {"exif", "comment", "dpi", "Comment"} & image.info.keys()
@@ -95,7 +98,7 @@ def test_metadata_stays_behind(format_name: str) -> None:
 def test_png_loses_nothing() -> None:
     """A PNG has the pixels that were measured, to the last bit."""
     data = encoded(RGB, "PNG")
-    packed = Recipe(short_side=64, format="png").process(data)
+    packed = pack_image(data, Recipe(short_side=64, format="png"))
     assert (np.asarray(Image.open(io.BytesIO(packed.image))) == np.asarray(RGB)).all()
 
 
@@ -142,8 +145,8 @@ def test_avif_is_packed(tmp_path: Path) -> None:
         datasets.append([sample["jpg"] for sample in sf.open(dst)["train"]])
     assert datasets[0] == datasets[1]
     assert [Image.open(io.BytesIO(image)).size for image in datasets[0]] == [(48, 32), (48, 32), (32, 48)]
-    assert KEEP.process(files["plain"]).part == "png"
-    assert "first_frame" in KEEP.process(files["animated"]).done
+    assert pack_image(files["plain"], KEEP).part == "png"
+    assert "first_frame" in pack_image(files["animated"], KEEP).done
 
 
 @with_avif

@@ -10,6 +10,7 @@ from PIL import Image
 
 from shardflow.packing.annotations import pack_boxes, transform_mask
 from shardflow.packing.image.geometry import Geometry
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from tests.helpers.folders import encoded, stored, turned
 
@@ -43,7 +44,7 @@ def _marked(width: int, height: int, x: int, y: int, orientation: int) -> bytes:
 def test_points_follow_the_pixels(orientation: int, recipe: Recipe) -> None:
     """A point of the upright picture is mapped to where its pixels went, however the file stores them."""
     for x, y in [(60, 30), (110, 70), (80, 50)]:
-        packed = recipe.process(_marked(160, 100, x, y, orientation))
+        packed = pack_image(_marked(160, 100, x, y, orientation), recipe)
         shown = np.asarray(Image.open(io.BytesIO(packed.image)).convert("L")).astype(float)
         total = shown.sum()
         centre = (
@@ -79,7 +80,7 @@ def test_rectangles_without_area() -> None:
 def test_corners_meet(width: int, height: int, short_side: int, square: bool, enlarge: bool) -> None:
     """The corners of what was kept are the corners of the packed picture, and it lies within the upright one."""
     recipe = Recipe(short_side=short_side, square=square, enlarge=enlarge)
-    geometry = recipe.process(encoded(Image.new("L", (width, height)), "BMP")).geometry
+    geometry = pack_image(encoded(Image.new("L", (width, height)), "BMP"), recipe).geometry
     sides = np.array((width, height) * 2)
     left, top, right, bottom = (np.array(geometry.window) * sides / np.tile(geometry.resized, 2)).tolist()
     assert point(geometry, left, top) == pytest.approx((0, 0), abs=1e-9)

@@ -15,7 +15,8 @@ from shardflow.errors import SampleError
 from shardflow.formats import seek_table
 from shardflow.formats.manifest import Manifest
 from shardflow.packing.image.codec_versions import codec_versions
-from shardflow.packing.image.route import EncodedImage
+from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe, recipe_of
 from tests.helpers import seek_tables
 from tests.helpers.folders import encoded, photo
@@ -35,7 +36,7 @@ def _difference(one: EncodedImage, other: EncodedImage) -> npt.NDArray[np.float6
 
 def _outcome(recipe: Recipe, data: bytes) -> EncodedImage | str:
     try:
-        return recipe.process(data)
+        return pack_image(data, recipe)
     except SampleError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -111,18 +112,18 @@ def test_seek_tables() -> None:
     """Encoded JPEGs get the table of their scan and stay else the same; copied ones when asked; without kernel none."""
     data = photo(5, 400, 300)
     recipe = Recipe(short_side=200)
-    packed, plain = recipe.process(data), replace(recipe, seek_tables="none").process(data)
+    packed, plain = pack_image(data, recipe), pack_image(data, replace(recipe, seek_tables="none"))
     segment = native.seek_table(plain.image)
     assert segment is not None
     assert packed.image == seek_table.insert(plain.image, segment)
     assert _outcomes(recipe, data)[1] == _outcomes(replace(recipe, seek_tables="none"), data)[1]
     assert recipe.digest != replace(recipe, seek_tables="none").digest
     keep = Recipe(short_side=None, format="keep")
-    assert keep.process(data).image == data
-    copied = replace(keep, seek_tables="all").process(data)
+    assert pack_image(data, keep).image == data
+    copied = pack_image(data, replace(keep, seek_tables="all"))
     assert copied.image == seek_table.insert(data, native.seek_table(data) or b"")
     assert copied.done == ("kept",)
-    assert replace(keep, seek_tables="all").process(copied.image).image == copied.image
+    assert pack_image(copied.image, replace(keep, seek_tables="all")).image == copied.image
 
 
 def test_a_table_that_came_in_from_outside_never_stays() -> None:
@@ -131,16 +132,16 @@ def test_a_table_that_came_in_from_outside_never_stays() -> None:
     deceiving = seek_tables.deceiving(data)
     keep = Recipe(short_side=None, format="keep")
     for setting in ("encoded", "none"):
-        copied = replace(keep, seek_tables=setting).process(deceiving)
+        copied = pack_image(deceiving, replace(keep, seek_tables=setting))
         assert (copied.image, copied.done) == (data, ("kept",))
     made = replace(keep, seek_tables="all")
-    assert made.process(deceiving).image == made.process(data).image != data
+    assert pack_image(deceiving, made).image == pack_image(data, made).image != data
     with without_kernel():
-        assert made.process(deceiving).image == data
+        assert pack_image(deceiving, made).image == data
     has_none = encoded(Image.open(io.BytesIO(data)), "JPEG", restart_marker_rows=1)
     foreign = seek_table.insert(has_none, seek_table.find(deceiving) or b"")
     assert foreign != has_none
-    assert made.process(foreign).image == has_none
+    assert pack_image(foreign, made).image == has_none
 
 
 def test_recipe_without_seek_tables() -> None:

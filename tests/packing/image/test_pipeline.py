@@ -10,6 +10,7 @@ from PIL import Image
 
 from shardflow import native
 from shardflow.packing.image import pipeline
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe, make_recipe
 from tests.helpers.folders import encoded, photo, turned
 from tests.helpers.kernel import without_kernel
@@ -33,7 +34,7 @@ def routes(data: bytes, recipe: Recipe) -> list[str]:
         return take
 
     with patch.multiple(pipeline, **{name: noted(name) for name in ROUTES}):
-        recipe.process(data)
+        pack_image(data, recipe)
     return taken
 
 

@@ -25,6 +25,7 @@ from bench.packers.quality import Pixels, psnr_db, reference
 from bench.report import markdown
 from shardflow.errors import SampleError
 from shardflow.order import keyed_rng
+from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 
 SHORT_SIDE = 256
@@ -98,7 +99,7 @@ def packed_and_judged(images: Path) -> tuple[int, list[dict[str, Any]], list[lis
     for path in sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")):
         data = path.read_bytes()
         try:
-            first = recipes[0].process(data)
+            first = pack_image(data, recipes[0])
         except SampleError:
             continue
         # Those that are too small are not resized; turned or converted, they would need a reference of their own.
@@ -106,7 +107,7 @@ def packed_and_judged(images: Path) -> tuple[int, list[dict[str, Any]], list[lis
             continue
         judge = Judge(Image.open(io.BytesIO(data)), first.geometry.size)
         for recipe, into, found in zip(recipes, files, judged, strict=True):
-            into.append(recipe.process(data).image)
+            into.append(pack_image(data, recipe).image)
             pixels = np.asarray(Image.open(io.BytesIO(into[-1])).convert("RGB"), np.float64)
             found.append((psnr_db(pixels, judge.expected), judge.ssim(pixels)))
     rows = [

@@ -1,0 +1,126 @@
+"""The origin of a dataset: the receipts and the sources from which its shards can be packed again.
+
+`verify --source` packs some samples again, and compares them; a repair packs whole shards, and puts them in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from shardflow.dataset.open_dataset import Dataset
+from shardflow.dataset.virtual_dataset import refuse_virtual
+from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError
+from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.shard import Shard
+
+from .jobs import Job, identity_digits
+from .known_inputs import content_now
+from .sample_recipe import SampleRecipe
+from .sources.items import Item
+from .sources.labelling import append_classes
+from .sources.resolve import list_source
+from .sources.source import Source
+
+NOT_IN_SOURCES = "the source has no"
+"""How the message begins about a shard, or a sample, whose input is gone."""
+
+FoundInputs: TypeAlias = Mapping[tuple[str, str], Sequence[tuple[Source, Item]]]
+"""Inputs of sources by split and path."""
+
+
+@contextlib.contextmanager
+def open_sources(
+    dataset: Dataset, sources: Sequence[Any], source_options: Mapping[str, Any] | None = None
+) -> Iterator[list[Source]]:
+    """List the sources of a dataset, with the dataset's numbers of classes; see `verify` for arguments and errors."""
+    if sources:
+        remedy_of_index = "there is nothing to compare them with; without sources, verify finds damage"
+        refuse_virtual(dataset, "receipts", "compare", remedy_of_index)
+    if sources and dataset.manifest.sharding is None:
+        raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
+    parts = dataset.manifest.annotations.parts
+    with contextlib.ExitStack() as stack:
+        yield [
+            append_classes(stack.enter_context(list_source(source, source_options, parts=parts)), dataset.classes)
+            for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
+        ]
+
+
+def read_receipt(dataset: Dataset, name: str, shard: Shard | None) -> Receipt:
+    """Return the receipt of the job of a name, which made this shard.
+
+    Raises:
+        NotFoundError: It is missing.
+        FormatError: It is damaged.
+        IntegrityError: It is the receipt of another shard.
+    """
+    url = dataset.storage.url(f"{name}.json")
+    try:
+        receipt = from_bytes(dataset.storage.read(f"{name}.json"))
+    except FormatError as error:
+        raise error.with_location(shard=url) from error
+    if receipt.shard != shard:
+        message = f"{url} is not the receipt of the shard beside it"
+        raise IntegrityError(f"{message}; restore it from where the dataset was packed")
+    return receipt
+
+
+def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:
+    """Return the inputs of some sources that may be those of some shards, given their numbers in the receipts."""
+    paths = ((_split(shard), receipt.inputs(), slots) for shard, receipt, slots in wanted)
+    names = {(split, inputs[slot]) for split, inputs, slots in paths for slot in slots}
+    found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
+    for source in sources:
+        for split, items in source.splits.items():
+            for item in items:
+                if (split, item.path) in names:
+                    found.setdefault((split, item.path), []).append((source, item))
+    return found
+
+
+def job_again(
+    shard: Shard, receipt: Receipt, slots: Sequence[int], found: FoundInputs, recipe: SampleRecipe, dst: str = ""
+) -> tuple[Source, Job]:
+    """Return the job to pack some inputs of a shard again, neighbours in its receipt and of one source, and that.
+
+    Raises:
+        NotFoundError: One of them is not among those `found`.
+        IntegrityError: Several with its path are, and none of them is the packed one.
+    """
+    paths, split = receipt.inputs(), _split(shard)
+    chosen = [_choose(shard, paths[slot], receipt, slot, found.get((split, paths[slot]), ())) for slot in slots]
+    source = chosen[0][0]
+    job = Job(
+        name=shard.name.removesuffix(".tar"),
+        first=receipt.first + slots[0],
+        items=[item for _, item in chosen],
+        reader=source.reader,
+        dst=dst,
+        recipe=recipe,
+    )
+    return source, job
+
+
+def _split(shard: Shard) -> str:
+    return shard.name.partition("/")[0]
+
+
+def _choose(
+    shard: Shard, path: str, receipt: Receipt, slot: int, candidates: Sequence[tuple[Source, Item]]
+) -> tuple[Source, Item]:
+    """Return which of the inputs with a path is the packed one; one alone is compared when it has been packed again."""
+    if not candidates:
+        raise NotFoundError(f"{NOT_IN_SOURCES} {path!r}, from which {shard.name} was packed")
+    if len(candidates) == 1:
+        return candidates[0]
+    record = receipt.record(slot)
+    for source, item in candidates:
+        if record.identity == identity_digits(item):
+            return source, item
+        if item.size in (-1, record.size) and record.content == content_now(item, source.reader):
+            return source, item
+    found = f"the source has {len(candidates)} inputs {path!r}"
+    raise IntegrityError(f"{found}, and {shard.name} was packed from none of them")
