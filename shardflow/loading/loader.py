@@ -38,8 +38,7 @@ from .fields import check_image_fields, check_stackable, resolve_fields, split_o
 from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
 from .run_metadata import describe_dataset, describe_object, describe_versions
-from .source import EpochStart, Source
-from .stages import Transforms
+from .source import EpochStart, Source, Transforms
 from .tv_sample import check_movable
 from .workers import Workers, check_sendable
 

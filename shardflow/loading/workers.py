@@ -22,7 +22,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+import webdataset as wds
+from torch.utils.data import DataLoader, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
@@ -89,14 +90,14 @@ class Workers:
         return method or default or multiprocessing.get_all_start_methods()[0]
 
 
-class WorkerPool:
+class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
     """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process."""
 
-    def __init__(self, pipeline: IterableDataset[Any], workers: Workers) -> None:
+    def __init__(self, pipeline: wds.DataPipeline, workers: Workers) -> None:
         num_workers = workers.count
         with warnings.catch_warnings():  # torch warns of many workers here, and again when it starts them
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self.data_loader: DataLoader[Any] = DataLoader(
+            super().__init__(
                 pipeline,
                 batch_size=None,
                 collate_fn=_unchanged,
@@ -110,7 +111,13 @@ class WorkerPool:
                 generator=torch.Generator(),
             )
 
-    def batches(self) -> Generator[Any, None, None]:
+    @property
+    def data_loader(self) -> DataLoader[Any]:
+        """The DataLoader, which is the first stage of a WebLoader."""
+        loader: DataLoader[Any] = self.pipeline[0]
+        return loader
+
+    def iterator1(self) -> Generator[Any, None, None]:
         """Yield the pipeline's batches, as one iteration; raise the errors of workers, and their death.
 
         The DataLoader notices within five seconds that a worker died, or the thread that pins batches.
