@@ -115,13 +115,13 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that was handed out last; before the first, the one that iterating begins with."""
-        return self._cursor.epoch
+        """The epoch of the running iteration; between iterations, the one that the next begins with."""
+        return self._cursor.next[0]
 
     @property
     def remaining(self) -> int:
-        """The batches of this epoch that are not handed out yet: all of them before it begins, fewer after a resume."""
-        return self._steps(self._cursor.position)
+        """The batches still to come in the running iteration, or in the next: fewer than all after a resume."""
+        return self._steps(self._cursor.next[1])
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -136,20 +136,29 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
 
-        The start is fixed when the first batch is requested: Lightning calls `iter` before it sets the epoch.
+        An iteration that is left early ends its epoch too, but a look at one batch, `next(iter(loader))`, does not: the
+        next iteration starts where it did. The start is fixed when the first batch is requested: Lightning calls `iter`
+        before it sets the epoch.
         One iteration at a time: starting another, or moving the loader, ends the one before it.
         """
-        if self._cursor.begun:
-            self._cursor.set(self._cursor.epoch + 1)
         self._check()
-        epoch, position = self._cursor.epoch, self._cursor.position
+        epoch, position = self._cursor.begin()
         first, starts = self._begin(epoch, position)
-        steps = self._steps(position)
+        steps, handed_out = self._steps(position), 0
         iteration = self._control.begin(first, steps, starts)
-        with contextlib.closing(self._batches(iteration, steps)) as batches:
-            for handed_out, columns in batches:
-                self._cursor.advance(self._after(position, handed_out))
-                yield columns
+        try:
+            with contextlib.closing(self._batches(iteration, steps)) as batches:
+                for handed_out, columns in batches:
+                    self._cursor.advance(self._after(position, handed_out))
+                    yield columns
+        except GeneratorExit:
+            if self._control.iteration() == iteration:
+                self._cursor.leave(position if handed_out == 1 else None)
+            raise
+        except BaseException:
+            if self._control.iteration() == iteration:
+                self._cursor.leave()
+            raise
         if self._control.iteration() != iteration:
             return
         self._cursor.set(epoch + 1)
@@ -254,8 +263,8 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         >>> loader.profile()      # doctest: +SKIP
         {'plan': 0.01, 'read': 0.02, 'decode': 0.61, 'annotate': 0.0, 'augment': 0.0, 'collate': 0.03}
         """
-        epoch, position = self._cursor.epoch, self._cursor.position
-        if self._cursor.begun or not self._steps(position):
+        epoch, position = self._cursor.next
+        if self._cursor.running or not self._steps(position):
             epoch, position = epoch + 1, 0
         first, starts = self._begin(epoch, position)
         self._control.begin(first, self._steps(position), starts)

@@ -378,7 +378,9 @@ class Loader(Engine):
         partition = replace(old.partition, length=new.length)
         _check_epoch(old.split.name, new, partition)
         if self._cursor.begun:
-            self._cursor.set(self._cursor.epoch + 1)
+            self._cursor.running = False
+            epoch, position = self._cursor.next
+            self._cursor.set(epoch + (position > 0))
         self.source = self._plan.sources[0] = replace(old, epochs=new, partition=partition)
         self._control.end()
         self._pool.end()  # the workers have the old one
