@@ -48,6 +48,7 @@ class Collate:
             yield WorkerOutput(columns, batch.replaced, counts)
 
     def _column(self, field: str, batch: Batch) -> Any:
+        """Return one field of a batch: a tensor, a list with one entry per sample, or a tuple with one of each view."""
         padding = self._sources[batch.sources[0]].decoder.padding
         if field == "image":
             views = tuple(_join(images, batch.samples, padding) for images in as_views(batch.images))
@@ -61,7 +62,30 @@ class Collate:
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
             return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
-        return _column(field, batch, self._sources, self._classes)
+        if field == "valid":
+            return torch.from_numpy(batch.valid)
+        if field == "random_key":
+            return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
+        if field == "source":
+            return torch.tensor(batch.sources, dtype=torch.int64)
+        if field == "index":
+            shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
+            numbers = np.empty_like(shards)
+            for number in set(batch.sources):
+                here = np.array(batch.sources) == number
+                numbers[here] = self._sources[number].split.first_sample(shards[here]) + records[here]
+            return torch.from_numpy(numbers)
+        if field == "key":
+            return [sample.key for sample in batch.samples]
+        if field == "label":
+            return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
+        if field == "labels":
+            encoded = torch.zeros(len(batch.samples), self._classes)
+            for row, sample in zip(encoded, batch.samples, strict=True):
+                part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
+                row[list(parsed_labels(sample, part, self._classes))] = 1
+            return encoded
+        return [_parsed(sample, field) for sample in batch.samples]
 
 
 class WorkerOutput(NamedTuple):
@@ -70,34 +94,6 @@ class WorkerOutput(NamedTuple):
     columns: Any
     replaced: list[str]
     counts: BatchCounts
-
-
-def _column(field: str, batch: Batch, sources: Sequence[Source], classes: int) -> Any:
-    """Return one field of a batch: a tensor, or a list with one entry per sample."""
-    if field == "valid":
-        return torch.from_numpy(batch.valid)
-    if field == "random_key":
-        return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
-    if field == "source":
-        return torch.tensor(batch.sources, dtype=torch.int64)
-    if field == "index":
-        shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
-        numbers = np.empty_like(shards)
-        for number in set(batch.sources):
-            here = np.array(batch.sources) == number
-            numbers[here] = sources[number].split.first_sample(shards[here]) + records[here]
-        return torch.from_numpy(numbers)
-    if field == "key":
-        return [sample.key for sample in batch.samples]
-    if field == "label":
-        return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
-    if field == "labels":
-        encoded = torch.zeros(len(batch.samples), classes)
-        for row, sample in zip(encoded, batch.samples, strict=True):
-            part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
-            row[list(parsed_labels(sample, part, classes))] = 1
-        return encoded
-    return [_parsed(sample, field) for sample in batch.samples]
 
 
 def _crop_column(field: str, batch: Batch) -> Any:

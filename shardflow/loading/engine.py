@@ -59,19 +59,10 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
     _kind = "loader"
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        *,
-        fields: Sequence[str],
-        classes: Sequence[str],
-        labels: int,
-        workers: Workers,
-        max_errors: int,
-    ) -> None:
+    def __init__(self, plan: BatchPlan, *, fields: Sequence[str], classes: Sequence[str], workers: Workers) -> None:
         self.fields, self.classes = tuple(fields), list(classes)
         self.batch_size = plan.sources[0].partition.batch_size
-        self.workers, self.max_errors = workers, max_errors
+        self.workers, self.max_errors = workers, sum(source.max_errors for source in plan.sources)
         self.replaced: set[str] = set()
         self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()
         self._control = WorkerControl(workers.count, len(plan.sources))
@@ -82,7 +73,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             BatchSampler(plan, self._control),
             Read(plan.sources, fields),
             sample_stages(plan.sources, allocate if keeps else memory.borrow) if "image" in fields else [],
-            Collate(plan.sources, fields, labels),
+            Collate(plan.sources, fields, len(classes)),
             send_errors,
             BatchSender(memory),
         )

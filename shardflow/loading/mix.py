@@ -120,14 +120,11 @@ class Mix(Engine):
             self._steps_per_epoch = steps_per_epoch or sum(map(len, self.loaders))
             plan = WholeBatches(chosen, self._shares)
         self._origin = self._beginning()  # from where other steps are reached by arithmetic
-        classes = _common_classes(self.loaders)
         super().__init__(
             plan,
             fields=self.loaders[0].fields,
-            classes=classes,
-            labels=len(classes),
+            classes=_common_classes(self.loaders),
             workers=self.loaders[0].workers,
-            max_errors=sum(loader.max_errors for loader in self.loaders),
         )
 
     def _beginning(self) -> _Origin:

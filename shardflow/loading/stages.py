@@ -190,9 +190,10 @@ class Annotate:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
             crops = self._crops(batch)
-            for index, (source, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
+            for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
+                source = self._sources[number]
                 try:
-                    annotations.append(self._sources[source].annotations.read(sample, crops, index))
+                    annotations.append(source.annotations.read(sample, crops, index, source.decoder.max_pixels))
                 except SampleError as error:
                     annotations.append(None)
                     failures[index] = sample.with_sample(error)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .window_shuffle import I64
+from .keyed_rng import I64
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to odd
 _TURN = 1 << 64

@@ -64,6 +64,6 @@ class Shuffle:
         return cls() if given else None
 
 
-def default_streams(world_size: int, shuffle: bool) -> int:
-    """Return the default number of streams."""
-    return min(STREAMS_PER_RANK, MOST_STREAMS // world_size) * world_size if shuffle else 1
+def default_streams(world_size: int) -> int:
+    """Return the number of streams of a shuffle that leaves it open."""
+    return min(STREAMS_PER_RANK, MOST_STREAMS // world_size) * world_size

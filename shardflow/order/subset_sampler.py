@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from shardflow.errors import ConfigError
 
+from .keyed_rng import I64
 from .list_plan import ListPlan
 from .sampler import EpochPlan, EpochSampler, Facts
 from .shuffle_plan import ShuffledEpochs
 from .weights import ShardWeights, Weights
-from .window_shuffle import I64
 
 
 class Subset:

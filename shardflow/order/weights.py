@@ -29,7 +29,7 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
-from .window_shuffle import I64
+from .keyed_rng import I64
 
 FRACTION_BITS = 31
 MOST_SAMPLES = 2**31 - 1

@@ -14,7 +14,7 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from . import rng
-from .boxes import box_mask
+from .transform import box_mask
 
 _SHARE, _PLACE, _CHOICE = range(3)
 
