@@ -25,7 +25,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, get_worker_info
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
 from .distributed import usable_cores
@@ -68,12 +68,14 @@ class Workers:
         number = usable_cores() if self.num_workers is None else check_integer("num_workers", self.num_workers, 0)
         object.__setattr__(self, "num_workers", number)
         object.__setattr__(self, "prefetch_factor", check_integer("prefetch_factor", self.prefetch_factor, 1))
-        if self.pin_memory is None:
-            object.__setattr__(self, "pin_memory", torch.cuda.is_available())
-        methods = multiprocessing.get_all_start_methods()
-        if number and isinstance(self.multiprocessing_context, str) and self.multiprocessing_context not in methods:
+        check_switch("persistent_workers", self.persistent_workers)
+        pin_memory = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
+        object.__setattr__(self, "pin_memory", check_switch("pin_memory", pin_memory))
+        methods, context = multiprocessing.get_all_start_methods(), self.multiprocessing_context
+        if number and context not in (None, *methods) and not hasattr(context, "get_start_method"):
             raise ConfigError(
-                f"multiprocessing_context must be one of {', '.join(methods)}, found {self.multiprocessing_context!r}"
+                f"multiprocessing_context must be one of {', '.join(methods)}, or a context of multiprocessing, "
+                f"found {context!r}"
             )
 
     @property

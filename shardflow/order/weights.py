@@ -39,6 +39,14 @@ _CHUNK = 1 << 20
 _CACHED_SAMPLES = 1 << 22
 
 
+def as_numbers(expected: str, values: Any) -> npt.NDArray[Any]:
+    """Return an argument as an array; ConfigError, with what is expected, if it has no shape, as lists in a list."""
+    try:
+        return np.asanyarray(values)
+    except (TypeError, ValueError):  # of tensors on a device too
+        raise ConfigError(f"{expected}, found {values!r:.80}") from None
+
+
 class Weights:
     """The weights of the samples of a split, in the order of the split.
 

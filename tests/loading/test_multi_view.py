@@ -204,6 +204,7 @@ def test_sizes_may_change_by_epoch(dataset: Path) -> None:
     ("make", "message"),
     [
         (lambda _: shardflow.decoders.MultiView([]), "one or more decoders that crop"),
+        (lambda _: shardflow.decoders.MultiView(5), "one or more decoders that crop"),
         (lambda _: shardflow.decoders.MultiView([shardflow.decoders.Image()]), r"found Image\("),
         (
             lambda _: shardflow.decoders.MultiView([LARGE, shardflow.decoders.CenterCrop(8, max_pixels=99)]),
