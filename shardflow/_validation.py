@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
+import numpy as np
+
 from .errors import ConfigError
 
 P = ParamSpec("P")
@@ -31,6 +33,13 @@ def check_integer(name: str, value: SupportsIndex, least: int | None = None, mos
     if most is not None and number > most:
         raise ConfigError(f"{name} must be {most:,} or less, found {number:,}")
     return number
+
+
+def check_switch(name: str, value: object) -> bool:
+    """Return the value as a `bool`, if it is True or False; numpy's are accepted."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name} must be True or False, found {value!r}")
+    return bool(value)
 
 
 def check_share(name: str, value: float) -> float:
@@ -57,7 +66,8 @@ def check_range(
         low, high = value
     except (TypeError, ValueError):
         raise ConfigError(f"{name} must be a range (low, high), found {value!r}") from None
-    if not ((low > 0 or (or_zero and low == 0)) and low <= high <= most and high < math.inf):
+    are_numbers = isinstance(low, Real) and isinstance(high, Real)
+    if not are_numbers or not (low > 0 or (or_zero and low == 0)) or not low <= high <= most or high == math.inf:
         within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
         raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")
     return value

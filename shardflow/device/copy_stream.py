@@ -3,137 +3,99 @@
 A device runs its work in streams, each of them a queue. Copies have a stream of their own, the copy stream. The
 training step is queued on the compute stream: the stream that is current in the caller's thread. An event marks a point
 in a stream, and lets the other stream or the host wait for that point. The rules that keep a copy from being read too
-early or overwritten too early are in `buffers`. They are written against this interface, so that tests need no GPU.
+early or overwritten too early are in `buffers`. Tests put another class in the place of `CopyStream`, and need no GPU.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Event(Protocol):
+class Event:
     """A point in the work of a stream."""
+
+    def __init__(self, stream: CopyStream, event: torch.cuda.Event) -> None:
+        self._stream, self._event = stream, event
 
     def block_compute_stream(self) -> None:
         """Let work that is queued on the compute stream from now on wait for this point; return at once."""
+        torch.cuda.current_stream(self._stream.device).wait_event(self._event)
 
     def block_copy_stream(self) -> None:
         """Let work that is queued on the copy stream from now on wait for this point; return at once."""
+        self._stream.stream.wait_event(self._event)
 
     def synchronize(self) -> None:
         """Block the host until this point is reached."""
+        self._event.synchronize()
 
     def seconds_since(self, earlier: Any) -> float | None:
         """Return the device's time between two events of `record_compute`; None if this one is not reached yet."""
+        if not self._event.query():  # type: ignore[no-untyped-call]
+            return None
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
-class CopyStream(Protocol):
-    """The copy stream of one device."""
-
-    def set_device(self) -> None:
-        """Make the device the current one of the calling thread. A new thread starts on device 0."""
-
-    def staging_memory(self, size: int) -> torch.Tensor:
-        """Return host memory, uint8 [size], that `copy` can read without blocking the host."""
-
-    def device_memory(self, size: int) -> torch.Tensor:
-        """Return device memory, uint8 [size]."""
-
-    def needs_staging(self, tensor: torch.Tensor) -> bool:
-        """Return whether `copy` would block the host: the tensor is neither page-locked nor on the device."""
-
-    def as_current(self) -> contextlib.AbstractContextManager[Any]:
-        """Queue device work of this context on the copy stream."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy. Leave both tensors alone until an event that is recorded later is reached."""
-
-    def record_copies(self) -> Event:
-        """Return an event: the end of the work that is queued on the copy stream now."""
-
-    def record_compute(self) -> Event:
-        """Return an event that has a time: the end of the work that is queued on the compute stream now."""
-
-    def compute_is_idle(self) -> bool:
-        """Return whether the compute stream has finished all of its work."""
-
-
-class CudaCopyStream:
+class CopyStream:
     """The copy stream of a CUDA device, which has an index."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def set_device(self) -> None:
-        """Set it, so that no work of the thread makes a context on GPU 0, which takes half a GB there."""
-        torch.cuda.set_device(self._device)
+        """Make the device the current one of the calling thread: a new thread starts on device 0.
+
+        A context there, which any work of the thread would make, takes half a GB.
+        """
+        torch.cuda.set_device(self.device)
 
     def staging_memory(self, size: int) -> torch.Tensor:
-        """Return page-locked memory."""
+        """Return page-locked host memory, uint8 [size], which `copy` can read without blocking the host."""
         # With device="cpu", as torch.set_default_device may name another one.
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def device_memory(self, size: int) -> torch.Tensor:
-        """Return memory that the allocator keeps for this stream alone."""
+        """Return device memory, uint8 [size], that the allocator keeps for this stream alone."""
         with self.as_current():
-            return torch.empty(size, dtype=torch.uint8, device=self._device)
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def needs_staging(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is neither page-locked nor on the device."""
-        return not (tensor.device == self._device or (tensor.device.type == "cpu" and tensor.is_pinned()))
+        """Return whether `copy` would block the host: the tensor is neither page-locked nor on the device."""
+        return not (tensor.device == self.device or (tensor.device.type == "cpu" and tensor.is_pinned()))
 
     def as_current(self) -> contextlib.AbstractContextManager[Any]:
-        """Make this stream the current one of the calling thread."""
+        """Queue device work of this context, in the calling thread, on the copy stream."""
         return torch.cuda.stream(self.stream)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy."""
+        """Queue a copy. Leave both tensors alone until an event that is recorded later is reached."""
         with self.as_current():
             target.copy_(source, non_blocking=True)
 
     def record_copies(self) -> Event:
-        """Record an event on this stream, for which the host sleeps: by default it spins, on a core of the workers."""
+        """Return an event: the end of the work that is queued on the copy stream now.
+
+        The host sleeps while it waits for it: by default it spins, on a core of the workers.
+        """
         return self._record(self.stream, torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
 
     def record_compute(self) -> Event:
-        """Record an event on the current stream of the calling thread."""
+        """Return an event that has a time: the end of the work that is queued on the compute stream now."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        return self._record(torch.cuda.current_stream(self._device), event)
+        return self._record(torch.cuda.current_stream(self.device), event)
 
     def compute_is_idle(self) -> bool:
-        """Query the current stream of the calling thread."""
-        return bool(torch.cuda.current_stream(self._device).query())
+        """Return whether the compute stream has finished all of its work."""
+        return bool(torch.cuda.current_stream(self.device).query())
 
     def _record(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> Event:
         event.record(stream)
-        return _CudaEvent(self._device, self.stream, event)
-
-
-@dataclass(slots=True)
-class _CudaEvent:
-    _device: torch.device
-    _copy_stream: torch.cuda.Stream
-    _event: torch.cuda.Event
-
-    def block_compute_stream(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
-
-    def block_copy_stream(self) -> None:
-        self._copy_stream.wait_event(self._event)
-
-    def synchronize(self) -> None:
-        self._event.synchronize()
-
-    def seconds_since(self, earlier: _CudaEvent) -> float | None:
-        if not self._event.query():  # type: ignore[no-untyped-call]
-            return None
-        return float(earlier._event.elapsed_time(self._event)) / 1e3
+        return Event(self, event)
 
 
 class EventTimer:
@@ -162,4 +124,4 @@ class EventTimer:
 
 def copy_stream_for(device: torch.device) -> CopyStream | None:
     """Return a new copy stream of a device; None where copies cannot run beside other work."""
-    return CudaCopyStream(device) if device.type == "cuda" else None
+    return CopyStream(device) if device.type == "cuda" else None

@@ -90,6 +90,8 @@ class Prefetcher:
         self._stats = StatsRecorder()
         self._timer = EventTimer()  # of the transforms on a device with a copy stream
         self._state: dict[str, Any] | None = None  # after the last batch returned, while the loader is ahead of it
+        self._peeked: dict[str, Any] | None = None  # where an iteration began that was a peek, as in a loader
+        self._may_peek = True
         self._thread: PrefetchThread | None = None
         self._iterations = 0
 
@@ -100,13 +102,14 @@ class Prefetcher:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that was returned last, as that of a loader, which may be ahead of it.
+        """The epoch of the running iteration, or of the next, as that of a loader, which may be ahead of it.
 
         Raises:
             AttributeError: The loader has no epoch.
         """
         epoch: int = self.loader.epoch  # type: ignore[attr-defined]
-        return epoch if self._state is None else self._state["epoch"]
+        is_left = self._thread is None and self._peeked is None
+        return epoch if self._state is None or is_left else self._state["epoch"]
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch, if the loader knows it."""
@@ -161,8 +164,12 @@ class Prefetcher:
 
     def _prefetched(self, copy_stream: CopyStream) -> Generator[Any, None, None]:
         iteration = self._begin()
+        if self._peeked is not None:
+            self._resumable().load_state_dict(self._peeked)  # the loader is ahead, so for it there was no peek
+            self._state, self._peeked, self._may_peek = None, None, False
         if self._state is None:
             self._state = self._loader_state()  # a transform may fail on the first batch
+        begin, returned = self._state, 0
         # A batch may be on the device already, made by work that is queued on the compute stream.
         copy_stream.record_compute().block_copy_stream()
         batches = _closable(self.loader)
@@ -181,7 +188,7 @@ class Prefetcher:
                 prefetched = thread.get()
                 answered = time.perf_counter()
                 if prefetched is None:
-                    self._state = None
+                    self._state, self._may_peek = None, True
                     return
                 buffer, state, loaded_at = prefetched
                 # Training did not stand still during a wait in which the device still had work to do.
@@ -192,7 +199,12 @@ class Prefetcher:
                 self._state = state
                 self._stats.answered(waiting_s=for_data, copying_s=stalled - for_data)
                 timer = self._timer  # the first batch is apart
+                returned += 1
                 yield batch
+        except GeneratorExit:
+            if returned == 1 and self._may_peek and iteration == self._iterations:
+                self._peeked = begin
+            raise
         finally:
             thread.close()
             if self._thread is thread:
@@ -225,7 +237,7 @@ class Prefetcher:
         if not hasattr(self.loader, "set_epoch"):
             raise ConfigError(f"a {type(self.loader).__name__} has no set_epoch; use a shardflow.Loader")
         self.loader.set_epoch(epoch)
-        self._state = None  # only now: a loader that refuses has not moved
+        self._forget()  # only now: a loader that refuses has not moved
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the last batch that was returned.
@@ -246,7 +258,10 @@ class Prefetcher:
         """
         self._end()
         self._resumable().load_state_dict(state)
-        self._state = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._state, self._peeked, self._may_peek = None, None, True
 
     def stats(self, *, whole_run: bool = False) -> Stats:
         """Return where the time went since the iteration began; `print` it for advice."""

@@ -119,7 +119,7 @@ def bench(
             raise ConfigError(f"{name} must be above 0, found {value}")
     if "image" not in loader.fields:
         raise ConfigError("the loader returns no images, so it has no decode baseline: add 'image' to its fields")
-    if loader.pixel_cache is not None:
+    if loader.source.pixel_cache is not None:
         raise ConfigError(
             "the loader caches decoded images, so a decode baseline means nothing for it: measure a loader without "
             "Cache(pixels=...)"
@@ -134,7 +134,7 @@ def bench(
             report_step()
             if baseline is None:  # only now, because by now some shards of a remote dataset are local
                 first_batch_s = probe.first_batch_s
-                baseline = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.decoder, cores))
+                baseline = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.source.decoder, cores))
             decoded += baseline.measure(seconds * _BASELINE_SHARE / _ROUNDS)
             report_step()
     return BenchReport(

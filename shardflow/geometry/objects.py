@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import check_probability
-from shardflow.errors import ConfigError
+from shardflow._validation import check_probability, check_switch
 
 from .crops import Crops
 
@@ -47,8 +46,7 @@ class CroppedBoxes:
     def __post_init__(self) -> None:
         if self.min_visibility is not None:
             check_probability("min_visibility", self.min_visibility)
-        if not isinstance(self.crowds, bool):
-            raise ConfigError(f"crowds must be True or False, found {self.crowds!r}")
+        check_switch("crowds", self.crowds)
 
 
 def move_objects(

@@ -51,9 +51,9 @@ class AnnotationFields:
         fields: The fields of a batch; others may be among them.
         declared: What the dataset declares.
         boxes: Which boxes stay.
-        max_pixels: Limit of the masks.
 
     Attributes:
+        names: All of the fields, masks first.
         masks: Field → part.
         objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
         boxes: As given.
@@ -61,12 +61,12 @@ class AnnotationFields:
             mix differ, see `of_mix`.
     """
 
-    def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes, max_pixels: int) -> None:
+    def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes) -> None:
         masks = {mask_field(part): part for part in declared.masks}
         parts = field_parts(declared)
         self.masks = {field: masks[field] for field in fields if field in masks}
         self.objects = tuple(field for field in fields if field in parts and field not in masks)
-        self.boxes, self._max_pixels = boxes, max_pixels
+        self.names, self.boxes = (*self.masks, *self.objects), boxes
         if _box_field(_CROWD) in self.objects and not boxes.crowds:
             raise ConfigError(
                 f"the boxes of crowds are left out, so 'box_{_CROWD}' would be 0 for all boxes; to keep them, give "
@@ -85,11 +85,6 @@ class AnnotationFields:
         return found
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The fields: masks first."""
-        return (*self.masks, *self.objects)
-
-    @property
     def kinds(self) -> dict[str, str]:
         """What each field is, which is equal where samples of several datasets come in one batch."""
         kinds = dict.fromkeys(self.masks, "mask")
@@ -105,37 +100,21 @@ class AnnotationFields:
                 kinds[KEYPOINTS] += f", flip pairs {keypoints.flip_pairs}"
         return kinds
 
-    def read(self, sample: Sample, crops: Crops, index: int) -> SampleAnnotations:
-        """Return the annotations of a sample, which is image `index` of these crops.
+    def read(self, sample: Sample, crops: Crops, index: int, max_pixels: int) -> SampleAnnotations:
+        """Return the annotations of a sample, which is image `index` of these crops; `max_pixels` limits its masks.
 
         Raises:
             DecodeError: A part is missing or damaged, or is not what is declared.
             TooLargeError: A mask is too large.
         """
         width, height = crops.source[index].tolist()
-        masks = {field: self._mask(sample, part, crops, index) for field, part in self.masks.items()}
+        masks = {field: _mask(sample, part, crops, index, max_pixels) for field, part in self.masks.items()}
         coordinates = Coordinates(None, {}, None)
         if self.objects:
             coordinates = read_coordinates(self._declared, sample.parts.get, (width, height))
             if not self.boxes.crowds:
                 coordinates = _without_crowds(coordinates)
         return SampleAnnotations(masks, coordinates)
-
-    def _mask(self, sample: Sample, part: str, crops: Crops, index: int) -> torch.Tensor:
-        if part not in sample.parts:
-            raise DecodeError(f"the sample has no part {part!r}, which is declared to be a mask")
-        width, height = crops.source[index].tolist()
-        try:
-            with map_codec_errors(DecodeError):
-                values = mask_values(sample.parts[part], (width, height), max_pixels=self._max_pixels)
-        except TooLargeError as error:
-            raise TooLargeError(f"part {part!r} {error}") from error
-        except DecodeError as error:
-            raise DecodeError(f"part {part!r}: {error}") from error
-        mask = crops.crop_mask(index, values)
-        if mask.dtype == np.uint16:
-            mask = mask.astype(np.int32)  # torch computes little in unsigned integers of 16 bits
-        return torch.from_numpy(mask[None] if mask.ndim == 2 else mask.transpose(2, 0, 1))
 
     def move(self, annotations: Sequence[SampleAnnotations], crops: Crops) -> dict[str, _Tensors]:
         """Return field → one tensor per sample: boxes, their fields and keypoints as they are in the crops.
@@ -153,6 +132,24 @@ class AnnotationFields:
             columns[KEYPOINTS] = [_points_of(each) for each in coordinates]
         moved = move_objects(columns, crops, self.boxes, self.flip_pairs or ())
         return {field: [torch.from_numpy(each) for each in moved[field]] for field in self.objects}
+
+
+def _mask(sample: Sample, part: str, crops: Crops, index: int, max_pixels: int) -> torch.Tensor:
+    """Return the mask in a part of a sample, as it is in the crop: [C, H, W]."""
+    if part not in sample.parts:
+        raise DecodeError(f"the sample has no part {part!r}, which is declared to be a mask")
+    width, height = crops.source[index].tolist()
+    try:
+        with map_codec_errors(DecodeError):
+            values = mask_values(sample.parts[part], (width, height), max_pixels=max_pixels)
+    except TooLargeError as error:
+        raise TooLargeError(f"part {part!r} {error}") from error
+    except DecodeError as error:
+        raise DecodeError(f"part {part!r}: {error}") from error
+    mask = crops.crop_mask(index, values)
+    if mask.dtype == np.uint16:
+        mask = mask.astype(np.int32)  # torch computes little in unsigned integers of 16 bits
+    return torch.from_numpy(mask[None] if mask.ndim == 2 else mask.transpose(2, 0, 1))
 
 
 class SampleAnnotations(NamedTuple):

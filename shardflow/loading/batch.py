@@ -12,8 +12,8 @@ import torch
 from shardflow.dataset.sample import Sample
 from shardflow.geometry.crops import Crops
 from shardflow.order import keyed_rng
+from shardflow.order.keyed_rng import I64
 from shardflow.order.sampler import Shape
-from shardflow.order.window_shuffle import I64
 
 
 @dataclass(slots=True, kw_only=True)

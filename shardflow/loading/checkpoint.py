@@ -30,15 +30,45 @@ STATE_VERSION = 1
 
 @dataclass(slots=True)
 class Cursor:
-    """Where the next batch starts, and how iterating, leaving early, `set_epoch` and resuming move that."""
+    """Where the next batch starts, and how iterating, leaving early, `set_epoch` and resuming move that.
+
+    An iteration that is left early ends its epoch, as each iteration of a DataLoader has another order. One that is
+    left after its first batch is a peek: the next iteration starts where it did. Only one peek in a row is, since some
+    draw every batch by a new iteration.
+    """
 
     epoch: int = 0
     position: int = 0  # the first one of the epoch that has not been handed out
     begun: bool = False  # whether a batch was handed out since the cursor was set, loaded or moved to a new epoch
+    running: bool = False  # whether an iteration goes on
+    peeked_at: int | None = None  # where the iteration began that was a peek
+    may_peek: bool = True
 
     def set(self, epoch: int, position: int = 0) -> None:
         """Make the next iteration start at this position."""
         self.epoch, self.position, self.begun = epoch, position, False
+        self.running, self.peeked_at, self.may_peek = False, None, True
+
+    @property
+    def next(self) -> tuple[int, int]:
+        """Epoch and position of the next batch: of this iteration, or of the next one if none goes on."""
+        if self.running or not self.begun:
+            return self.epoch, self.position
+        return (self.epoch + 1, 0) if self.peeked_at is None else (self.epoch, self.peeked_at)
+
+    def begin(self) -> tuple[int, int]:
+        """Begin an iteration, which ends the one before it, and return where it starts."""
+        self.running = False
+        self.epoch, self.position = self.next
+        self.may_peek = self.may_peek and self.peeked_at is None
+        self.begun, self.running, self.peeked_at = False, True, None
+        return self.epoch, self.position
+
+    def leave(self, peeked_at: int | None = None) -> None:
+        """End an iteration early: one that was a peek with the position at which it began."""
+        self.running = False
+        if self.may_peek:
+            self.peeked_at = peeked_at
 
     def set_epoch(self, epoch: int) -> bool:
         """Move to the start of an epoch, and return whether that changed anything: see `Loader.set_epoch`."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
@@ -20,6 +19,7 @@ from .decoders.decoder import as_views
 from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
 from .padding import Padding, image_sizes, pixel_mask
+from .source import Source
 from .stages import Batches, batch_place
 from .stats import BatchCounts
 from .worker_errors import add_context
@@ -28,29 +28,18 @@ from .worker_errors import add_context
 class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
 
-    def __init__(
-        self,
-        splits: Sequence[Split],
-        fields: Sequence[str],
-        batch_transforms: Sequence[Callable[..., Any] | None],
-        classes: int,
-        paddings: Sequence[Padding],
-    ) -> None:
-        self._splits, self._fields, self._batch_transforms, self._classes = splits, fields, batch_transforms, classes
-        self._paddings = paddings
+    def __init__(self, sources: Sequence[Source], fields: Sequence[str], classes: int) -> None:
+        self._sources, self._fields, self._classes = sources, fields, classes
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
             columns = tuple(self._column(field, batch) for field in self._fields)
-            batch_transform = self._batch_transforms[batch.sources[0]]
+            batch_transform = self._sources[batch.sources[0]].batch_transform
             if batch.empty:
                 columns = tuple(_emptied(column) for column in columns)
             if batch_transform is not None:
-                with (
-                    fork_rng(),
-                    add_context(partial(batch_place, "batch_transform", batch)),
-                ):
+                with fork_rng(), add_context(partial(batch_place, "batch_transform", batch)):
                     reseed(batch.key)
                     columns = batch_transform(*columns)
                 if columns is None:
@@ -59,7 +48,8 @@ class Collate:
             yield WorkerOutput(columns, batch.replaced, counts)
 
     def _column(self, field: str, batch: Batch) -> Any:
-        padding = self._paddings[batch.sources[0]]
+        """Return one field of a batch: a tensor, a list with one entry per sample, or a tuple with one of each view."""
+        padding = self._sources[batch.sources[0]].decoder.padding
         if field == "image":
             views = tuple(_join(images, batch.samples, padding) for images in as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
@@ -72,7 +62,30 @@ class Collate:
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
             return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
-        return _column(field, batch, self._splits, self._classes)
+        if field == "valid":
+            return torch.from_numpy(batch.valid)
+        if field == "random_key":
+            return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
+        if field == "source":
+            return torch.tensor(batch.sources, dtype=torch.int64)
+        if field == "index":
+            shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
+            numbers = np.empty_like(shards)
+            for number in set(batch.sources):
+                here = np.array(batch.sources) == number
+                numbers[here] = self._sources[number].split.first_sample(shards[here]) + records[here]
+            return torch.from_numpy(numbers)
+        if field == "key":
+            return [sample.key for sample in batch.samples]
+        if field == "label":
+            return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
+        if field == "labels":
+            encoded = torch.zeros(len(batch.samples), self._classes)
+            for row, sample in zip(encoded, batch.samples, strict=True):
+                part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
+                row[list(parsed_labels(sample, part, self._classes))] = 1
+            return encoded
+        return [_parsed(sample, field) for sample in batch.samples]
 
 
 class WorkerOutput(NamedTuple):
@@ -81,34 +94,6 @@ class WorkerOutput(NamedTuple):
     columns: Any
     replaced: list[str]
     counts: BatchCounts
-
-
-def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
-    """Return one field of a batch: a tensor, or a list with one entry per sample."""
-    if field == "valid":
-        return torch.from_numpy(batch.valid)
-    if field == "random_key":
-        return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
-    if field == "source":
-        return torch.tensor(batch.sources, dtype=torch.int64)
-    if field == "index":
-        shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
-        sources, numbers = np.array(batch.sources), np.empty_like(shards)
-        for source in set(sources.tolist()):
-            here = sources == source
-            numbers[here] = splits[source].first_sample(shards[here]) + records[here]
-        return torch.from_numpy(numbers)
-    if field == "key":
-        return [sample.key for sample in batch.samples]
-    if field == "label":
-        return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
-    if field == "labels":
-        encoded = torch.zeros(len(batch.samples), classes)
-        for row, sample in zip(encoded, batch.samples, strict=True):
-            part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
-            row[list(parsed_labels(sample, part, classes))] = 1
-        return encoded
-    return [_parsed(sample, field) for sample in batch.samples]
 
 
 def _crop_column(field: str, batch: Batch) -> Any:

@@ -1,5 +1,8 @@
 """The engine: hands out the batches of one or several sources, in the order of the plan, whatever happens to workers.
 
+    in a worker       wds.DataPipeline: sampler → read → decode → annotate → augment → collate → send_errors → sender
+    in this process   wds.WebLoader: the DataLoader that runs the workers → their errors, and their death
+
 The cursor (epoch, position) is the whole state. It lives here, in the training process, and moves when a batch is
 handed out; workers receive the start of an iteration and compute everything else.
 """
@@ -9,19 +12,24 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from shardflow.errors import ConfigError, IntegrityError, WorkerError
+import webdataset as wds
 
+from shardflow.errors import ConfigError, IntegrityError, ShardflowError, WorkerError
+
+from .batch import Batch
 from .batch_sampler import BatchPlan, BatchSampler, WorkerControl
 from .checkpoint import Cursor
-from .pipeline import build_pipeline, describe_batches
-from .shared_memory import SLOTS_BEYOND_PREFETCH
+from .collate import Collate
+from .decoders.decoder import allocate
+from .shared_memory import SLOTS_BEYOND_PREFETCH, BatchSender, SlotPool
 from .source import EpochStart
 from .stage_times import stage_cpu_ms
+from .stages import Read, sample_stages
 from .stats import Stats, StatsRecorder
-from .workers import WorkerPool, Workers
+from .workers import WorkerPool, Workers, send_errors
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +45,8 @@ class EpochSetter(NamedTuple):
     batch_size: int
 
 
-class Engine(ABC):
-    """What a `Loader` and a `Mix` have in common: iterating, measuring, and ending in the middle.
+class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no types
+    """What a `Loader` and a `Mix` have in common: iterating, measuring, ending in the middle, and WebDataset's methods.
 
     Attributes:
         fields: What a batch consists of.
@@ -51,28 +59,23 @@ class Engine(ABC):
 
     _kind = "loader"
 
-    def __init__(
-        self,
-        plan: BatchPlan,
-        *,
-        fields: Sequence[str],
-        classes: Sequence[str],
-        labels: int,
-        workers: Workers,
-        max_errors: int,
-    ) -> None:
+    def __init__(self, plan: BatchPlan, *, fields: Sequence[str], classes: Sequence[str], workers: Workers) -> None:
         self.fields, self.classes = tuple(fields), list(classes)
         self.batch_size = plan.sources[0].partition.batch_size
-        self.workers, self.max_errors = workers, max_errors
+        self.workers, self.max_errors = workers, sum(source.max_errors for source in plan.sources)
         self.replaced: set[str] = set()
         self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()
         self._control = WorkerControl(workers.count, len(plan.sources))
-        self._pipeline = build_pipeline(
+        memory = SlotPool(workers.prefetch_factor + SLOTS_BEYOND_PREFETCH)
+        # A transform may keep its input, so images that meet one are not decoded into memory on loan.
+        keeps = any(source.transform is not None or source.batch_transform is not None for source in plan.sources)
+        self._pipeline = wds.DataPipeline(
             BatchSampler(plan, self._control),
-            plan.sources,
-            fields=fields,
-            classes=labels,
-            slots=workers.prefetch_factor + SLOTS_BEYOND_PREFETCH,
+            Read(plan.sources, fields),
+            sample_stages(plan.sources, allocate if keeps else memory.borrow) if "image" in fields else [],
+            Collate(plan.sources, fields, len(classes)),
+            send_errors,
+            BatchSender(memory),
         )
         self._pool = WorkerPool(self._pipeline, workers)
 
@@ -103,13 +106,13 @@ class Engine(ABC):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that was handed out last; before the first, the one that iterating begins with."""
-        return self._cursor.epoch
+        """The epoch of the running iteration; between iterations, the one that the next begins with."""
+        return self._cursor.next[0]
 
     @property
     def remaining(self) -> int:
-        """The batches of this epoch that are not handed out yet: all of them before it begins, fewer after a resume."""
-        return self._steps(self._cursor.position)
+        """The batches still to come in the running iteration, or in the next: fewer than all after a resume."""
+        return self._steps(self._cursor.next[1])
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -124,25 +127,48 @@ class Engine(ABC):
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
 
-        The start is fixed when the first batch is requested: Lightning calls `iter` before it sets the epoch.
+        An iteration that is left early ends its epoch too, but a look at one batch, `next(iter(loader))`, does not: the
+        next iteration starts where it did. The start is fixed when the first batch is requested: Lightning calls `iter`
+        before it sets the epoch.
         One iteration at a time: starting another, or moving the loader, ends the one before it.
         """
-        if self._cursor.begun:
-            self._cursor.set(self._cursor.epoch + 1)
         self._check()
-        epoch, position = self._cursor.epoch, self._cursor.position
+        epoch, position = self._cursor.begin()
         first, starts = self._begin(epoch, position)
-        steps = self._steps(position)
+        steps, handed_out = self._steps(position), 0
         iteration = self._control.begin(first, steps, starts)
-        with contextlib.closing(self._batches(iteration, steps)) as batches:
-            for handed_out, columns in batches:
-                self._cursor.advance(self._after(position, handed_out))
-                yield columns
+        try:
+            with contextlib.closing(self._batches(iteration, steps)) as batches:
+                for handed_out, columns in batches:
+                    self._cursor.advance(self._after(position, handed_out))
+                    yield columns
+        except GeneratorExit:
+            if self._control.iteration() == iteration:
+                self._cursor.leave(position if handed_out == 1 else None)
+            raise
+        except BaseException:
+            if self._control.iteration() == iteration:
+                self._cursor.leave()
+            raise
         if self._control.iteration() != iteration:
             return
         self._cursor.set(epoch + 1)
         if not self.workers.persistent_workers:
             self._pool.end()
+
+    def compose(self, *stages: Callable[[Iterator[Any]], Iterator[Any]]) -> wds.DataPipeline:
+        """Return a WebDataset pipeline of this loader's batches and more stages, which run in this process.
+
+        So do its other methods, as those of `wds.WebLoader`: an iteration of the pipeline is one of the loader, which
+        keeps the state.
+
+        >>> samples = loader.unbatched().map(transform).with_epoch(1000)      # doctest: +SKIP
+        """
+        return wds.FluidWrapper(self.__iter__).compose(*stages)
+
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> wds.DataPipeline:
+        """Return a WebDataset pipeline whose iterations have so many batches, from one epoch after the other."""
+        return self.compose().with_epoch(nsamples, nbatches)
 
     def _batches(self, iteration: int, steps: int) -> Generator[tuple[int, Any], None, None]:
         """Yield each batch of an iteration of so many steps, with the number of those handed out by then.
@@ -152,7 +178,7 @@ class Engine(ABC):
             WorkerError: A worker died; the message says on what.
         """
         handed_out = 0
-        outputs = self._pool.batches()
+        outputs = iter(self._pool)
         try:
             for output in self._stats.timed(outputs):
                 if output.replaced:
@@ -197,11 +223,23 @@ class Engine(ABC):
     def _in_progress(self) -> str:
         """Describe the batches that the workers began last: a dead worker died on one of them."""
         first, _, starts = self._control.begun()
-        batches = {
-            worker: self._plan.batch(self._plan.advance(starts, first, step), first + step)
-            for worker, step in self._control.steps_begun().items()
-        }
-        return describe_batches(batches, self._plan.sources)
+        batches = []
+        for worker, step in self._control.steps_begun().items():
+            batch = self._plan.batch(self._plan.advance(starts, first, step), first + step)
+            batches.append(f"worker {worker}: {self._describe(batch)}")
+        return f"Batches in progress: {'; '.join(batches)}" if batches else "No batch was in progress"
+
+    def _describe(self, batch: Batch) -> str:
+        reader = self._plan.sources[batch.sources[0]].split.reader
+        shard, record = int(batch.shards[0]), int(batch.records[0])
+        # A missing shard may be what the worker died of: an error message must not wait for it.
+        sample = f"record {record}"
+        if reader.is_local(shard):
+            with contextlib.suppress(ShardflowError):  # nor must damage hide what happened
+                sample = f"sample {reader.key(shard, record)}"
+            reader.close(shard)  # this process reads no shards: an open one stays on the disk after its eviction
+        others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
+        return f"{reader.url(shard)}, {sample}{others}"
 
     def stats(self, *, whole_run: bool = False) -> Stats:
         """Return where the time went since the iteration began, or in all; its `str` says what to do about it."""
@@ -216,8 +254,8 @@ class Engine(ABC):
         >>> loader.profile()      # doctest: +SKIP
         {'plan': 0.01, 'read': 0.02, 'decode': 0.61, 'annotate': 0.0, 'augment': 0.0, 'collate': 0.03}
         """
-        epoch, position = self._cursor.epoch, self._cursor.position
-        if self._cursor.begun or not self._steps(position):
+        epoch, position = self._cursor.next
+        if self._cursor.running or not self._steps(position):
             epoch, position = epoch + 1, 0
         first, starts = self._begin(epoch, position)
         self._control.begin(first, self._steps(position), starts)

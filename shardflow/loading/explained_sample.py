@@ -18,8 +18,8 @@ from shardflow.order.epochs import Visit
 from .batch import Batch
 from .decoders.decoder import allocate, as_views
 from .fork_rng import one_thread
-from .pipeline import sample_stages
 from .source import Source
+from .stages import sample_stages
 
 
 class ExplainedSample(NamedTuple):
@@ -60,7 +60,7 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
     )
     batches = iter([batch])
     with one_thread():
-        for stage in sample_stages([replace(source, pixel_cache=None)], allocator=allocate, replaceable=[False]):
+        for stage in sample_stages([replace(source, pixel_cache=None, max_errors=0)], allocate):
             batches = stage(batches)
         (batch,) = batches
     return ExplainedSample(

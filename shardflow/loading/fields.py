@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shardflow._validation import did_you_mean
 from shardflow.dataset.open_dataset import Dataset, Split
@@ -14,8 +14,10 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
 
-from .annotation_fields import field_parts
-from .padding import ONE_SIZE, Padding
+from .annotation_fields import AnnotationFields, field_parts
+from .decoders.decoder import Decoder
+from .padding import ONE_SIZE
+from .tv_sample import check_movable
 
 COMPUTED = (
     "image", "flipped", "crop", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index",
@@ -27,67 +29,67 @@ CROP_FIELDS = ("flipped", "crop")
 """The fields that say what the decoder did to the images."""
 
 
-def split_options(fields: Sequence[str | CroppedBoxes] | None) -> tuple[Sequence[str] | None, CroppedBoxes]:
-    """Return the names of the fields, and which boxes stay."""
-    if fields is None or isinstance(fields, str):
-        return fields, CroppedBoxes()
-    names = [BOXES if isinstance(field, CroppedBoxes) else field for field in fields]
-    return names, next((field for field in fields if isinstance(field, CroppedBoxes)), CroppedBoxes())
-
-
-def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split, *, pad: bool) -> tuple[str, ...]:
-    """Return the fields of a batch, by default image and label, with `valid` for a padded tail.
+def resolve_fields(
+    given: Sequence[str | CroppedBoxes] | None, dataset: Dataset, split: Split, *, pad: bool
+) -> tuple[tuple[str, ...], AnnotationFields]:
+    """Return the fields of a batch, by default image and label, with `valid` for a padded tail, and those annotated.
 
     The parts of the samples are those in the index of the first shard, so that no tar is opened.
 
     Raises:
         ConfigError: They are not different names, or the samples of the first shard have no such part.
     """
-    is_wrong = isinstance(fields, str) or not all(isinstance(field, str) for field in fields or ())
-    if fields is not None and (is_wrong or len(set(fields)) != len(fields)):
-        raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {fields!r}")
+    options = list(given) if isinstance(given, Collection) else []
+    rules = [option for option in options if isinstance(option, CroppedBoxes)]
+    fields = [BOXES if isinstance(option, CroppedBoxes) else option for option in options]
+    is_list = given is None or (isinstance(given, Collection) and not isinstance(given, str))
+    if not is_list or not all(isinstance(field, str) for field in fields) or len(set(fields)) != len(fields):
+        raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {given!r}")
     annotated = field_parts(dataset.manifest.annotations)
-    if fields is not None and "image" not in fields and (alone := [field for field in fields if field in annotated]):
+    if "image" not in fields and (alone := [field for field in fields if field in annotated]):
         raise ConfigError(
             f"fields {', '.join(alone)} follow the crops of the images; add 'image', or name a part "
             f"({annotated[alone[0]]}) to get it as it is"
         )
     rows = _first_rows(split)
     parts = None if rows is None else rows.parts()
-    if fields is None:
+    if given is None:
         label = "key" if dataset.classes is None else "label"
         if label == "label" and parts is not None and CLASS_PART not in parts and parts.intersection(LABEL_PARTS):
             label = "labels"  # samples with several classes
-        fields = ("image", label, *["valid"] * pad)
+        fields = ["image", label, *["valid"] * pad]
     if parts is not None:
         for field in fields:
             if field not in annotated and (problem := _problem(field, parts, dataset)) is not None:
                 raise ConfigError(f"{dataset.url}, split {split.name!r}: {problem}")
-    return tuple(fields)
+    return tuple(fields), AnnotationFields(fields, dataset.manifest.annotations, *rules[:1] or [CroppedBoxes()])
 
 
-def check_image_fields(fields: Sequence[str], *, views: bool, moved: Sequence[str], padding: Padding) -> None:
-    """Check that fields that describe the images of a batch fit what the batch has of them; ConfigError if not."""
-    if views and moved:
+def check_image_fields(
+    fields: Sequence[str], annotated: Sequence[str], decoder: Decoder, split: Split, *, samples: int, transformed: bool
+) -> None:
+    """Check that fields that describe the images of a batch fit what the decoder makes of them; ConfigError if not.
+
+    The first `samples` images, of the first shard at most, must have one size where nothing else gives them one.
+    """
+    views, padding = bool(decoder.views), decoder.padding
+    if transformed and annotated:
+        check_movable(annotated)
+    if views and annotated:
         raise ConfigError(
-            f"{' and '.join(moved)} would follow one crop of an image, and a MultiView has several; leave them out, "
-            "or name the part to get it as it is"
+            f"{' and '.join(annotated)} would follow one crop of an image, and a MultiView has several; leave them "
+            "out, or name the part to get it as it is"
         )
     if "image" not in fields and (found := [field for field in CROP_FIELDS if field in fields]):
         raise ConfigError(f"{' and '.join(found)} say how the images were cropped; add 'image' to the fields")
     found = [field for field in ("pixel_mask", "image_size") if field in fields]
-    if not found:
-        return
-    if "image" not in fields or views:
+    if found and ("image" not in fields or views):
         reason = "a MultiView has no" if views else "the fields lack 'image', their"
         raise ConfigError(f"{' and '.join(found)}: {reason} images of one size each; leave them out")
     if "pixel_mask" in found and not padding.stack:
         raise ConfigError("pixel_mask says where a batch is padded; images in a list are not: leave it out")
-
-
-def check_stackable(split: Split, samples: int) -> None:
-    """Check that the first `samples` images, of the first shard at most, have one size; ConfigError if not."""
-    if (rows := _first_rows(split)) is not None:
+    may_differ = decoder.keeps_sizes and padding.needs_one_size and not transformed and "image" in fields
+    if may_differ and (rows := _first_rows(split)) is not None:
         sizes = {(width, height) for width, height in rows.image_sizes()[:samples].tolist() if width and height}
         if len(sizes) > 1:
             raise ConfigError(

@@ -34,13 +34,11 @@ from .distributed import check_equal_on_ranks, resolve_group
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
 from .facts import split_facts
-from .fields import check_image_fields, check_stackable, resolve_fields, split_options
+from .fields import check_image_fields, resolve_fields
 from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
 from .run_metadata import describe_dataset, describe_object, describe_versions
-from .source import EpochStart, Source
-from .stages import Transforms
-from .tv_sample import check_movable
+from .source import EpochStart, Source, Transforms
 from .workers import Workers, check_sendable
 
 logger = logging.getLogger(__name__)
@@ -202,15 +200,10 @@ class Loader(Engine):
             contiguous=epochs.sampler.together == "batch",
         )
         _check_epoch(chosen.name, epochs, partition)
-        names, boxes = split_options(fields)
-        fields = resolve_fields(names, opened, chosen, pad=partition.tail == "pad")
-        decoder = _decoder(decoder, epochs, fields, transform)
-        annotations = AnnotationFields(fields, opened.manifest.annotations, boxes, decoder.max_pixels)
-        if transform is not None and annotations.names:
-            check_movable(annotations.names)
-        check_image_fields(fields, views=bool(decoder.views), moved=annotations.names, padding=decoder.padding)
-        if decoder.keeps_sizes and decoder.padding.needs_one_size and transform is None and "image" in fields:
-            check_stackable(chosen, min(batch_size, epochs.samples))
+        names, annotations = resolve_fields(fields, opened, chosen, pad=partition.tail == "pad")
+        decoder = _decoder(decoder, epochs, names, transform)
+        samples, transformed = min(batch_size, epochs.samples), transform is not None
+        check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
         check_sendable(
             workers, decoder=decoder, sampler=epochs.sampler, transform=transform, batch_transform=batch_transform
         )
@@ -220,7 +213,7 @@ class Loader(Engine):
             epochs=epochs,
             partition=partition,
             decoder=decoder,
-            pixel_cache=_pixel_cache(cache, fields, chosen, decoder),
+            pixel_cache=_pixel_cache(cache, names, chosen, decoder),
             annotations=annotations,
             transform=transform,
             batch_transform=batch_transform,
@@ -230,11 +223,9 @@ class Loader(Engine):
         self._streams = epochs.default_streams(world_size)
         super().__init__(
             WholeBatches([self.source], Shares([1])),
-            fields=fields,
+            fields=names,
             classes=self.dataset.classes,
-            labels=len(self.dataset.classes),
             workers=workers,
-            max_errors=max_errors,
         )
 
     def _new_epochs(self, sampler: Sampler | None, seed: int, samples_per_epoch: int | None) -> Epochs:
@@ -249,19 +240,9 @@ class Loader(Engine):
         return self.source.split
 
     @property
-    def decoder(self) -> Decoder:
-        """The decoder in use."""
-        return self.source.decoder
-
-    @property
     def annotations(self) -> AnnotationFields:
         """Which of the fields follow the crops, and which boxes stay."""
         return self.source.annotations
-
-    @property
-    def pixel_cache(self) -> PixelCache | None:
-        """The cache of decoded images; None without one."""
-        return self.source.pixel_cache
 
     def _steps(self, position: int) -> int:
         return self.source.partition.steps(position)
@@ -379,7 +360,9 @@ class Loader(Engine):
         partition = replace(old.partition, length=new.length)
         _check_epoch(old.split.name, new, partition)
         if self._cursor.begun:
-            self._cursor.set(self._cursor.epoch + 1)
+            self._cursor.running = False
+            epoch, position = self._cursor.next
+            self._cursor.set(epoch + (position > 0))
         self.source = self._plan.sources[0] = replace(old, epochs=new, partition=partition)
         self._control.end()
         self._pool.end()  # the workers have the old one

@@ -119,15 +119,12 @@ class Mix(Engine):
         else:
             self._steps_per_epoch = steps_per_epoch or sum(map(len, self.loaders))
             plan = WholeBatches(chosen, self._shares)
-        self._origin = self._reached = self._beginning()  # from where other steps are reached by arithmetic
-        classes = _common_classes(self.loaders)
+        self._origin = self._beginning()  # from where other steps are reached by arithmetic
         super().__init__(
             plan,
             fields=self.loaders[0].fields,
-            classes=classes,
-            labels=len(classes),
+            classes=_common_classes(self.loaders),
             workers=self.loaders[0].workers,
-            max_errors=sum(loader.max_errors for loader in self.loaders),
         )
 
     def _beginning(self) -> _Origin:
@@ -167,11 +164,8 @@ class Mix(Engine):
         Steps are counted from the state that was loaded: those before it may have had another size.
         """
         if step < self._origin.step:
-            self._origin = self._reached = self._beginning()
-        origin = self._reached if self._origin.step <= self._reached.step <= step else self._origin
-        starts = self._plan.advance(origin.starts, origin.step, step - origin.step)
-        self._reached = _Origin(step, starts)
-        return starts
+            self._origin = self._beginning()
+        return self._plan.advance(self._origin.starts, self._origin.step, step - self._origin.step)
 
     def _check(self) -> None:
         for number, (loader, source) in enumerate(zip(self.loaders, self._given, strict=True)):
@@ -237,7 +231,7 @@ class Mix(Engine):
             checkpoint.restore(saved, loader.dataset.dataset, source, start.streams)
             for loader, source, saved, start in loaders
         ]
-        self._origin = self._reached = _Origin(epoch * self._steps_per_epoch + position, starts)
+        self._origin = _Origin(epoch * self._steps_per_epoch + position, starts)
         self._cursor.set(epoch, position)
         self._control.end()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError
 
 MASK_PADDING = 255
@@ -36,6 +36,7 @@ class Padding:
     mask_padding: int = MASK_PADDING
 
     def __post_init__(self) -> None:
+        check_switch("stack", self.stack)
         check_integer("mask_padding", self.mask_padding, -(2**31), 2**31 - 1)
         if self.pad_to_multiple_of is not None:
             check_integer("pad_to_multiple_of", self.pad_to_multiple_of, 1)

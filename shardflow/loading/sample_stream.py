@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import open_dataset
 from shardflow.order.epochs import Epochs
+from shardflow.order.keyed_rng import I64
 from shardflow.order.shuffle import Shuffle
-from shardflow.order.window_shuffle import I64
 from shardflow.storage.cache import Cache
 
 from .distributed import resolve_group

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from shardflow.dataset.open_dataset import Split
 from shardflow.order.epochs import Epochs
@@ -13,7 +15,10 @@ from shardflow.order.rank_partition import RankPartition
 from .annotation_fields import AnnotationFields
 from .decoders.decoder import Decoder
 from .pixel_cache import PixelCache
-from .stages import Transforms
+
+Transform = Callable[[torch.Tensor], Any]
+Transforms = Transform | Sequence[Transform | None] | None
+"""One for all views of an image, or one for each."""
 
 
 @dataclass(slots=True)

@@ -13,46 +13,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.geometry.crops import Crops
 
-from .annotation_fields import AnnotationFields
 from .batch import Batch
 from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
 from .decoders.multi_view import view_keys
 from .decoders.pixels import Pixels
 from .fork_rng import fork_rng, reseed
-from .pixel_cache import PixelCache
+from .source import Source
 from .tv_sample import transform_sample
 from .worker_errors import add_context
 
 Batches = Iterator[Batch]
-Transform = Callable[[torch.Tensor], Any]
-Transforms = Transform | Sequence[Transform | None] | None
-"""One for all views of an image, or one for each."""
+Stage = Callable[[Batches], Batches]
 
 _DAMAGED = Sample({}, (0, 0), 0, 0, "", "")  # in the place of a sample that could not be read, until `substitute`
 
 
 class Read:
-    """Fills in `samples`, each part checked by its CRC-32, and `pixels`. Each source of a mix has a split and a cache.
+    """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
 
     With the field "key", a sample whose key cannot be read is damaged. The encoded files of images in the pixel cache
     are not checked, unless they are among the fields.
     """
 
-    def __init__(
-        self,
-        *splits: Split,
-        fields: Sequence[str] = (),
-        replaceable: Sequence[bool],
-        pixel_caches: Sequence[PixelCache | None] | None = None,
-    ) -> None:
-        self._readers, self._keys, self._replaceable = [split.reader for split in splits], "key" in fields, replaceable
-        self._pixel_caches = pixel_caches or [None] * len(splits)
+    def __init__(self, sources: Sequence[Source], fields: Sequence[str] = ()) -> None:
+        self._sources, self._keys = sources, "key" in fields
         self._unused_parts = IMAGE_PARTS.difference(fields)
 
     def __call__(self, batches: Batches) -> Batches:
@@ -60,12 +49,12 @@ class Read:
         for batch in batches:
             failures: dict[int, ShardflowError] = {}
             places = zip(batch.sources, batch.shards.tolist(), batch.records.tolist(), strict=True)
-            for index, (source, shard, record) in enumerate(places):
-                sample, pixel_cache = _DAMAGED, self._pixel_caches[source]
-                pixels = None if pixel_cache is None else pixel_cache.read(shard, record, index)
+            for index, (number, shard, record) in enumerate(places):
+                sample, source = _DAMAGED, self._sources[number]
+                pixels = None if source.pixel_cache is None else source.pixel_cache.read(shard, record, index)
                 unused = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
                 try:
-                    sample = self._readers[source].read(shard, record, unused=unused, sequential=True)
+                    sample = source.split.reader.read(shard, record, unused=unused, sequential=True)
                     if self._keys:
                         sample.key  # noqa: B018 - reads the key, or raises
                 except IntegrityError as error:
@@ -75,8 +64,8 @@ class Read:
                 batch.samples.append(sample)
                 batch.pixels.append(pixels)
                 batch.read_bytes += sum(map(len, sample.parts.values()))
-            batch.network_bytes = sum(reader.take_downloaded_bytes() for reader in self._readers)
-            substitute(batch, failures, self._replaceable)
+            batch.network_bytes = sum(source.split.reader.take_downloaded_bytes() for source in self._sources)
+            substitute(batch, failures, self._sources)
             yield batch
 
 
@@ -86,16 +75,9 @@ class Decode:
     Sources with equal decoders are decoded together.
     """
 
-    def __init__(
-        self,
-        decoders: Sequence[Decoder],
-        allocator: Allocator,
-        *,
-        replaceable: Sequence[bool],
-        pixel_caches: Sequence[PixelCache | None] = (None,),
-    ) -> None:
-        self._decoders, self._allocator, self._replaceable = decoders, allocator, replaceable
-        self._pixel_caches = pixel_caches
+    def __init__(self, sources: Sequence[Source], allocator: Allocator) -> None:
+        self._sources, self._allocator = sources, allocator
+        self._decoders = decoders = [source.decoder for source in sources]
         self._groups = [decoders.index(decoder) for decoder in decoders]  # of equal ones, the number of the first
 
     def __call__(self, batches: Batches) -> Batches:
@@ -106,7 +88,7 @@ class Decode:
             with add_context(partial(batch_place, "the decoder", batch)):
                 batch.images, batch.crops, errors = self._decode(batch, files)
             failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
-            substitute(batch, failures, self._replaceable, self._decoders[batch.sources[0]].copy_image)
+            substitute(batch, failures, self._sources)
             yield batch
 
     def _decode(self, batch: Batch, files: list[Any]) -> Decoded:
@@ -144,9 +126,19 @@ class Decode:
         if pixels is not None:
             return pixels
         payload = sample.parts[image_part(sample)]
-        if (pixel_cache := self._pixel_caches[source]) is not None:
+        if (pixel_cache := self._sources[source].pixel_cache) is not None:
             pixels = pixel_cache.add(sample.shard, sample.record, payload)
         return payload if pixels is None else pixels
+
+
+def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage]:
+    """Return the stages that decode, annotate and transform samples that were read."""
+    stages: list[Stage] = [Decode(sources, allocator)]
+    if sources[0].annotations.names:
+        stages.append(Annotate(sources))
+    if any(source.transform is not None for source in sources):
+        stages.append(Augment(sources))
+    return stages
 
 
 def check_mixable(decoders: Sequence[Decoder]) -> None:
@@ -159,32 +151,27 @@ def check_mixable(decoders: Sequence[Decoder]) -> None:
         raise ConfigError("the loaders' decoders stack or pad batches differently; give all of them the same")
 
 
-def substitute(
-    batch: Batch,
-    failures: Mapping[int, ShardflowError],
-    allowed: Sequence[bool],
-    copy_image: Callable[[Any, int, int], None] | None = None,
-) -> dict[int, int]:
+def substitute(batch: Batch, failures: Mapping[int, ShardflowError], sources: Sequence[Source]) -> dict[int, int]:
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
     A failed sample is replaced by the next good one of the batch, so the result is the same in every process, where its
-    source allows that.
-    `copy_image` is that of the decoder, if there are images. Return which sample replaces each that failed.
+    source allows that. Return which sample replaces each that failed.
     """
     replaced: dict[int, int] = {}
     if not failures:
         return replaced
     size = len(batch.samples)
-    refused = failures.keys() if len(failures) == size else {i for i in failures if not allowed[batch.sources[i]]}
+    refused = [index for index in failures if len(failures) == size or not sources[batch.sources[index]].max_errors]
     if refused:
         raise failures[min(refused)]
+    decoder = sources[batch.sources[0]].decoder
     for index in failures:
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
         replaced[index] = good
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         batch.sources[index] = batch.sources[good]
-        if copy_image is not None:
-            copy_image(batch.images, index, good)
+        if batch.images is not None:
+            decoder.copy_image(batch.images, index, good)
         for crops in () if batch.crops is None else as_views(batch.crops):
             crops.replace(index, crops[good : good + 1])
     batch.replaced += [str(failures[index]) for index in sorted(failures)]
@@ -194,10 +181,8 @@ def substitute(
 class Annotate:
     """Fills in `masks` and `objects`, the annotations of the samples as they are in the crops of the decoder."""
 
-    def __init__(
-        self, annotations: Sequence[AnnotationFields], decoders: Sequence[Decoder], *, replaceable: Sequence[bool]
-    ) -> None:
-        self._annotations, self._decoders, self._replaceable = annotations, decoders, replaceable  # by source
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, annotated."""
@@ -205,16 +190,16 @@ class Annotate:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
             crops = self._crops(batch)
-            for index, (source, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
+            for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
+                source = self._sources[number]
                 try:
-                    annotations.append(self._annotations[source].read(sample, crops, index))
+                    annotations.append(source.annotations.read(sample, crops, index, source.decoder.max_pixels))
                 except SampleError as error:
                     annotations.append(None)
                     failures[index] = sample.with_sample(error)
-            copy_image = self._decoders[batch.sources[0]].copy_image
-            for index, good in substitute(batch, failures, self._replaceable, copy_image).items():
+            for index, good in substitute(batch, failures, self._sources).items():
                 annotations[index] = annotations[good]
-            first = self._annotations[batch.sources[0]]
+            first = self._sources[batch.sources[0]].annotations
             batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}
             batch.objects = first.move(annotations, crops)
             yield batch
@@ -222,9 +207,9 @@ class Annotate:
     def _crops(self, batch: Batch) -> Crops:
         if isinstance(batch.crops, Crops):
             return batch.crops
-        names = ", ".join(self._annotations[0].names)
-        found = ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in self._decoders))
-        if len(self._decoders) > 1:
+        names = ", ".join(self._sources[0].annotations.names)
+        found = ", ".join(dict.fromkeys(type(source.decoder).__name__ for source in self._sources))
+        if len(self._sources) > 1:
             raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
         raise ConfigError(
             f"fields {names} follow the crops of the images, and {found} does not say how it crops; use "
@@ -245,8 +230,8 @@ class Augment:
     A source of several views may have a list of transforms, one for each view.
     """
 
-    def __init__(self, transforms: Sequence[Transforms]) -> None:
-        self._transforms = transforms  # by source
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, transformed."""
@@ -260,7 +245,7 @@ class Augment:
         keys = view_keys(batch.keys, number).tolist()
         with fork_rng(), add_context(partial(_next_place, batch, images)):
             for source, image, key in zip(batch.sources, view, keys, strict=True):
-                transforms = self._transforms[source]
+                transforms = self._sources[source].transform
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
                 if transform is not None:
                     reseed(key)

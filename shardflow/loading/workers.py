@@ -22,9 +22,10 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+import webdataset as wds
+from torch.utils.data import DataLoader, get_worker_info
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
 from .distributed import usable_cores
@@ -67,12 +68,14 @@ class Workers:
         number = usable_cores() if self.num_workers is None else check_integer("num_workers", self.num_workers, 0)
         object.__setattr__(self, "num_workers", number)
         object.__setattr__(self, "prefetch_factor", check_integer("prefetch_factor", self.prefetch_factor, 1))
-        if self.pin_memory is None:
-            object.__setattr__(self, "pin_memory", torch.cuda.is_available())
-        methods = multiprocessing.get_all_start_methods()
-        if number and isinstance(self.multiprocessing_context, str) and self.multiprocessing_context not in methods:
+        check_switch("persistent_workers", self.persistent_workers)
+        pin_memory = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
+        object.__setattr__(self, "pin_memory", check_switch("pin_memory", pin_memory))
+        methods, context = multiprocessing.get_all_start_methods(), self.multiprocessing_context
+        if number and context not in (None, *methods) and not hasattr(context, "get_start_method"):
             raise ConfigError(
-                f"multiprocessing_context must be one of {', '.join(methods)}, found {self.multiprocessing_context!r}"
+                f"multiprocessing_context must be one of {', '.join(methods)}, or a context of multiprocessing, "
+                f"found {context!r}"
             )
 
     @property
@@ -89,14 +92,14 @@ class Workers:
         return method or default or multiprocessing.get_all_start_methods()[0]
 
 
-class WorkerPool:
+class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
     """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process."""
 
-    def __init__(self, pipeline: IterableDataset[Any], workers: Workers) -> None:
+    def __init__(self, pipeline: wds.DataPipeline, workers: Workers) -> None:
         num_workers = workers.count
         with warnings.catch_warnings():  # torch warns of many workers here, and again when it starts them
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self.data_loader: DataLoader[Any] = DataLoader(
+            super().__init__(
                 pipeline,
                 batch_size=None,
                 collate_fn=_unchanged,
@@ -110,7 +113,13 @@ class WorkerPool:
                 generator=torch.Generator(),
             )
 
-    def batches(self) -> Generator[Any, None, None]:
+    @property
+    def data_loader(self) -> DataLoader[Any]:
+        """The DataLoader, which is the first stage of a WebLoader."""
+        loader: DataLoader[Any] = self.pipeline[0]
+        return loader
+
+    def iterator1(self) -> Generator[Any, None, None]:
         """Yield the pipeline's batches, as one iteration; raise the errors of workers, and their death.
 
         The DataLoader notices within five seconds that a worker died, or the thread that pins batches.

@@ -22,10 +22,10 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
+from .keyed_rng import I64
 from .list_plan import ListPlan
 from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, Together, bound
 from .shuffle_plan import ShuffledEpochs
-from .window_shuffle import I64
 
 _CHUNK = 1 << 18
 

@@ -12,11 +12,11 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
+from .keyed_rng import I64
 from .rank_partition import MOST_POSITIONS
 from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, bound
 from .shuffle import default_streams
 from .shuffle_plan import ShuffledEpochs
-from .window_shuffle import I64
 
 _CHUNK = 1 << 20
 
@@ -124,13 +124,9 @@ class Epochs:
 
     def default_streams(self, world_size: int) -> int:
         """Return the number of streams of a run with `world_size` ranks."""
-        if self.shuffle is not None and self.shuffle.streams is not None:
-            return self.shuffle.streams
-        return default_streams(world_size, self.shuffle is not None)
-
-    def first_sample(self, shards: I64) -> I64:
-        """Return the number of the first sample of each of these shards."""
-        return self._starts[shards]
+        if self.shuffle is None:
+            return 1
+        return self.shuffle.streams or default_streams(world_size)
 
     def locate(self, epoch: int, positions: I64, streams: int) -> tuple[I64, I64, keyed_rng.U64]:
         """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""

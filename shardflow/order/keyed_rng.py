@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
@@ -68,7 +69,7 @@ def key(*parts: int | str) -> int:
     return result
 
 
-def permutation(key: int, length: int) -> npt.NDArray[np.int64]:
+def permutation(key: int, length: int) -> I64:
     """Return the permutation of 0 … length-1 of a key, as int64.
 
     SplitMix64 is a bijection of its counter, so the sorted values are distinct and there are no ties.

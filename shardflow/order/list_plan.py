@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from shardflow.errors import ConfigError
 
+from .keyed_rng import I64
 from .sampler import EpochPlan, shard_spans
-from .window_shuffle import I64
 
 
 class ListPlan(EpochPlan):

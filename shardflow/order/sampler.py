@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from shardflow.errors import ConfigError
 
+from .keyed_rng import I64
 from .shuffle import Shuffle
-from .window_shuffle import I64
 
 Shape = tuple[int, int]
 """Height and width in pixels."""

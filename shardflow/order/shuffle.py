@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardflow._validation import check_integer
+import numpy as np
+
+from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError
 
 MOST_STREAMS = 1 << 20
@@ -50,20 +52,18 @@ class Shuffle:
         object.__setattr__(self, "buffer", check_integer("buffer", self.buffer, 1, MOST_BUFFER))
         if self.streams is not None:
             object.__setattr__(self, "streams", check_integer("streams", self.streams, 1, MOST_STREAMS))
-        if self.shard_affinity not in (True, False):
-            raise ConfigError(f"shard_affinity must be True or False, found {self.shard_affinity!r}")
-        object.__setattr__(self, "shard_affinity", bool(self.shard_affinity))
+        object.__setattr__(self, "shard_affinity", check_switch("shard_affinity", self.shard_affinity))
 
     @classmethod
     def of(cls, given: object) -> Shuffle | None:
         """Return what the argument `shuffle` of a loader stands for: None keeps the order of the split."""
         if isinstance(given, Shuffle):
             return given
-        if given not in (True, False) or (isinstance(given, int) and not isinstance(given, bool)):
+        if not isinstance(given, bool | np.bool_):
             raise ConfigError(f"shuffle must be True, False or Shuffle(...), found {given!r}")
         return cls() if given else None
 
 
-def default_streams(world_size: int, shuffle: bool) -> int:
-    """Return the default number of streams."""
-    return min(STREAMS_PER_RANK, MOST_STREAMS // world_size) * world_size if shuffle else 1
+def default_streams(world_size: int) -> int:
+    """Return the number of streams of a shuffle that leaves it open."""
+    return min(STREAMS_PER_RANK, MOST_STREAMS // world_size) * world_size

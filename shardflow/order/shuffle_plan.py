@@ -22,10 +22,56 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 
 from . import keyed_rng
+from .keyed_rng import I64
 from .sampler import EpochPlan, EpochSampler, Facts
 from .shuffle import MOST_BUFFER, MOST_STREAMS
 from .weights import ShardWeights, SystematicSample
-from .window_shuffle import I64, WindowShuffle
+
+FIRST_WINDOW = 32
+"""Samples in the first window of a stream: what a batch of 256 takes from each of eight streams.
+
+Windows grow from there, so that the first batch of an epoch waits for the head of a shard per stream, and not for all
+the shards that a full window spans.
+"""
+
+
+class ShuffleBuffer:
+    """The shuffle buffer of an epoch's streams, as a pure function: their samples are permuted inside of windows.
+
+    Windows end at 32, 64, 128, …, W, 2W, 3W, …. The permutation of each is keyed by its stream and its number, so that
+    any offset can be computed without those before it. The only state is a cache of the permutations used last.
+    """
+
+    def __init__(self, key: int, samples: int) -> None:
+        self._key, self._samples = key, samples
+        starts = [0]  # of the windows that grow, and of the first full one
+        while starts[-1] < samples:
+            starts.append(min(max(FIRST_WINDOW, 2 * starts[-1]), samples))
+        self._first_starts = np.array(starts, dtype=np.int64)
+        self._last_used: dict[int, tuple[int, I64]] = {}  # stream → window, and its permutation
+
+    def windows(self, offsets: I64) -> I64:
+        """Return the numbers of the windows in which offsets of a stream lie, as int64."""
+        windows: I64 = np.searchsorted(self._first_starts, offsets, side="right") - 1
+        full = windows == len(self._first_starts) - 1
+        windows[full] += (offsets[full] - self._first_starts[-1]) // self._samples
+        return windows
+
+    def starts(self, windows: I64) -> I64:
+        """Return the offsets at which windows start, as int64."""
+        first_full = len(self._first_starts) - 1
+        beyond = np.maximum(windows - first_full, 0) * self._samples
+        starts: I64 = self._first_starts[np.minimum(windows, first_full)] + beyond
+        return starts
+
+    def permutation(self, stream: int, window: int, stream_length: int) -> tuple[int, I64]:
+        """Return the offset at which a window of a stream starts, and the permutation of its samples."""
+        start, stop = self.starts(np.array([window, window + 1])).tolist()
+        used = self._last_used.get(stream)
+        if used is None or used[0] != window:
+            key = keyed_rng.fold(keyed_rng.fold(self._key, stream), window)
+            used = self._last_used[stream] = window, keyed_rng.permutation(key, min(stop, stream_length) - start)
+        return start, used[1]
 
 
 class ShufflePlan(EpochPlan):
@@ -78,7 +124,7 @@ class ShufflePlan(EpochPlan):
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
         self._shuffles = shuffle and buffer > 1
-        self._windows = WindowShuffle(keyed_rng.key(seed, "window", epoch), buffer if shuffle else 1)
+        self._buffer = ShuffleBuffer(keyed_rng.key(seed, "window", epoch), buffer if shuffle else 1)
 
     def locate(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
         """Return (shard, record) of positions 0 … length-1, as two int64 arrays of the same length."""
@@ -114,11 +160,11 @@ class ShufflePlan(EpochPlan):
         common = math.gcd(self._streams, world_size)
         mine = streams % common == rank % common
         starts, stops, streams = starts[mine], stops[mine], streams[mine]
-        first_windows = self._windows.windows(starts - stream_starts[streams])
-        last_windows = self._windows.windows(stops - 1 - stream_starts[streams])
+        first_windows = self._buffer.windows(starts - stream_starts[streams])
+        last_windows = self._buffer.windows(stops - 1 - stream_starts[streams])
         stream_stops = self._stream_starts(streams + 1)
-        begins = self._windows.starts(first_windows) * self._streams + streams
-        last = np.minimum(self._windows.starts(last_windows + 1), stream_stops - stream_starts[streams]) - 1
+        begins = self._buffer.starts(first_windows) * self._streams + streams
+        last = np.minimum(self._buffer.starts(last_windows + 1), stream_stops - stream_starts[streams]) - 1
         shards = self._order[self._places[np.searchsorted(self._ends, starts, side="right")]]
         order = np.argsort(begins, kind="stable")
         return shards[order], begins[order], (last * self._streams + streams + 1)[order]
@@ -143,12 +189,12 @@ class ShufflePlan(EpochPlan):
         return starts
 
     def _shuffle(self, streams: I64, offsets: I64) -> I64:
-        """Return the offsets within their streams after the window shuffle."""
-        pairs = self._windows.windows(offsets) * self._streams + streams
+        """Return the offsets within their streams after the shuffle."""
+        pairs = self._buffer.windows(offsets) * self._streams + streams
         shuffled: I64 = offsets.copy()
         for pair in np.unique(pairs).tolist():  # few: a batch reads a stretch of each stream
             window, stream = divmod(pair, self._streams)
-            start, permutation = self._windows.permutation(stream, window, self.stream_length(stream))
+            start, permutation = self._buffer.permutation(stream, window, self.stream_length(stream))
             inside = pairs == pair
             shuffled[inside] = start + permutation[offsets[inside] - start]
         return shuffled

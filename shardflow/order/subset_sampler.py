@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from shardflow.errors import ConfigError
 
+from .keyed_rng import I64
 from .list_plan import ListPlan
 from .sampler import EpochPlan, EpochSampler, Facts
 from .shuffle_plan import ShuffledEpochs
-from .weights import ShardWeights, Weights
-from .window_shuffle import I64
+from .weights import ShardWeights, Weights, as_numbers
 
 
 class Subset:
@@ -33,7 +33,7 @@ class Subset:
     """
 
     def __init__(self, indices: npt.ArrayLike) -> None:
-        self.indices = np.asarray(indices)
+        self.indices = as_numbers("Subset takes a list of sample numbers", indices)
         if self.indices.ndim != 1 or (self.indices.dtype.kind not in "iu" and len(self.indices)):
             found = f"dtype {self.indices.dtype} of shape {self.indices.shape}"
             raise ConfigError(f"Subset takes a list of sample numbers, found {found}")

@@ -13,7 +13,7 @@ from shardflow.errors import ConfigError
 
 from .sampler import EpochSampler, Facts
 from .shuffle_plan import ShuffledEpochs
-from .weights import ShardWeights, Weights
+from .weights import ShardWeights, Weights, as_numbers
 
 _POWERS = {"balanced": 1.0, "sqrt": 0.5}
 
@@ -52,7 +52,9 @@ class Weighted:
             return Weights(_by_frequency(labels, len(classes), _POWERS[given]), labels)
         values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
         if not isinstance(values, np.memmap):
-            values = np.asanyarray(values).copy()  # a training loop may change its losses while their epoch runs
+            values = as_numbers(
+                "Weighted takes a number per sample", values
+            ).copy()  # a training loop may change its losses while their epoch runs
         if values.ndim == 0:
             values = np.broadcast_to(values, facts.split_samples)
         if values.ndim == 1 and len(values) != facts.split_samples:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
-from .window_shuffle import I64
+from .keyed_rng import I64
 
 FRACTION_BITS = 31
 MOST_SAMPLES = 2**31 - 1
@@ -37,6 +37,14 @@ MOST_SAMPLES = 2**31 - 1
 
 _CHUNK = 1 << 20
 _CACHED_SAMPLES = 1 << 22
+
+
+def as_numbers(expected: str, values: Any) -> npt.NDArray[Any]:
+    """Return an argument as an array; ConfigError, with what is expected, if it has no shape, as lists in a list."""
+    try:
+        return np.asanyarray(values)
+    except (TypeError, ValueError):  # of tensors on a device too
+        raise ConfigError(f"{expected}, found {values!r:.80}") from None
 
 
 class Weights:

@@ -12,7 +12,6 @@ from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.annotations import mask_field
 from shardflow.formats.coordinates import Coordinates
-from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
 from shardflow.loading.annotation_fields import AnnotationFields
@@ -43,7 +42,7 @@ def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, se
         epochs=order,
         partition=RankPartition(length=order.length, batch_size=1),
         decoder=RandomResizedCrop(SIDE),
-        annotations=AnnotationFields(fields, declared, CroppedBoxes(), MAX_PIXELS),
+        annotations=AnnotationFields(fields, declared, CroppedBoxes()),
     )
     visits = (order.visit(number, epoch, 1) for epoch in range(epochs))
     found = [explain_sample(source, sample, visit) for visit in visits if visit is not None]

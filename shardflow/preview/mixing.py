@@ -16,10 +16,10 @@ from PIL import Image
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.order.keyed_rng import I64
 from shardflow.order.rank_partition import RankPartition
 from shardflow.order.shuffle import BUFFER, default_streams
 from shardflow.order.shuffle_plan import ShufflePlan
-from shardflow.order.window_shuffle import I64
 
 from .sample_reader import labels_of
 
@@ -53,7 +53,7 @@ def measure_mixing(split: Split, *, streams: int | None = None, buffer: int = BU
     batch = min(BATCH, len(split) // _LEAST_BATCHES)
     if batch < 2:
         return None
-    plan = ShufflePlan(split.shard_samples, seed=0, epoch=0, streams=streams or default_streams(1, True), buffer=buffer)
+    plan = ShufflePlan(split.shard_samples, seed=0, epoch=0, streams=streams or default_streams(1), buffer=buffer)
     partition = RankPartition(length=len(split), batch_size=batch, rank=0, world_size=1)
     steps = np.unique(np.linspace(0, partition.steps() - 1, _BATCHES).astype(np.int64)).tolist()
     located = [plan.locate(partition.positions(0, step)[0]) for step in steps]

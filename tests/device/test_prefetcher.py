@@ -74,6 +74,28 @@ def test_batches_are_the_loaders(dataset: Path, buffers: int) -> None:
 
 
 @pytest.mark.usefixtures("copy_stream")
+def test_a_peek_is_not_an_epoch(dataset: Path) -> None:
+    """After `next(iter(batches))` the next iteration starts where that did, also where the loader was ahead of it."""
+    expected = contents(loader(dataset))
+    batches = shardflow.device.Prefetcher(loader(dataset), "cpu", buffers=3)
+    first = [contents([next(iter(batches))])[0] for _ in range(2)]
+    assert first == expected[:1] * 2  # the second is no peek any more
+    assert batches.epoch == 1
+    batches.set_epoch(0)
+    next(iter(batches))
+    assert batches.state_dict()["position"] > 0
+    assert batches.epoch == 0
+    assert contents(batches) == expected
+    assert batches.epoch == 1
+    state = batches.state_dict()
+    next(iter(batches))
+    batches.load_state_dict(state)
+    assert batches.epoch == 1
+    list(itertools.islice(batches, 2))
+    assert batches.epoch == 2
+
+
+@pytest.mark.usefixtures("copy_stream")
 def test_workers_are_used(dataset: Path) -> None:
     """With worker processes and their shared memory, pixels are the same as without."""
     plain = contents(loader(dataset))

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from shardflow.device.copy_stream import CopyStream, Event
 
-class DelayedCopyStream:
+
+class DelayedCopyStream(CopyStream):
     """Queues copies, and runs them when an event behind them is waited for.
 
     Attributes:
@@ -80,24 +82,24 @@ class DelayedCopyStream:
             self._done = max(self._done, end)
 
 
-class DelayedEvent:
+class DelayedEvent(Event):
     """A position in the queue of copies, or a number on the compute stream."""
 
-    def __init__(self, stream: DelayedCopyStream, end: int, number: int) -> None:
-        self._stream, self._end, self._number = stream, end, number
+    def __init__(self, delayed: DelayedCopyStream, end: int, number: int) -> None:
+        self._delayed, self._end, self._number = delayed, end, number
 
     def block_compute_stream(self) -> None:
         """Run the copies before it."""
-        self._stream.run(self._end)
+        self._delayed.run(self._end)
 
     def block_copy_stream(self) -> None:
         """Log the wait."""
-        self._stream.log.append(("wait", self._number))
+        self._delayed.log.append(("wait", self._number))
 
     def synchronize(self) -> None:
         """Run the copies before it."""
-        self._stream.run(self._end)
+        self._delayed.run(self._end)
 
-    def seconds_since(self, earlier: DelayedEvent) -> float | None:
+    def seconds_since(self, earlier: Any) -> float | None:
         """Return a millisecond per event, once the device is idle."""
-        return 0.001 * (self._number - earlier._number) if self._stream.idle else None
+        return 0.001 * (self._number - earlier._number) if self._delayed.idle else None

@@ -53,7 +53,7 @@ def epochs_of(
 
 def whole_batches(split: Split, epochs: Epochs, partition: RankPartition) -> WholeBatches:
     """Return the batches of one source, as a loader has them."""
-    annotations = AnnotationFields((), Annotations(), CroppedBoxes(), 1)
+    annotations = AnnotationFields((), Annotations(), CroppedBoxes())
     source = Source(split=split, epochs=epochs, partition=partition, decoder=CenterCrop(), annotations=annotations)
     return WholeBatches([source], Shares([1]))
 

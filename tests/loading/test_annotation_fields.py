@@ -165,9 +165,9 @@ def test_annotations_equal_torchvisions_functionals(
     boxes = [[min(a, c), min(b, d), max(a, c), max(b, d)] for a, b, c, d in rectangles]
     values = mask(width, height).astype(np.uint16) * 257 if mode == "I;16" else mask(width, height)
     parts = {MASK: png(values, None if mode == "I;16" else mode), "json": annotations(boxes)}
-    fields = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes(min_visibility=None), 10**6)
+    fields = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes(min_visibility=None))
     some = Sample({part: memoryview(data) for part, data in parts.items()}, (width, height), 0, 0, "", "")
-    found = fields.read(some, crops, 0)
+    found = fields.read(some, crops, 0, 10**6)
     objects = fields.move([found], crops)
 
     whole = torch.from_numpy(np.array(Image.open(io.BytesIO(parts[MASK]))).astype(np.int32))

@@ -41,6 +41,23 @@ class LeftHalf(CropDecoder):
         return Crops.of(sizes, box=box, resized=(12, 24), size=(12, 24))
 
 
+@pytest.mark.parametrize(
+    "returned", [None, True, [0], {7: DecodeError("beyond")}, {-1: DecodeError("before")}, {0: "broken"}, {0: None}]
+)
+def test_what_decode_returns_is_checked(tmp_path: Path, returned: Any) -> None:
+    """A `decode` that returns anything else than the errors of images of the batch is a ConfigError that names it."""
+
+    class Returning(LeftHalf):
+        def decode(self, payloads: Payloads, crops: Any, out: Any) -> Any:  # noqa: ARG002
+            return returned
+
+    some = shardflow.Loader(
+        make_dataset(tmp_path / "set", [7]), batch_size=7, decoder=Returning(), num_workers=0, max_errors=7
+    )
+    with pytest.raises(ConfigError, match=r"Returning\.decode must return a dict .* found"):
+        next(iter(some))
+
+
 class Small(Decoder):
     """Decodes by itself, to images of one size, and does not say how it crops."""
 

@@ -227,6 +227,58 @@ def test_leaving_early_moves_to_the_next_epoch(dataset: Path, workers: int) -> N
     assert labels(again) == expected[2]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_peek_is_not_an_epoch(dataset: Path, workers: int) -> None:
+    """After `next(iter(loader))` the next iteration starts where that did, at the start or at a loaded position."""
+    expected = labels(loader(dataset, num_workers=0))
+    some = loader(dataset, num_workers=workers)
+    next(iter(some))
+    assert (some.epoch, some.remaining) == (0, len(some))
+    assert some.state_dict()["position"] == some.batch_size  # handed out all the same
+    assert labels(some) == expected
+    assert some.epoch == 1
+    stopped = loader(dataset, num_workers=0)
+    list(itertools.islice(stopped, 3))
+    some.load_state_dict(stopped.state_dict())
+    for _ in some:
+        break
+    assert (some.epoch, some.remaining) == (0, len(some) - 3)
+    assert labels(some) == expected[3 * some.batch_size :]
+
+
+def test_only_one_peek_in_a_row_is_not_an_epoch(dataset: Path) -> None:
+    """Who draws every batch by a new iteration gets other ones, and so does a loop that leaves every epoch early."""
+    some, plain = loader(dataset, num_workers=0), loader(dataset, num_workers=0)
+    firsts = [next(iter(some))[1].tolist() for _ in range(4)]
+    whole = [labels(plain)[: some.batch_size] for _ in range(3)]
+    assert firsts == [whole[0], *whole]
+    some.set_epoch(5)
+    for epoch in (5, 6, 7):
+        assert some.epoch == epoch
+        list(itertools.islice(some, 2))
+        assert (some.epoch, some.remaining) == (epoch + 1, len(some))
+
+
+def test_an_epoch_that_failed_is_not_a_peek(dataset: Path) -> None:
+    """After an error in the second batch the next iteration is the next epoch, as after any other error."""
+    some = loader(dataset, num_workers=0, batch_transform=fail_once_after(1))
+    with pytest.raises(ArithmeticError):
+        labels(some)
+    assert (some.epoch, some.remaining) == (1, len(some))
+
+
+def fail_once_after(batches: int) -> Any:
+    """A transform of batches that raises an error once, after so many."""
+    numbers = itertools.count()
+
+    def transform(*fields: Any) -> Any:
+        if next(numbers) == batches:
+            raise ArithmeticError
+        return fields
+
+    return transform
+
+
 def test_set_epoch_chooses_the_order(dataset: Path) -> None:
     """`set_epoch` makes the next iteration that epoch, also the one that was just run."""
     some = loader(dataset, num_workers=2, tail="short")
@@ -506,7 +558,8 @@ def test_a_loader_says_what_it_does(dataset: Path) -> None:
     """Its settings and its place in the epoch are there under PyTorch's names, and all of it in its repr."""
     some = loader(dataset, batch_size=32, num_workers=0, tail="drop", seed=7)
     assert (some.batch_size, some.num_workers, some.epoch, some.remaining, len(some)) == (32, 0, 0, 4, 4)
-    next(iter(some))
+    batches = iter(some)
+    next(batches)
     assert (some.epoch, some.remaining, len(some)) == (0, 3, 4)
     resumed = loader(dataset, batch_size=16, num_workers=0, tail="drop", seed=7)
     resumed.load_state_dict(some.state_dict())

@@ -17,7 +17,6 @@ from shardflow.errors import ConfigError
 from shardflow.geometry.crops import Crops
 from shardflow.loading.decoders.multi_view import view_keys
 from shardflow.loading.fields import check_image_fields
-from shardflow.loading.padding import Padding
 from shardflow.order import keyed_rng
 from shardflow.order.epochs import augmentation_keys
 from tests.helpers.making import jpeg, make_dataset
@@ -205,6 +204,7 @@ def test_sizes_may_change_by_epoch(dataset: Path) -> None:
     ("make", "message"),
     [
         (lambda _: shardflow.decoders.MultiView([]), "one or more decoders that crop"),
+        (lambda _: shardflow.decoders.MultiView(5), "one or more decoders that crop"),
         (lambda _: shardflow.decoders.MultiView([shardflow.decoders.Image()]), r"found Image\("),
         (
             lambda _: shardflow.decoders.MultiView([LARGE, shardflow.decoders.CenterCrop(8, max_pixels=99)]),
@@ -212,7 +212,14 @@ def test_sizes_may_change_by_epoch(dataset: Path) -> None:
         ),
         (lambda url: load(url, transform=[halve]), "found 1 for 6 views"),
         (
-            lambda _: check_image_fields(["boxes"], views=True, moved=["boxes"], padding=Padding()),
+            lambda url: check_image_fields(
+                ["boxes"],
+                ["boxes"],
+                shardflow.decoders.MultiView([LARGE]),
+                shardflow.open(url)["train"],
+                samples=1,
+                transformed=False,
+            ),
             "boxes would follow",
         ),
         (lambda url: load(url, transform=[halve, halve], decoder=LARGE), "v2.Compose"),

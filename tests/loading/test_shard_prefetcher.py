@@ -78,11 +78,12 @@ class Stream:
         partition = RankPartition(
             length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size
         )
+        batch_plan = whole_batches(self.split, order, partition)
         self.shared, self.streams, self.epoch, self.steps = WorkerControl(workers), streams, -1, partition.steps()
         self.batches = wds.WebLoader(
             wds.DataPipeline(
-                BatchSampler(whole_batches(self.split, order, partition), self.shared),
-                Read(self.split, replaceable=[False]),
+                BatchSampler(batch_plan, self.shared),
+                Read(batch_plan.sources),
                 labels_of,
             ),
             batch_size=None,
@@ -230,7 +231,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     order = epochs_of(far, seed=1, shuffle=False)
     plan = whole_batches(far, order, RankPartition(length=TOTAL, batch_size=2))
     source, start = BatchSampler(plan, WorkerControl(0)), EpochStart(0, 0, 1)
-    read = Read(far, fields=("key",), replaceable=[False])
+    read = Read(plan.sources, ("key",))
     with prefetching(far, source.needs(0, start), workers=1, period=TOTAL) as advance:
         advance(0, 2)
         assert until(lambda: any(tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")))

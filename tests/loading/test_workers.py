@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,11 @@ def test_settings_that_cannot_be_are_named(options: dict[str, Any], message: str
     """A setting of the workers that is out of its range is an error that says what is allowed."""
     with pytest.raises(ConfigError, match=message):
         Workers(**{"num_workers": 1, **options})
+
+
+@pytest.mark.parametrize("option", [{"persistent_workers": "yes"}, {"pin_memory": 1}, {"multiprocessing_context": 5}])
+def test_odd_options_of_workers_are_named(option: dict[str, Any]) -> None:
+    """An option that is neither a switch nor a way to start processes is a ConfigError, before workers start."""
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        Workers(1, **option)
+    assert Workers(1, multiprocessing_context=multiprocessing.get_context("spawn")).start_method == "spawn"

@@ -106,6 +106,16 @@ def test_what_is_not_a_sampler_is_refused(sampler: Any, problem: str) -> None:
             Epochs(facts(), given, seed=0)
 
 
+@pytest.mark.parametrize("values", [[[1], [2, 3]], [1, [2]]])
+def test_ragged_lists_are_refused(values: Any) -> None:
+    """Lists that make no array of numbers are a ConfigError that names the sampler, also within another one."""
+    with pytest.raises(ConfigError, match="Subset takes a list of sample numbers"):
+        Subset(values)
+    for given in (Weighted(values), AspectBuckets([(8, 8)], Weighted(values))):
+        with pytest.raises(ConfigError, match="Weighted takes a number per sample"):
+            Epochs(facts(), given, seed=0)
+
+
 def test_a_list_names_samples_that_take_part() -> None:
     """A number beyond the samples, or below 0, is refused where the list is made."""
     for wrong in ([0, 90], [-1, 0]):

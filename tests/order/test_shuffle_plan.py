@@ -188,7 +188,7 @@ def test_first_batch_touches_the_head_of_one_shard_per_stream() -> None:
 
 def test_streams_by_default() -> None:
     """Each rank has eight streams; without shuffling one stream keeps the manifest's order."""
-    assert (default_streams(4, True), default_streams(4, False)) == (32, 1)
+    assert default_streams(4) == 32
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -378,5 +378,5 @@ def test_a_window_larger_than_the_split_is_the_split(buffer: int) -> None:
 
 def test_default_streams_of_very_many_ranks() -> None:
     """Each rank has the same number of streams, also where there are too many ranks for eight."""
-    assert default_streams(131_072, shuffle=True) == 2**20
-    assert default_streams(400_000, shuffle=True) == 800_000
+    assert default_streams(131_072) == 2**20
+    assert default_streams(400_000) == 800_000

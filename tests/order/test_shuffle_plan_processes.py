@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 import shardflow
 from shardflow.order.rank_partition import TAILS, RankPartition
-from shardflow.order.shuffle_plan import ShufflePlan
-from shardflow.order.window_shuffle import FIRST_WINDOW
+from shardflow.order.shuffle_plan import FIRST_WINDOW, ShufflePlan
 from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset
 

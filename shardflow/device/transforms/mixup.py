@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from . import rng
-from .boxes import box_mask
+from .transform import box_mask
 
 _SHARE, _PLACE, _CHOICE = range(3)
 
@@ -77,7 +78,7 @@ class _BetaMixing(MixingTransform):
     """
 
     def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, per_pair: bool = False) -> None:
-        if not 0 < alpha < math.inf:
+        if not isinstance(alpha, Real | float) or not 0 < alpha < math.inf:
             raise ConfigError(f"alpha must be above 0, found {alpha}")
         super().__init__(num_classes, per_pair)
         self.alpha = alpha
@@ -122,7 +123,7 @@ class OneOf(MixingTransform):
     """
 
     def __init__(self, transforms: Sequence[MixUp | CutMix]) -> None:
-        if not all(isinstance(transform, _BetaMixing) for transform in transforms):
+        if not isinstance(transforms, Sequence) or not all(isinstance(each, _BetaMixing) for each in transforms):
             raise ConfigError(f"OneOf takes MixUp and CutMix, found {transforms}")
         if len({(transform.num_classes, transform.per_pair) for transform in transforms}) != 1:
             raise ConfigError("OneOf takes one or more transforms, with the same num_classes and per_pair")

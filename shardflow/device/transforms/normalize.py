@@ -30,7 +30,11 @@ class Normalize(KeyedTransform):
     def __init__(
         self, mean: float | Iterable[float] = IMAGENET_MEAN, std: float | Iterable[float] = IMAGENET_STD
     ) -> None:
-        self._mean, self._std = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (mean, std))
+        given = (each if isinstance(each, Iterable) else (each,) for each in (mean, std))
+        try:
+            self._mean, self._std = (tuple(map(float, each)) for each in given)
+        except (TypeError, ValueError):
+            raise ConfigError(f"mean and std must be numbers, found {mean!r} and {std!r}") from None
         if not self._mean or len(self._mean) != len(self._std) or not all(value > 0 for value in self._std):
             raise ConfigError(f"mean and std must have the same length, and std be above 0, found {mean} and {std}")
 

@@ -10,8 +10,7 @@ from shardflow.geometry.crops import Crops, Sizes
 from shardflow.geometry.random_boxes import TRIES, draw_sizes, first_fit
 
 from . import rng
-from .boxes import box_mask
-from .transform import SpatialTransform
+from .transform import SpatialTransform, box_mask
 
 
 class RandomErasing(SpatialTransform):

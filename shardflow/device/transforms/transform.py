@@ -72,3 +72,12 @@ def to_float(images: torch.Tensor) -> torch.Tensor:
 def to_dtype_of(images: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return images within 0 … 1 in the dtype of `like`, rounded if that is uint8."""
     return images.to(like.dtype) if like.is_floating_point() else (images * 255).round().to(like.dtype)
+
+
+def box_mask(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return which pixels lie in the boxes, [B, 4] of x, y, width, height: bool [B, 1, H, W]."""
+    x, y, w, h = boxes[:, :, None].unbind(1)
+    columns = torch.arange(width, device=boxes.device)[None]
+    rows = torch.arange(height, device=boxes.device)[None]
+    in_columns, in_rows = (columns >= x) & (columns < x + w), (rows >= y) & (rows < y + h)
+    return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]

@@ -182,7 +182,14 @@ class Decoder(ABC):
             have_tables=np.broadcast_to(np.asarray(have_tables, dtype=np.bool_), len(files)),
         )
         images = self.allocate_images(payloads, crops, allocate)
-        return Decoded(images, crops, self.decode(payloads, crops, images))
+        failures = self.decode(payloads, crops, images)
+        indexes = failures if isinstance(failures, Mapping) else [-1]
+        if not all(index in range(len(files)) and isinstance(failures[index], SampleError) for index in indexes):
+            raise ConfigError(
+                f"{type(self).__name__}.decode must return a dict with the SampleError of each image that failed, by "
+                f"its index in the batch, and {{}} if none did; found {failures!r:.80}"
+            )
+        return Decoded(images, crops, failures)
 
     def __repr__(self) -> str:
         public = (f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))

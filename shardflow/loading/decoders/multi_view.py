@@ -39,7 +39,7 @@ class MultiView(CropDecoder):
     """
 
     def __init__(self, views: Sequence[CropDecoder]) -> None:
-        self.views = tuple(views)
+        self.views = tuple(views) if isinstance(views, Sequence) else ()
         if not self.views:
             raise ConfigError("MultiView needs a list of one or more decoders that crop, such as RandomResizedCrop")
         for view in self.views:
