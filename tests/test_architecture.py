@@ -88,14 +88,14 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2150,
-    "dataset": 3950,
+    "dataset": 4000,
     "demo": 750,
     "device": 2150,
     "diagnostics": 1100,
     "formats": 3150,
     "geometry": 400,
     "interop": 500,
-    "loading": 5500,
+    "loading": 5700,
     "native": 5550,
     "order": 1600,
     "packing": 6400,

@@ -26,7 +26,7 @@ loader_options = option_group(
     click.argument("url", type=PathOrUrl(), required=False),
     click.option("--split", default="train", show_default=True, help="Split to read."),
     click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1), help="Samples per batch."),
-    click.option("--size", default=224, show_default=True, help="Side of the random crops, in pixels."),
+    click.option("--size", default=224, show_default=True, help="Side of the crops, in pixels."),
     click.option(
         "--loader",
         "user_function",
@@ -73,7 +73,9 @@ def loader_factory(
         url,
         split=split,
         batch_size=batch_size,
-        decoder=shardflow.decoders.RandomResizedCrop(size),
+        decoder=shardflow.decoders.RandomResizedCrop(size)
+        if split == "train"
+        else shardflow.decoders.CenterCrop(size),  # as the loader has it by default
         samples_per_epoch=batch_size * _ENDLESS,
     )
     return make_loader, f"{shown_url(url)}, {split}, {size} pixels"

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import itertools
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.quarantine import Quarantined
@@ -58,6 +60,9 @@ class Split:
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.shards) else 0
+
+    def __repr__(self) -> str:
+        return f"<Split {self.name!r}: {plural(len(self), 'sample')} in {plural(len(self.shards), 'shard')}>"
 
     @overload
     def __getitem__(self, number: int) -> dict[str, Any]: ...
@@ -126,6 +131,10 @@ class Dataset(Mapping[str, Split]):
             name: Split(storage, name, shards, cache, content.packed_tables) for name, shards in content.splits.items()
         }
 
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{name} {len(split)}" for name, split in self._splits.items())
+        return f"<shardflow.Dataset {self.url}: samples {splits}>"
+
     def _repr_html_(self) -> str:
         readers = {name: split.reader for name, split in self._splits.items()}
         return dataset_html(self.url, self.fingerprint, self.classes, readers)
@@ -188,7 +197,11 @@ class Dataset(Mapping[str, Split]):
 
     def __getitem__(self, split: str) -> Split:
         if split not in self._splits:
-            raise ConfigError(f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}")
+            message = f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}"
+            if split == "val" and "train" in self._splits:
+                url = self.url.rstrip("/")
+                message += f"; `{shlex.join(['shardflow', 'split', url, f'{url}-split'])}` makes {url}-split, with one"
+            raise ConfigError(message)
         return self._splits[split]
 
     def __iter__(self) -> Iterator[str]:

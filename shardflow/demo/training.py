@@ -73,6 +73,7 @@ def train(
         batch_size=batch_size,
         decoder=shardflow.decoders.RandomResizedCrop(SIZE, scale=CROP),
         transform=AUGMENTATION,
+        shuffle=True,
         num_workers=workers,
         limit=limit,
     )

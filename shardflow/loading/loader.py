@@ -37,6 +37,7 @@ from .facts import split_facts
 from .fields import check_image_fields, resolve_fields
 from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
+from .repeated_crops import warn_of_repeated_crops
 from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import EpochStart, Source, Transforms
 from .workers import Workers, check_sendable
@@ -118,7 +119,9 @@ class Loader(Engine):
             crop), "box_NAME" for a field of the boxes (a list of int64 or float32 [N]) and "keypoints" (a list of
             float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image and label, or image and key for a dataset without
             labels; with tail="pad", "valid" comes third.
-        shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`.
+        shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`. By default True for the
+            split "train" and False for any other, so that `split="val"` alone is an evaluation: each sample once, in
+            order, as a centre crop.
         seed: Seed of the order and of all augmentation.
         tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
             samples from the start of the epoch, "short" distributes them (a rank may get an empty batch). All ranks
@@ -168,7 +171,7 @@ class Loader(Engine):
         transform: Transforms = None,
         batch_transform: Callable[..., Any] | None = None,
         fields: Sequence[str | CroppedBoxes] | None = None,
-        shuffle: bool | Shuffle = True,
+        shuffle: bool | Shuffle | None = None,
         seed: int = 0,
         tail: str | None = None,
         limit: int | None = None,
@@ -201,7 +204,8 @@ class Loader(Engine):
         )
         _check_epoch(chosen.name, epochs, partition)
         names, annotations = resolve_fields(fields, opened, chosen, pad=partition.tail == "pad")
-        decoder = _decoder(decoder, epochs, names, transform)
+        given, decoder = decoder, _decoder(decoder, epochs, names, transform)
+        warn_of_repeated_crops(decoder, transform, batch_transform, is_default=given is None)
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
         check_sendable(
@@ -272,7 +276,8 @@ class Loader(Engine):
         return (
             f"<shardflow.Loader of {self.dataset.dataset.url}, split {split.name!r}: {epochs.samples} samples{epoch} "
             f"in {plural(len(split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
-            f"({', '.join(self.fields)}), tail {partition.tail!r}; rank {partition.rank} of {partition.world_size}, "
+            f"({', '.join(self.fields)}) by {type(self.decoder).__name__}, tail {partition.tail!r}; "
+            f"rank {partition.rank} of {partition.world_size}, "
             f"{plural(self.num_workers, 'worker')}; epoch {self.epoch}, {self.remaining} of its batches left>"
         )
 
@@ -394,7 +399,7 @@ def check_sampler_on_ranks(source: Source) -> None:
 
 
 def _check_callables(transform: Transforms, batch_transform: object) -> None:
-    transforms = list(transform) if isinstance(transform, Sequence) else [transform]
+    transforms = list(transform) if isinstance(transform, Sequence) and not isinstance(transform, str) else [transform]
     for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
         check_callable(name, value)
         if type(value).__module__.startswith("shardflow.device."):
@@ -410,8 +415,7 @@ def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
         whose = f" for each of {partition.world_size} ranks" if partition.world_size > 1 else ""
         raise ConfigError(
             f"an epoch of split {split!r} has {plural(epochs.length, 'sample')}, less than one batch of "
-            f"{partition.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad' (shuffle=False, for "
-            "evaluation, implies 'short')"
+            f"{partition.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad'"
         )
     if epochs.samples_per_epoch is not None and partition.tail == "drop" and epochs.length % partition.global_batch:
         raise ConfigError(
@@ -425,7 +429,10 @@ def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], trans
     shapes = epochs.sampler.shapes
     decoder = given
     if decoder is None:
-        decoder = Cover() if shapes else CenterCrop() if epochs.shuffle is None else RandomResizedCrop()
+        if epochs.shuffle is None:  # an evaluation: nothing at random
+            decoder = Cover(random=False, hflip=0) if shapes else CenterCrop()
+        else:
+            decoder = Cover() if shapes else RandomResizedCrop()
     check_decoder(decoder)
     if isinstance(transform, Sequence) and len(transform) != (views := max(1, len(decoder.views))):
         raise ConfigError(

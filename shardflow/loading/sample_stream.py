@@ -48,7 +48,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         *,
         split: str = "train",
         version: str | None = None,
-        shuffle: bool | Shuffle = True,
+        shuffle: bool | Shuffle | None = None,
         seed: int = 0,
         limit: int | None = None,
         group: tuple[int, int] | None = None,

@@ -243,7 +243,7 @@ class Augment:
     def _view(self, batch: Batch, number: int, view: Any) -> list[Any]:
         images: list[Any] = []
         keys = view_keys(batch.keys, number).tolist()
-        with fork_rng(), add_context(partial(_next_place, batch, images)):
+        with fork_rng(), add_context(partial(_next_place, batch, images), _TYPES):
             for source, image, key in zip(batch.sources, view, keys, strict=True):
                 transforms = self._sources[source].transform
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
@@ -260,6 +260,9 @@ def _place(sample: Sample) -> str:
     with contextlib.suppress(IntegrityError):
         return f"sample {sample.key} of {sample.url}"
     return f"record {sample.record} of {sample.url}"
+
+
+_TYPES = "images are uint8 tensors already: v2.ToDtype(torch.float32, scale=True) takes the place of ToTensor"
 
 
 def _next_place(batch: Batch, done: Sequence[Any]) -> str:

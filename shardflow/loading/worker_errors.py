@@ -29,8 +29,8 @@ _STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collat
 
 
 @contextlib.contextmanager
-def add_context(describe: Callable[[], str]) -> Iterator[None]:
-    """Add to an error of the user's code what it was called for."""
+def add_context(describe: Callable[[], str], types: str = "") -> Iterator[None]:
+    """Add to an error of the user's code what it was called for, and to a TypeError also with which types."""
     try:
         yield
     except ShardflowError:
@@ -39,6 +39,8 @@ def add_context(describe: Callable[[], str]) -> Iterator[None]:
         info = get_worker_info()
         place = "" if info is None else f", in worker {info.id}"
         add_note(error, f"shardflow: raised by {describe()}{place}")
+        if types and isinstance(error, TypeError):
+            add_note(error, f"shardflow: {types}")
         raise
 
 

@@ -15,6 +15,9 @@ MOST_STREAMS = 1 << 20
 MOST_BUFFER = 1 << 40
 """So that the offsets of windows fit into 63 bits; a buffer larger than a stream is the whole stream."""
 
+TRAIN = "train"
+"""The split that is shuffled by default."""
+
 BUFFER = 8192
 STREAMS_PER_RANK = 8
 """Defaults for shards packed in class order (docs/performance.md).
@@ -55,8 +58,13 @@ class Shuffle:
         object.__setattr__(self, "shard_affinity", check_switch("shard_affinity", self.shard_affinity))
 
     @classmethod
-    def of(cls, given: object) -> Shuffle | None:
-        """Return what the argument `shuffle` of a loader stands for: None keeps the order of the split."""
+    def of(cls, given: object, split: str) -> Shuffle | None:
+        """Return what the argument `shuffle` of a loader stands for: None keeps the order of the split.
+
+        Where it is not given, the split `train` is shuffled, and any other is not: an evaluation has each sample once.
+        """
+        if given is None:
+            given = split == TRAIN
         if isinstance(given, Shuffle):
             return given
         if not isinstance(given, bool | np.bool_):

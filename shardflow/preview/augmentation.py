@@ -31,7 +31,7 @@ _LABELS = "box_labels"
 
 
 def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, seed: int = 0) -> ContactSheet:
-    """Return a sample as it was packed, and as the default decoder of the loader augments it in its first epochs."""
+    """Return a sample as it was packed, and as the default crop for training augments it in its first epochs."""
     sample = _read_sample(dataset, split, number, len(dataset[split]))
     declared = dataset.manifest.annotations
     labels = [_LABELS] if declared.boxes is not None and "labels" in declared.boxes.fields else []

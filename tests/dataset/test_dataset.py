@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from shardflow.formats import shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME
 from shardflow.storage.cache import Cache
 from shardflow.storage.local import LocalStorage
+from tests.helpers.command import exit_code
 from tests.helpers.counting import CountingStorage
 from tests.helpers.loading import open_files
 from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
@@ -124,6 +126,14 @@ def test_a_disk_that_fails_while_a_shard_is_open(
         split[0]
 
 
+def test_a_dataset_says_what_it_holds(root: Path) -> None:
+    """Printed, a dataset has its place and its splits, and a split its samples and shards."""
+    dataset = shardflow.open(root)
+    for said in (str(root), f"train {TOTAL}", "val 2"):
+        assert said in repr(dataset)
+    assert "'val': 2 samples in 1 shard>" in repr(dataset["val"])
+
+
 def test_notebooks_show_a_dataset(tmp_path: Path) -> None:
     """The HTML has splits, classes as text alone, and the first pictures as they are stored; damage leaves them out."""
     samples = [(f"{number:03}", {"jpg": jpeg(number), "cls": b"0"}) for number in range(9)]
@@ -176,6 +186,16 @@ def test_missing_split_is_named(root: Path) -> None:
     """A split that does not exist is a ConfigError that names the splits."""
     with pytest.raises(ConfigError, match=r"no split 'test'; it has (train, val|val, train)"):
         shardflow.open(root)["test"]
+
+
+def test_a_missing_val_can_be_pasted(tmp_path: Path) -> None:
+    """Where there is `train` alone, the error for `val` has the command that holds a part of it out, quoted."""
+    root = make_dataset(tmp_path / "my set", [20], labelled=False)
+    with pytest.raises(ConfigError, match=r"no split 'val'; it has train; `shardflow split ") as caught:
+        shardflow.open(f"{root}/")["val"]
+    _, command, _ = str(caught.value).split("`")
+    assert exit_code(*shlex.split(command)[1:]) == 0
+    assert len(shardflow.open(f"{root}-split")["val"]) == 2
 
 
 def test_dataset_says_what_it_is(root: Path) -> None:

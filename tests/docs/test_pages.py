@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
+from torchvision.transforms import v2
 
 import shardflow
 from shardflow.demo import pictures
@@ -78,7 +79,22 @@ def test_pages_run(
         translated = _with_bucket(request.getfixturevalue("server"), request.getfixturevalue("prefix"), monkeypatch)
         if not re.search(r"(pack|sync) \S+ s3://bucket/photos256", code):
             shardflow.sync(photos.parent / "photos256", translated("s3://bucket/photos256"))
-    run_page(PAGES[page], _names(), translated)
+    names = run_page(PAGES[page], _names(), translated)
+    if "accuracy =" in code:
+        _check_accuracy(names)
+
+
+def _check_accuracy(names: dict[str, Any]) -> None:
+    """Compare the accuracy that a page computes with that of a plain loop over the images of `val`."""
+    model = names["model"]
+    assert not model.training
+    assert model.inference_modes
+    assert all(model.inference_modes)
+    samples = shardflow.Loader("photos256", split="val", batch_size=1).dataset
+    crop = v2.Compose([v2.Resize(256), v2.CenterCrop(224)])
+    right = sum(int(model(crop(image)[None].float() / 255).argmax(1).item() == label) for image, label in samples)
+    assert names["accuracy"] == right / len(samples)
+    assert 0 < right < len(samples)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/loading.md"])
@@ -106,8 +122,26 @@ def _with_bucket(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -
     return lambda code: on_this_machine(code).replace("s3://bucket", server.url(prefix))
 
 
+class Model(torch.nn.Sequential):
+    """A net that predicts otherwise while it is trained, and keeps for each call whether gradients were left out."""
+
+    def __init__(self) -> None:
+        layers = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.Linear(3, len(CLASSES))
+        super().__init__(*layers)
+        self.inference_modes: list[bool] = []
+        with torch.no_grad():  # it compares the colours
+            layers[-1].weight.copy_(torch.tensor([[9.0, -9, 0], [0, 9, -9], [-9, 0, 9]]))
+            layers[-1].bias.zero_()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        self.inference_modes.append(torch.is_inference_mode_enabled())
+        logits: torch.Tensor = super().forward(images)
+        return logits
+
+
 def _names() -> dict[str, Any]:
-    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, len(CLASSES)))
+    model = Model()
     modules = {"shardflow": shardflow, "torch": torch, "np": np, "wds": wds}
     return {**modules, "range": few, "model": model, "checkpoint": {}, "train_step": lambda *_: None}
 

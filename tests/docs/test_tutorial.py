@@ -42,5 +42,5 @@ def test_the_tutorial_runs_from_top_to_bottom(server: Server, prefix: str, tmp_p
     assert len(resumed) == 2, done.stdout + done.stderr
     assert resumed[0] % 10 == 0
     assert resumed[1] == 0
-    right = [int(pictures) for pictures in re.findall(r"(\d+) of 16 pictures right", done.stdout)]
+    right = [int(pictures) for pictures in re.findall(r"(\d+) of 16 images right", done.stdout)]
     assert right[0] == right[1] >= 10

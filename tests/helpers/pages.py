@@ -48,8 +48,11 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(use.strip() if use else language, code, text[: match.start()].count("\n") + 1)
 
 
-def run_page(path: Path, names: Mapping[str, Any], translated: Callable[[str], str]) -> None:
-    """Run all blocks of a page in the current directory, with these names defined, and translated to this machine."""
+def run_page(path: Path, names: Mapping[str, Any], translated: Callable[[str], str]) -> dict[str, Any]:
+    """Run all blocks of a page in the current directory, with these names defined, and translated to this machine.
+
+    Return the names that are defined at the end.
+    """
     namespace = dict(names)
     for kind, code, line in blocks(path.read_text(encoding="utf-8")):
         if kind in ("python", "peer", "script"):
@@ -62,6 +65,7 @@ def run_page(path: Path, names: Mapping[str, Any], translated: Callable[[str], s
         elif kind == "console":
             for command, shown in commands(code):
                 run_command(translated(command), shown, f"{path.name}:{line}")
+    return namespace
 
 
 def alternatives(code: str) -> Iterator[tuple[str, str]]:

@@ -89,6 +89,29 @@ print("torchvision" in sys.modules)
     assert done.stdout.split() == ["False", "True"]
 
 
+def test_an_evaluation_split_is_evaluated(dataset: Path) -> None:
+    """Of a split that is not `train`, each sample comes once, in order, as the same centre crop in each epoch."""
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 0}
+    val = shardflow.Loader(dataset, split="val", **options)
+    assert "in the split's order" in repr(val)
+    assert "by CenterCrop, tail 'short'" in repr(val)
+    first, second = list(val), list(val)
+    assert labels(first) == labels(second) == list(range(23))
+    for (one, _), (two, _) in zip(first, second, strict=True):
+        assert torch.equal(one, two)
+    assert [int(each["cls"]) for each in shardflow.samples(dataset, split="val")] == list(range(23))
+    assert next(iter(shardflow.Mix([(dataset, 1)], split="val", **options)))[1].tolist() == list(range(8))
+    buckets = shardflow.samplers.AspectBuckets([(16, 16)])
+    cover = shardflow.Loader(dataset, split="val", sampler=buckets, **options).decoder
+    assert cover == shardflow.decoders.Cover(random=False, hflip=0)
+    train = shardflow.Loader(dataset, **options)
+    assert "by RandomResizedCrop, tail 'drop'" in repr(train)
+    assert labels(train) != sorted(labels(train))
+    for shuffle in (True, shardflow.Shuffle(buffer=4)):
+        assert labels(shardflow.Loader(dataset, split="val", shuffle=shuffle, **options)) != list(range(16))
+    assert labels(shardflow.Loader(dataset, shuffle=False, **options)) == list(range(TOTAL))
+
+
 def test_defaults_need_no_decoder(dataset: Path) -> None:
     """Training crops are 224 pixels by default, and so are evaluation crops."""
     for shuffle in (True, False):
@@ -462,6 +485,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"max_errors": -1}, ConfigError, "max_errors must be 0 or more"),
         ({"decoder": "device"}, ConfigError, "decoder must be one of shardflow.decoders"),
         ({"transform": 3}, ConfigError, "transform must be callable, found 3"),
+        ({"transform": "flip"}, ConfigError, "transform must be callable, found 'flip'"),
         (
             {"decoder": shardflow.decoders.Image},
             ConfigError,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import shardflow
@@ -129,6 +130,17 @@ def test_errors_of_decoder_and_batch_transform_name_the_batch(dataset: Path, arg
         (note,) = caught.value.__notes__
         assert note.startswith(f"shardflow: raised by {what}, for the batch of sample 000000000 of {dataset}/train/")
         assert note.endswith("000000.tar and 3 more, in worker 0")
+
+
+@pytest.mark.parametrize("transform", [v1.ToTensor(), v2.Normalize([0.5], [0.5])], ids=("ToTensor", "Normalize"))
+def test_a_transform_of_pictures_is_told_what_it_gets(dataset: Path, transform: Any) -> None:
+    """The TypeError of a transform that expects a picture, or floats, has a note with the one that makes floats."""
+    with pytest.raises(TypeError) as caught:
+        list(loader(dataset, transform=transform, num_workers=0))
+    if sys.version_info >= (3, 11):
+        assert "v2.ToDtype(torch.float32, scale=True)" in caught.value.__notes__[1]
+    (images, _), *_ = loader(dataset, transform=v2.ToDtype(torch.float32, scale=True), num_workers=0)
+    assert images.dtype == torch.float32
 
 
 def test_errors_that_pickle_cannot_copy_arrive_too() -> None:

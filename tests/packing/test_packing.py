@@ -191,7 +191,7 @@ def test_dataset_is_never_overwritten(tmp_path: Path) -> None:
     sf.pack(src, tmp_path / "dst", **SMALL)
     before = contents(tmp_path / "dst")
     write_tree(tmp_path / "dst", {".tmp-shardflow.json.12345678": b"left by a kill at the commit"})
-    with pytest.raises(DatasetExistsError, match="already holds a dataset"):
+    with pytest.raises(DatasetExistsError, match=r"dst already holds a dataset; .*`shardflow extend"):
         sf.pack(src, tmp_path / "dst", **SMALL, seed=1)
     assert contents(tmp_path / "dst") == before
 

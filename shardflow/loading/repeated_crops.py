@@ -1,0 +1,137 @@
+"""A warning where a transform crops, resizes or flips images that the decoder has cropped or flipped already.
+
+Pipelines that are written for torchvision's ImageFolder crop by themselves; a loader's decoder crops too, while it
+decodes. Known classes are recognised by their names, wherever they are nested; their packages are not imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from shardflow.errors import ConfigError
+
+from .decoders.center_crop import CenterCrop
+from .decoders.cover import Cover
+from .decoders.decoder import Decoder
+from .decoders.random_resized_crop import RandomResizedCrop
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = {"torchvision", "timm", "albumentations", "kornia"}
+
+_RANDOM_RESIZED_CROPS = {"RandomResizedCrop", "RandomResizedCropAndInterpolation"}
+_CROPS = {*_RANDOM_RESIZED_CROPS, "CenterCrop", "FiveCrop", "ImageClassification", "RandomSizedCrop", "TenCrop"}
+"""They choose the part of the image that is seen, as decoders do: no decoder that crops goes with them."""
+
+_SIZES = {"CenterCropOrPad", "LongestMaxSize", "RandomCrop", "RandomCropOrPad", "RandomIoUCrop", "RandomResize"}
+_SIZES |= {"RandomScale", "RandomShortestSize", "Resize", "ResizeKeepRatio", "ScaleJitter", "SmallestMaxSize"}
+"""They need images of a certain size. After a decoder that the user has chosen for them they are right."""
+
+_FLIPS = {"HorizontalFlip", "RandomHorizontalFlip"}
+
+_MOST_OBJECTS = 1000  # that are looked into: a transform may hold a whole model
+
+
+def warn_of_repeated_crops(
+    decoder: Decoder, transform: object, batch_transform: object, *, is_default: bool = False
+) -> None:
+    """Log a warning for a transform, of a sample or of a batch, that repeats what the decoder does before it."""
+    views = decoder.views or (decoder,)
+    transforms = transform if isinstance(transform, Sequence) else [transform] * len(views)
+    for argument, values in (("transform", transforms), ("batch_transform", [batch_transform] * len(views))):
+        for view, value in zip(views, values, strict=True):
+            known = _known_transforms(value)
+            if repeated := _repeated(view, known, is_default=is_default):
+                done = "flipped" if _FLIPS.issuperset(repeated) else "cropped"
+                remedies = [f"leave {' and '.join(repeated)} out of {argument}"]
+                if done == "flipped":
+                    remedies.append(f"give {type(view).__name__} hflip=0")
+                elif not (decoder.views or decoder.needs_shape):  # else the decoder stays
+                    if same := _same_decoder(known):
+                        remedies[0] += f" and pass decoder=shardflow.decoders.{same}"
+                    if argument == "transform":
+                        remedies.append("keep it and decode whole images with decoder=shardflow.decoders.Image()")
+                message = "images are %s twice: by the decoder, %s, and again by %s in %s; %s"
+                named = type(view).__name__, " and ".join(repeated), argument
+                logger.warning(message, done, *named, ", or ".join(remedies))
+                break
+
+
+def _repeated(decoder: Decoder, known: Mapping[str, object], *, is_default: bool) -> list[str]:
+    """Return the names of those transforms that repeat what a decoder does."""
+    if not isinstance(decoder, (CenterCrop, Cover, RandomResizedCrop)):
+        return []
+    flips, crops = getattr(decoder, "hflip", 0) > 0, is_default or bool(known.keys() & _CROPS)
+    return [name for name in known if (flips if name in _FLIPS else crops)]
+
+
+def _same_decoder(known: Mapping[str, Any]) -> str | None:
+    """Return the decoder that does the same as these transforms, as code; None where there is none."""
+    crops, flips = known.keys() - _FLIPS, known.keys() & _FLIPS
+    with contextlib.suppress(AttributeError, ConfigError, TypeError, ValueError):  # settings that no decoder has
+        if len(crops) == 1 and crops <= _RANDOM_RESIZED_CROPS:
+            crop, hflip = known[min(crops)], known[min(flips)].p if flips else 0
+            given = {"scale": tuple(crop.scale), "ratio": tuple(crop.ratio), "hflip": hflip}
+            return _code(RandomResizedCrop, _side(crop.size), given)
+        if crops == {"Resize", "CenterCrop"} and not flips:
+            short_side = known["Resize"].size
+            if isinstance(short_side, int) or len(short_side) == 1:
+                return _code(CenterCrop, _side(known["CenterCrop"].size), {"resize": _side(short_side)})
+    return None
+
+
+def _code(kind: Callable[..., Decoder], side: int, given: Mapping[str, Any]) -> str:
+    """Return the call that makes a decoder, without the arguments that are the default."""
+    decoder, default = kind(side, **given), kind(side)
+    changed = (f", {name}={value!r}" for name, value in given.items() if getattr(default, name) != value)
+    return f"{type(decoder).__name__}({side}{''.join(changed)})"
+
+
+def _side(size: int | Sequence[int]) -> int:
+    """Return the side of a square; ValueError if it is not one."""
+    (side,) = {size} if isinstance(size, int) else {*size}
+    return int(side)
+
+
+def _known_transforms(root: object) -> dict[str, object]:
+    """Return the known transforms in an object by the names of their classes, in order; of several, the last."""
+    known, seen, left = dict[str, object](), set[int](), [root]
+    while left and len(seen) < _MOST_OBJECTS:
+        each = left.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            if name := _known_name(each):
+                known[name] = each
+            else:
+                left += reversed([*_parts(each)])
+    return known
+
+
+def _known_name(value: object) -> str | None:
+    for base in type(value).__mro__:
+        if base.__module__.partition(".")[0] in _PACKAGES and base.__name__ in _CROPS | _SIZES | _FLIPS:
+            return base.__name__
+    return None
+
+
+def _parts(value: object) -> Iterable[object]:
+    """Return what an object consists of: its items, its attributes, or what a function calls."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, FunctionType):
+        with contextlib.suppress(ValueError):  # of a name that has no value yet
+            used = inspect.getclosurevars(value)
+            return filter(callable, (*used.nonlocals.values(), *used.globals.values()))
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    return () if isinstance(value, (type, ModuleType)) else getattr(value, "__dict__", {}).values()
