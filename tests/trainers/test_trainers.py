@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import webdataset as wds
-from PIL import Image
 from torch import nn
 
 import shardflow
 from shardflow.errors import ConfigError, ResumeMismatchError
+from tests.helpers.diffs import diff_below, side
 from tests.helpers.making import make_dataset
 
-CLASSES = 3
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures in folders by class, which a net tells apart by their colour."""
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for label, number in itertools.product(range(CLASSES), range(24)):
-        pixels = rng.integers(0, 120, (40, 40, 3), dtype=np.uint8)
-        pixels[..., label] += 100
-        path = root / f"train/class{label}/{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path, quality=95)
-    return root
-
-
-@pytest.fixture(scope="module")
-def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, packed as they are."""
-    root = tmp_path_factory.mktemp("packed") / "set"
-    shardflow.pack(photos / "train", root, preset="original", shard_samples=10, workers=1)
-    return root
+from .conftest import CLASSES
 
 
 class Net(nn.Module):
@@ -60,21 +37,9 @@ class Net(nn.Module):
 def test_timm_reads_shards_as_it_reads_folders(photos: Path, packed: Path) -> None:
     """timm's loader on a reader of the shards has the pictures of its folder reader, and trains as well."""
     from timm.data import ImageDataset, create_loader
-    from timm.data.readers.reader import Reader
 
-    class Shards(Reader):
-        def __init__(self, url: Path) -> None:
-            self.split = shardflow.open(url)["train"]
-
-        def __len__(self) -> int:
-            return len(self.split)
-
-        def __getitem__(self, index: int) -> Any:
-            sample = self.split[index]
-            return io.BytesIO(sample["jpg"]), int(sample["cls"])
-
-        def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:  # noqa: ARG002
-            return str(self.split[index]["__key__"])
+    names: dict[str, Any] = {}
+    exec("".join(side(hunk, "+") for hunk in diff_below("docs/migration.md", "timm")), names)
 
     def train(dataset: Any) -> tuple[float, set[bytes]]:
         torch.manual_seed(0)
@@ -94,7 +59,7 @@ def test_timm_reads_shards_as_it_reads_folders(photos: Path, packed: Path) -> No
         return right / len(dataset), seen
 
     folder, folder_seen = train(ImageDataset(str(photos / "train")))
-    shards, shards_seen = train(ImageDataset(str(packed), reader=Shards(packed)))
+    shards, shards_seen = train(names["create_dataset"]("", packed, "train"))
     assert shards_seen == folder_seen
     assert folder == shards == 1.0
 
