@@ -1,4 +1,4 @@
-"""What docs/migration.md shows of trainers, run as it stands there: snippets, and diffs of other projects' own files."""
+"""What docs/migration.md shows of trainers, run as it stands there, with diffs applied to other projects' own files."""
 
 from __future__ import annotations
 
