@@ -42,7 +42,7 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def evaluate(arguments: argparse.Namespace, device: torch.device) -> tuple[int, int]:
     """Return how many samples of the split the net gets right, and how many there are, over all ranks."""
     loader = shardflow.Loader(

@@ -90,7 +90,7 @@ def train(arguments: argparse.Namespace, accelerator: Accelerator) -> None:
     accelerator.save_state(arguments.folder)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def evaluate(model: torch.nn.Module, loader: shardflow.Loader, accelerator: Accelerator) -> tuple[int, int]:
     """Return how many samples the model gets right, and how many there are, over all ranks."""
     model.eval()

@@ -160,7 +160,7 @@ class Training:
         shape = done / warm_up if done < warm_up else 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
         return float(self.given.lr * self.given.batch_size * self.ranks / 1024 * shape)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def evaluate(self) -> tuple[int, int]:
         """Return how many samples of the split val are classified rightly, and how many there are, over all ranks."""
         model = (self.average.module if self.average is not None else self.net).eval()

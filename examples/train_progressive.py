@@ -62,7 +62,7 @@ def train(given: argparse.Namespace, sizes: Mapping[int, int]) -> float:
     return took
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def evaluate(net: torch.nn.Module, given: argparse.Namespace) -> float:
     """Return the share of the split `val` that the net gets right, at the last size."""
     loader = shardflow.Loader(
@@ -73,6 +73,7 @@ def evaluate(net: torch.nn.Module, given: argparse.Namespace) -> float:
         shuffle=False,
         num_workers=given.workers,
     )
+    net.eval()
     right = sum(int((net(images).argmax(1) == labels).sum()) for images, labels in loader)
     return right / len(loader.dataset)
 

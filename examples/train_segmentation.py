@@ -75,7 +75,7 @@ def main() -> None:
     print(batches.stats())
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def evaluate(model: torch.nn.Module, batches: shardflow.device.Prefetcher, classes: int) -> float:
     """Return the mean over classes of intersection by union, from the counts of all pixels."""
     model.eval()

@@ -47,10 +47,11 @@ IMPURE_MODULES = {
 }
 
 LIBRARIES = {
-    "torch": ("loading/", "device/", "diagnostics/", "preview/augmentation.py", "demo/"),
+    "torch": ("loading/", "device/", "diagnostics/", "preview/augmentation.py", "demo/", "interop/transformers.py"),
     "torchvision": ("loading/", "demo/"),
     "torchcodec": ("loading/decoders/pixels.py",),
     "lightning": ("interop/lightning.py",),
+    "transformers": ("interop/transformers.py",),
     "webdataset": ("loading/", "demo/"),
     "fsspec": ("storage/",),
     "s3fs": ("storage/",),
@@ -94,7 +95,7 @@ BUDGET = {
     "diagnostics": 1100,
     "formats": 3150,
     "geometry": 400,
-    "interop": 500,
+    "interop": 610,
     "loading": 5700,
     "native": 5550,
     "order": 1600,

@@ -7,6 +7,7 @@ https://docs.mlcommons.org/croissant/docs/croissant-spec.html (1.0).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -24,18 +25,14 @@ from . import beside_shards
 
 README, CROISSANT = "README.md", "croissant.json"
 
+_OF_CROISSANT = (
+    "citeAs column extract field fileProperty fileObject fileSet format includes isLiveDataset jsonPath key md5 "
+    "parentField path recordSet references regex repeated replace separator source subField transform"
+)
 _CONTEXT: dict[str, Any] = {  # as the specification has it, appendix 1
     "@language": "en",
     "@vocab": "https://schema.org/",
-    **{
-        name: f"cr:{name}" for name in ("column", "extract", "field", "fileProperty", "fileObject", "fileSet", "format")
-    },
-    **{name: f"cr:{name}" for name in ("includes", "jsonPath", "key", "md5", "parentField", "path", "recordSet")},
-    **{
-        name: f"cr:{name}" for name in ("references", "regex", "repeated", "replace", "separator", "source", "subField")
-    },
-    **{name: f"cr:{name}" for name in ("transform", "isLiveDataset", "citeAs")},
-    "citeAs": "cr:citeAs",
+    **{name: f"cr:{name}" for name in _OF_CROISSANT.split()},
     "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
     "data": {"@id": "cr:data", "@type": "@json"},
@@ -45,17 +42,8 @@ _CONTEXT: dict[str, Any] = {  # as the specification has it, appendix 1
     "rai": "http://mlcommons.org/croissant/RAI/",
     "sc": "https://schema.org/",
 }
-_SIZES = (
-    "n<1K",
-    "1K<n<10K",
-    "10K<n<100K",
-    "100K<n<1M",
-    "1M<n<10M",
-    "10M<n<100M",
-    "100M<n<1B",
-    "1B<n<10B",
-    "10B<n<100B",
-)
+_BOUNDS = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B")
+_SIZES = ("n<1K", *(f"{least}<n<{most}" for least, most in itertools.pairwise(_BOUNDS)))
 _DESCRIPTION = "Images in WebDataset tar shards, with an index and a checksum of every file."
 
 

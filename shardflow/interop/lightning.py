@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from shardflow.loading.decoders.center_crop import CenterCrop
+from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
 from shardflow.loading.loader import Loader
+from shardflow.loading.stages import Transforms
 
 try:
     from lightning.pytorch import LightningDataModule
 except ImportError:  # the older name of the same package
     from pytorch_lightning import LightningDataModule
+
+
+_TRAINING = ("decoder", "transform", "batch_transform", "sampler", "samples_per_epoch", "shuffle", "tail")
+"""Options that only the training loader gets: an evaluation has each sample once, in order, without augmentation."""
 
 
 class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is optional, and not looked into
@@ -23,12 +30,18 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
 
     Args:
         url: Path or URL of a dataset.
-        size: Height and width of the crops in pixels.
-        train, val, test: Names of the splits.
-        options: Arguments of every `Loader`: `batch_size`, `num_workers`, `cache`, `storage_options`, …
+        size: Height and width of the crops in pixels, by the default decoders.
+        train, val, test, predict: Names of the splits.
+        val_decoder: Decoder of validation, test and prediction; by default `CenterCrop(size)`.
+        val_transform: The `transform` of these three, as it does not augment; by default none.
+        val_batch_transform: The `batch_transform` of these three; by default none.
+        options: Arguments of the loaders. `decoder`, `transform`, `batch_transform`, `sampler`, `samples_per_epoch`,
+            `shuffle` and `tail` are those of training alone; `batch_size`, `num_workers`, `fields`, `cache`, … count
+            for all.
 
     Example:
-        >>> trainer.fit(model, datamodule=DataModule("photos256", size=224, batch_size=256))  # doctest: +SKIP
+        >>> photos = DataModule("photos256", batch_size=256, transform=v2.RandomErasing())      # doctest: +SKIP
+        >>> trainer.fit(model, datamodule=photos)                                               # doctest: +SKIP
     """
 
     def __init__(
@@ -39,30 +52,36 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
         train: str = "train",
         val: str = "val",
         test: str = "test",
+        predict: str = "test",
+        val_decoder: Decoder | None = None,
+        val_transform: Transforms = None,
+        val_batch_transform: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.url, self.size, self.options = url, size, options
-        self.splits = {"train": train, "val": val, "test": test}
+        self.url = url
+        self.splits = {"train": train, "val": val, "test": test, "predict": predict}
+        self._training = {"decoder": RandomResizedCrop(size), "shuffle": True, **options}
+        self._evaluation = {name: value for name, value in options.items() if name not in _TRAINING} | {
+            "decoder": CenterCrop(size) if val_decoder is None else val_decoder,
+            "transform": val_transform,
+            "batch_transform": val_batch_transform,
+            "shuffle": False,
+            "tail": "short",
+        }
 
     def train_dataloader(self) -> Loader:
-        """Return the loader of shuffled random crops."""
-        return Loader(self.url, split=self.splits["train"], decoder=RandomResizedCrop(self.size), **self.options)
+        """Return the loader of shuffled, augmented samples."""
+        return Loader(self.url, split=self.splits["train"], **self._training)
 
     def val_dataloader(self) -> Loader:
         """Return the loader of every sample once, in order."""
-        return self._evaluation("val")
+        return Loader(self.url, split=self.splits["val"], **self._evaluation)
 
     def test_dataloader(self) -> Loader:
         """Return the loader of every sample once, in order."""
-        return self._evaluation("test")
+        return Loader(self.url, split=self.splits["test"], **self._evaluation)
 
-    def _evaluation(self, purpose: str) -> Loader:
-        return Loader(
-            self.url,
-            split=self.splits[purpose],
-            decoder=CenterCrop(self.size),
-            shuffle=False,
-            tail="short",
-            **self.options,
-        )
+    def predict_dataloader(self) -> Loader:
+        """Return the loader of every sample once, in order."""
+        return Loader(self.url, split=self.splits["predict"], **self._evaluation)

@@ -106,6 +106,45 @@ def test_any_checkpoint_goes_on_exactly(fit: Callable[..., Any], tmp_path: Path)
             assert torch.equal(resumed.weights, whole.weights), checkpoint.name
 
 
+def erase(image: torch.Tensor) -> torch.Tensor:
+    """Leave nothing of an image, as an augmentation would of a part."""
+    return torch.zeros_like(image)
+
+
+def triple(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return a batch as only training takes it."""
+    return images, labels, 3
+
+
+@pytest.mark.parametrize("purpose", ["val", "test", "predict"])
+def test_evaluation_has_clean_pixels_and_each_sample_once(example: Any, dataset: Path, purpose: str) -> None:
+    """Transforms, weights and tails of training stay there; evaluation has the centre crops of all, in order."""
+    options = {"size": 16, "batch_size": 8, "num_workers": 0, "test": "val", "predict": "val"}
+    training = {"transform": erase, "batch_transform": triple, "tail": "drop", "samples_per_epoch": 16}
+    training |= {"sampler": shardflow.samplers.Weighted(1), "decoder": shardflow.decoders.RandomResizedCrop(12)}
+    data = example.DataModule(dataset, **options, **training, seed=3)
+    first = next(iter(data.train_dataloader()))
+    assert (first[0].shape[-1], int(first[0].max()), first[2]) == (12, 0, 3)
+    found = list(getattr(data, f"{purpose}_dataloader")())
+    assert torch.cat([labels for _, labels in found]).tolist() == list(range(37))
+    plain = shardflow.Loader(
+        dataset, split="val", batch_size=8, decoder=shardflow.decoders.CenterCrop(16), shuffle=False, num_workers=0
+    )
+    assert torch.equal(torch.cat([images for images, _ in found]), torch.cat([images for images, _ in plain]))
+
+
+def test_evaluation_has_a_decoder_and_transforms_of_its_own(example: Any, dataset: Path) -> None:
+    """`val_decoder`, `val_transform` and `val_batch_transform` are those of evaluation, and not of training."""
+    evaluation = {"val_decoder": shardflow.decoders.CenterCrop(24), "val_transform": erase}
+    options = {"size": 16, "batch_size": 8, "num_workers": 0, "val_batch_transform": triple}
+    data = example.DataModule(dataset, **options, **evaluation)
+    images, _, three = next(iter(data.val_dataloader()))
+    assert (images.shape[-1], int(images.max()), three) == (24, 0, 3)
+    images, _ = next(iter(data.train_dataloader()))
+    assert images.shape[-1] == 16
+    assert int(images.max()) > 0
+
+
 def test_a_mix_is_a_dataloader_too(fit: Callable[..., Any], dataset: Path, tmp_path: Path) -> None:
     """A mix of datasets trains under Lightning, each epoch its steps, and goes on from any checkpoint."""
 

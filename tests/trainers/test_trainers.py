@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import webdataset as wds
-from PIL import Image
 from torch import nn
 
 import shardflow
+from shardflow.errors import ConfigError, ResumeMismatchError
+from tests.helpers.diffs import diff_below, side
 from tests.helpers.making import make_dataset
 
-CLASSES = 3
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures in folders by class, which a net tells apart by their colour."""
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for label, number in itertools.product(range(CLASSES), range(24)):
-        pixels = rng.integers(0, 120, (40, 40, 3), dtype=np.uint8)
-        pixels[..., label] += 100
-        path = root / f"train/class{label}/{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path, quality=95)
-    return root
-
-
-@pytest.fixture(scope="module")
-def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, packed as they are."""
-    root = tmp_path_factory.mktemp("packed") / "set"
-    shardflow.pack(photos / "train", root, preset="original", shard_samples=10, workers=1)
-    return root
+from .conftest import CLASSES
 
 
 class Net(nn.Module):
@@ -59,21 +36,9 @@ class Net(nn.Module):
 def test_timm_reads_shards_as_it_reads_folders(photos: Path, packed: Path) -> None:
     """timm's loader on a reader of the shards has the pictures of its folder reader, and trains as well."""
     from timm.data import ImageDataset, create_loader
-    from timm.data.readers.reader import Reader
 
-    class Shards(Reader):
-        def __init__(self, url: Path) -> None:
-            self.split = shardflow.open(url)["train"]
-
-        def __len__(self) -> int:
-            return len(self.split)
-
-        def __getitem__(self, index: int) -> Any:
-            sample = self.split[index]
-            return io.BytesIO(sample["jpg"]), int(sample["cls"])
-
-        def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:  # noqa: ARG002
-            return str(self.split[index]["__key__"])
+    names: dict[str, Any] = {}
+    exec("".join(side(hunk, "+") for hunk in diff_below("docs/migration.md", "timm")), names)
 
     def train(dataset: Any) -> tuple[float, set[bytes]]:
         torch.manual_seed(0)
@@ -87,78 +52,151 @@ def test_timm_reads_shards_as_it_reads_folders(photos: Path, packed: Path) -> No
             optimizer.step()
         loader = create_loader(dataset, num_workers=0, persistent_workers=False, **options)
         right, seen = 0, set()
-        for images, labels in loader:
-            right += int((net(images).argmax(1) == labels).sum())
-            seen |= {image.numpy().tobytes() for image in images}
+        net.eval()
+        with torch.inference_mode():
+            for images, labels in loader:
+                right += int((net(images).argmax(1) == labels).sum())
+                seen |= {image.numpy().tobytes() for image in images}
         return right / len(dataset), seen
 
     folder, folder_seen = train(ImageDataset(str(photos / "train")))
-    shards, shards_seen = train(ImageDataset(str(packed), reader=Shards(packed)))
+    shards, shards_seen = train(names["create_dataset"]("", packed, "train"))
     assert shards_seen == folder_seen
     assert folder == shards == 1.0
 
 
-def test_transformers_trainer_resumes_in_an_epoch(tmp_path: Path) -> None:
-    """Hugging Face's Trainer, stopped in the middle of an epoch, goes on with the batches and weights of one run."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
-    dataset = make_dataset(tmp_path / "set", [20, 9, 31])
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.seen = nn.Linear(3, 60), list[list[int]]()
-
-        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            self.seen.append(labels.tolist())
-            return {"loss": nn.functional.cross_entropy(self.net(pixel_values.float().mean((2, 3)) / 255), labels)}
-
-    class ShardTrainer(Trainer):
-        def get_train_dataloader(self) -> Any:
-            crop = shardflow.decoders.RandomResizedCrop(8)
-            loader = shardflow.Loader(dataset, batch_size=7, num_workers=1, decoder=crop, batch_transform=named)
-            if self.args.resume_from_checkpoint:
-                loader.load_state_dict(json.loads(Path(self.args.resume_from_checkpoint, "loader.json").read_text()))
-            return loader
-
-    class SaveLoader(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:  # noqa: ARG002
-            path = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
-            path.write_text(json.dumps(train_dataloader.state_dict()))
-
-    class Stop(TrainerCallback):
-        def __init__(self, steps: int) -> None:
-            self.steps = steps
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
-            control.should_training_stop = state.global_step >= self.steps
-            return control
-
-    def run(folder: Path, steps: int, checkpoint: str | None = None) -> Model:
-        torch.manual_seed(0)
-        model = Model()
-        options = {"max_steps": 20, "save_steps": 5, "report_to": [], "use_cpu": True, "disable_tqdm": True}
-        arguments = TrainingArguments(
-            str(folder),
-            resume_from_checkpoint=checkpoint,
-            ignore_data_skip=True,
-            lr_scheduler_type="constant",
-            **options,
-        )
-        trainer = ShardTrainer(model=model, args=arguments, callbacks=[SaveLoader(), Stop(steps)])
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return model
-
-    whole = run(tmp_path / "whole", 20)
-    stopped = run(tmp_path / "stopped", 6)
-    resumed = run(tmp_path / "stopped", 20, str(tmp_path / "stopped/checkpoint-5"))
-    assert stopped.seen[:5] + resumed.seen == whole.seen
-    torch.testing.assert_close(resumed.net.weight, whole.net.weight, rtol=0, atol=0)
-
-
 def named(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return a batch as models of transformers take it."""
-    return {"pixel_values": images, "labels": labels}
+    return {"pixel_values": images / 255, "labels": labels}
+
+
+class Classifier(nn.Module):
+    """A model as transformers has them, which notes its batches, and acts differently where it is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 60))
+        self.seen: list[list[int]] = []
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return loss and logits."""
+        if self.training:
+            self.seen.append(labels.tolist())
+        logits = self.net(pixel_values.mean((2, 3)))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class HuggingFace:
+    """Runs of transformers' Trainer with the helper that the page shows, into one folder."""
+
+    def __init__(self, dataset: Path, folder: Path) -> None:
+        self.dataset, self.folder = dataset, folder
+
+    def loader(self, split: str, batch_size: int = 7, **options: Any) -> shardflow.Loader:
+        """Return a loader of small crops."""
+        options = {"num_workers": 0, "batch_transform": named, **options}
+        return shardflow.Loader(self.dataset, split=split, batch_size=batch_size, **options)
+
+    def trainer(self, *, stop: int = -1, batch_size: int = 7, seed: int = 0, **arguments: Any) -> Any:
+        """Return a trainer, which ends after so many steps as an interruption would."""
+        from transformers import TrainerCallback, TrainingArguments
+
+        from shardflow.interop.transformers import Trainer
+
+        class Stop(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+                if state.global_step == stop:
+                    control.should_save = control.should_training_stop = True
+                return control
+
+        torch.manual_seed(0)
+        options = {"save_strategy": "no", "logging_steps": 1, "num_train_epochs": 3, **arguments}
+        options |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 0.1}
+        return Trainer(
+            Classifier(),
+            TrainingArguments(str(self.folder), per_device_train_batch_size=batch_size, **options),
+            train_dataset=self.loader("train", batch_size, seed=seed, decoder=shardflow.decoders.RandomResizedCrop(8)),
+            eval_dataset=self.loader("val", shuffle=False, decoder=shardflow.decoders.CenterCrop(8)),
+            compute_metrics=lambda found: {"top1": (found.predictions.argmax(1) == found.label_ids).mean()},
+            callbacks=[Stop()],
+        )
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path) -> HuggingFace:
+    """Runs over 60 samples: 8 batches of 7 an epoch."""
+    return HuggingFace(make_dataset(tmp_path / "set", {"train": [20, 9, 31], "val": [11, 6]}), tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:.*logits.*dimension:UserWarning")
+@pytest.mark.parametrize(
+    ("accumulation", "stops"),
+    [(1, (5, 13)), (1, (8, 16)), (3, (2, 4)), (3, (3, 8))],
+    ids=["in an epoch", "at its end", "accumulated", "accumulated, at its end"],
+)
+def test_transformers_trainer_resumes_by_its_usual_call(
+    hugging_face: HuggingFace, accumulation: int, stops: tuple[int, int]
+) -> None:
+    """A Trainer that was stopped goes on with the batches, the losses and the weights of a run that was not.
+
+    By True and by a path, which both find the checkpoint; with accumulated gradients, of which the last are fewer.
+    """
+    options = {"gradient_accumulation_steps": accumulation}
+    whole = hugging_face.trainer(**options)
+    whole.train()
+    assert len(whole.model.seen) == 3 * 8
+    hugging_face.folder = hugging_face.folder.with_name("stopped")
+    stopped = hugging_face.trainer(stop=stops[0], **options)
+    stopped.train()
+    again = hugging_face.trainer(stop=stops[1], **options)
+    again.train(resume_from_checkpoint=True)
+    resumed = hugging_face.trainer(**options)
+    resumed.train(resume_from_checkpoint=str(hugging_face.folder / f"checkpoint-{stops[1]}"))
+    assert stopped.model.seen + again.model.seen + resumed.model.seen == whole.model.seen
+    assert all(trainer.model.seen for trainer in (stopped, again, resumed))
+    figures = [
+        [(log["epoch"], log["loss"]) for log in run.state.log_history if "loss" in log] for run in (whole, resumed)
+    ]
+    assert figures[0] == figures[1]
+    torch.testing.assert_close(resumed.model.net[1].weight, whole.model.net[1].weight, rtol=0, atol=0)
+
+
+def test_transformers_trainer_evaluates_each_sample_once(hugging_face: HuggingFace) -> None:
+    """Accuracy and labels of `evaluate` and `predict` are those of a loop over all samples, in order."""
+    trainer = hugging_face.trainer(max_steps=2)
+    trainer.train()
+    model, right = trainer.model.eval(), 0
+    with torch.inference_mode():
+        for image, label in hugging_face.loader(
+            "val", 1, batch_transform=None, shuffle=False, decoder=shardflow.decoders.CenterCrop(8)
+        ):
+            right += int(model(**named(image, label))["logits"].argmax() == label)
+    predicted = trainer.predict(trainer.eval_dataset)
+    assert predicted.label_ids.tolist() == list(range(17))
+    assert trainer.evaluate()["eval_top1"] == predicted.metrics["test_top1"] == right / 17
+    assert trainer.evaluate({"again": trainer.eval_dataset})["eval_again_top1"] == right / 17
+    uneven = hugging_face.loader("val", shuffle=False, group=(0, 2))
+    for evaluated in (trainer.evaluate, trainer.predict):
+        with pytest.raises(ConfigError, match=r"17 samples .* 2 ranks: .* tail='pad'"):
+            evaluated(uneven)
+
+
+def test_transformers_trainer_refuses_to_resume_elsewhere(hugging_face: HuggingFace) -> None:
+    """A checkpoint of other data, of another batch size, or without a loader's state is refused, not started again."""
+    hugging_face.trainer(stop=3).train()
+    with pytest.raises(ResumeMismatchError, match="seed"):
+        hugging_face.trainer(seed=1).train(resume_from_checkpoint=True)
+    with pytest.raises(ResumeMismatchError, match="counts 3 batches"):
+        hugging_face.trainer(batch_size=14).train(resume_from_checkpoint=True)
+    path = hugging_face.folder / "checkpoint-3/trainer_state.json"
+    state = json.loads(path.read_text())
+    del state["stateful_callbacks"]["LoaderState"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(ResumeMismatchError, match="ignore_data_skip"):
+        hugging_face.trainer().train(resume_from_checkpoint=True)
+    afresh = hugging_face.trainer(max_steps=5, ignore_data_skip=True)
+    afresh.train(resume_from_checkpoint=True)
+    assert len(afresh.model.seen) == 2
 
 
 def test_torchdata_nodes_resume(tmp_path: Path) -> None:
@@ -183,41 +221,3 @@ def test_torchdata_nodes_resume(tmp_path: Path) -> None:
     resumed = nodes()
     resumed.load_state_dict(state)
     assert before + values(resumed) == whole
-
-
-def tokenized(images: torch.Tensor, texts: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch as open_clip's models take it."""
-    import open_clip
-
-    return images, open_clip.SimpleTokenizer()(list(texts))
-
-
-def test_open_clip_trains_on_captions(tmp_path: Path, packed: Path) -> None:
-    """open_clip's model and loss take a step on batches of images and of captions that its tokenizer has encoded."""
-    import open_clip
-
-    with wds.TarWriter(str(tmp_path / "captions.tar")) as tar:
-        for number, sample in enumerate(shardflow.open(packed)["train"]):
-            tar.write({"__key__": f"{number:04}", "jpg": bytes(sample["jpg"]), "txt": f"a picture of number {number}"})
-    shardflow.index(tmp_path / "captions.tar", to=tmp_path / "indexed")
-    loader = shardflow.Loader(
-        tmp_path / "indexed",
-        batch_size=8,
-        num_workers=0,
-        fields=("image", "txt"),
-        decoder=shardflow.decoders.RandomResizedCrop(32),
-        batch_transform=tokenized,
-    )
-    model = open_clip.CLIP(
-        16,
-        open_clip.CLIPVisionCfg(layers=1, width=64, head_width=32, image_size=32, patch_size=16),
-        open_clip.CLIPTextCfg(width=32, heads=2, layers=1),
-    )
-    loss = open_clip.ClipLoss()
-    images, texts = next(iter(loader))
-    found = loss(
-        **dict(zip(("image_features", "text_features", "logit_scale"), model(images / 255, texts), strict=False))
-    )
-    found.backward()
-    assert texts.shape == (8, 77)
-    assert torch.isfinite(found)

@@ -203,4 +203,4 @@ def warn_without_kernel() -> None:
     """Log, the first time in this process, that the native kernel is missing."""
     if not native.available():
         jpeg_decoder()
-        logger.warning("JPEGs are decoded at half the speed: %s", native.describe())
+        logger.warning("JPEGs are decoded at less than half the speed: %s", native.describe())
