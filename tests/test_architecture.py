@@ -95,7 +95,7 @@ BUDGET = {
     "formats": 3150,
     "geometry": 400,
     "interop": 500,
-    "loading": 5500,
+    "loading": 5600,
     "native": 5550,
     "order": 1600,
     "packing": 6400,
