@@ -19,7 +19,7 @@ import pytest
 import shardflow
 
 LAYERS = [
-    {"errors", "_cores", "_imports", "_version", "_wording"},
+    {"errors", "_cores", "_imports", "_signals", "_version", "_wording"},
     {"_validation"},
     {"order", "formats"},
     {"geometry"},
