@@ -101,7 +101,7 @@ BUDGET = {
     "packing": 6400,
     "preview": 1200,
     "storage": 4450,
-    "": 1150,
+    "": 1200,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
 

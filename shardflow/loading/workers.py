@@ -235,8 +235,8 @@ def _cause_of_death(items: Any, error: RuntimeError) -> ShardflowError:
         reason = "the usual reasons are too little memory or too small a /dev/shm"
     elif sent := sorted(signals & {each.name for each in FOR_THE_JOB}):
         reason = (
-            f"{sent[0]} ended it: Slurm sends such signals to all processes of a job (--signal, and at its time limit), "
-            "and Kubernetes when it stops a pod; workers ignore them once they have started"
+            f"{sent[0]} ended it: Slurm sends such signals to all processes of a job (--signal, the time limit), and "
+            "Kubernetes when the grace period of a pod begins; workers ignore them once they have started"
         )
     else:
         reason = f"native code crashed there ({', '.join(sorted(signals))}): a library that a transform calls, perhaps"

@@ -32,6 +32,12 @@ def note(signum: int, frame: object) -> None:  # noqa: ARG001 - the signature of
     come.set()
 
 
+def say(*words: str) -> None:
+    """Write a line to the test."""
+    sys.stdout.write(f"{' '.join(words)}\n")
+    sys.stdout.flush()
+
+
 def strike_workers_at_their_start() -> None:
     """Send all signals to workers before they have run a line of ours; those of a fork server are safe later."""
     start = DataLoader._get_iterator
@@ -66,11 +72,11 @@ def main(url: str, folder: str, method: str) -> None:
             log.write(json.dumps(labels.tolist()) + "\n")
             if step % WAIT_EVERY == 0 and waits:
                 waits -= 1
-                print("ready", *loader._pool.pids(), flush=True)
+                say("ready", *map(str, loader._pool.pids()))
                 come.wait()
                 come.clear()
                 state.write_text(json.dumps(loader.state_dict()))
-                print(signal.Signals(number).name, flush=True)
+                say(signal.Signals(number).name)
                 if number == signal.SIGTERM:
                     sys.exit(128 + number)
 

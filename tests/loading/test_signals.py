@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(url: Path, folder: Path, method: str) -> Iterator[subprocess.Popen[str]]:
     """Start the run, in a process group of its own."""
     command = [python(), "-m", "tests.helpers.signalled", str(url), str(folder), method]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
         try:
             yield run
         finally:
@@ -78,9 +78,7 @@ class Stuck:
         return image
 
 
-def test_a_worker_that_is_stuck_ends_when_the_loader_is_closed(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_stuck_ends_when_the_loader_is_closed(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing waits for a worker only as long as torch's DataLoader does, though it ignores the SIGTERM after that."""
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     workers = shardflow.Workers(2, multiprocessing_context="fork")
