@@ -19,7 +19,7 @@ import pytest
 import shardflow
 
 LAYERS = [
-    {"errors", "_cores", "_imports", "_version", "_wording"},
+    {"errors", "_cores", "_imports", "_signals", "_version", "_wording"},
     {"_validation"},
     {"order", "formats"},
     {"geometry"},
@@ -102,7 +102,7 @@ BUDGET = {
     "packing": 6400,
     "preview": 1200,
     "storage": 4450,
-    "": 1150,
+    "": 1200,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
 

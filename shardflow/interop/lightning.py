@@ -10,7 +10,7 @@ from shardflow.loading.decoders.center_crop import CenterCrop
 from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
 from shardflow.loading.loader import Loader
-from shardflow.loading.stages import Transforms
+from shardflow.loading.source import Transforms
 
 try:
     from lightning.pytorch import LightningDataModule

@@ -1,4 +1,4 @@
-"""The rank of this process in a distributed run, and the cores that it may use.
+"""The data-parallel group of this process, and the cores that it may use.
 
 Only this module reads a launcher's environment variables.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 
@@ -14,42 +15,60 @@ from shardflow._cores import allowed_cores
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-def resolve_group(group: tuple[int, int] | None) -> tuple[int, int]:
-    """Return (rank, size): torch.distributed's when initialised, else the argument, else RANK and WORLD_SIZE.
 
-    (0, 1) always reads everything in this process, so that one rank can evaluate alone.
-    """
-    arguments = None
-    if group is not None:
-        if not isinstance(group, Sequence) or len(group) != 2:
-            raise ConfigError(f"group must be (rank, size), such as (0, 8); found {group!r}")
-        arguments = check_integer("rank", group[0]), check_integer("the size of the group", group[1])
-    if dist.is_available() and dist.is_initialized():
-        actual = dist.get_rank(), dist.get_world_size()
-        if arguments not in (None, actual, (0, 1)):
+Group: TypeAlias = "tuple[int, int] | ProcessGroup | DeviceMesh"
+"""The data-parallel group of a loader, as it is passed."""
+
+
+def resolve_group(group: Group | None) -> tuple[int, int]:
+    """Return (rank, size): the group's, or by default torch.distributed's when initialised, else the environment's."""
+    if group is None:
+        if _is_initialised():
+            return dist.get_rank(), dist.get_world_size()
+        return _environment("RANK", 0), _environment("WORLD_SIZE", 1)
+    if isinstance(group, Sequence) and len(group) == 2:
+        return check_integer("rank", group[0]), check_integer("the size of the group", group[1])
+    given: Any = group
+    if hasattr(given, "get_local_rank"):
+        if given.ndim != 1:
             raise ConfigError(
-                f"group is {arguments}, torch.distributed has {actual}; leave it out, or pass group=(0, 1) to read "
-                "everything on this rank"
+                f"group is a mesh of {given.ndim} dimensions, {given.mesh_dim_names}; pass the data-parallel one, such "
+                "as mesh['dp'], or several as one, such as mesh['dp_replicate', 'dp_shard']._flatten()"
             )
-        return arguments or actual
-    if arguments is not None:
-        return arguments
-    return _environment("RANK", 0), _environment("WORLD_SIZE", 1)
+        if given.get_coordinate() is None:
+            raise ConfigError("this rank is not in the mesh that group is; make the loader on the ranks of the mesh")
+        return int(given.get_local_rank()), int(given.size())
+    if hasattr(given, "rank") and hasattr(given, "size"):
+        return int(given.rank()), int(given.size())
+    raise ConfigError(
+        "group must be (rank, size), such as (0, 8), a process group that this rank is in, or one dimension of a "
+        f"DeviceMesh; found {given!r}"
+    )
 
 
-def check_equal_on_ranks(name: str, value: str, world_size: int) -> None:
+def check_equal_on_ranks(name: str, value: str, size: int) -> None:
     """Compare a value on all ranks of torch.distributed, where it is initialised; all of them call this.
+
+    All ranks, as those of other groups repeat this rank's batches. With groups of `size` 1 nothing is compared: a rank
+    may read alone, as for an evaluation.
 
     Raises:
         ConfigError: On each rank, if the ranks have different values.
     """
-    if world_size < 2 or not (dist.is_available() and dist.is_initialized()):
+    if size < 2 or not _is_initialised():
         return
-    found: list[str] = [""] * world_size
+    found: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(found, value)
     if others := [rank for rank, other in enumerate(found) if other != found[0]]:
         raise ConfigError(f"{name} must be the same on all ranks; rank {others[0]} has others than rank 0")
+
+
+def _is_initialised() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def usable_cores() -> int:

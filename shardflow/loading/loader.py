@@ -30,7 +30,7 @@ from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
 from .decoders.decoder import Decoder, check_decoder
 from .decoders.random_resized_crop import RandomResizedCrop
-from .distributed import check_equal_on_ranks, resolve_group
+from .distributed import Group, check_equal_on_ranks, resolve_group
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
 from .facts import split_facts
@@ -138,8 +138,10 @@ class Loader(Engine):
             keep their steps and shapes; `replaced` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process. Or
             `Workers(8, prefetch_factor=..., pin_memory=..., multiprocessing_context=..., persistent_workers=...)`.
-        group: The rank of this process and their number, as (rank, size); by default those of torch.distributed if it
-            is initialised, else RANK and WORLD_SIZE from the environment, else (0, 1).
+        group: The data-parallel group: its ranks get different batches, and ranks that have the same place in theirs,
+            as under tensor and pipeline parallelism, the same ones. (rank, size), a process group, or one dimension of
+            a DeviceMesh, such as `mesh["dp"]`. By default all ranks of torch.distributed if it is initialised, else
+            RANK and WORLD_SIZE from the environment, else (0, 1).
         cache: Where shards that are not on a local disk are kept: a directory, or `Cache(directory, limit=...,
             pixels=...)`. Ranks, workers and runs on a host share it. By default `shardflow` in the user's cache
             directory, up to 100 GB. Of a dataset larger than the limit, the same shards stay. With `pixels`,
@@ -179,7 +181,7 @@ class Loader(Engine):
         sampler: Sampler | None = None,
         max_errors: int = 0,
         num_workers: int | Workers | None = None,
-        group: tuple[int, int] | None = None,
+        group: Group | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from shardflow.order.keyed_rng import I64
 from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 
-from .distributed import resolve_group
+from .distributed import Group, resolve_group
 from .facts import split_facts
 from .shard_prefetcher import prefetching
 
@@ -51,7 +51,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         shuffle: bool | Shuffle | None = None,
         seed: int = 0,
         limit: int | None = None,
-        group: tuple[int, int] | None = None,
+        group: Group | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:

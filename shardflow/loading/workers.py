@@ -5,6 +5,7 @@ Everything that touches private parts of torch's DataLoader is in this file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import multiprocessing
@@ -18,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import KW_ONLY, dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, get_worker_info
 
+from shardflow._signals import FOR_THE_JOB, held_back, ignore
 from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
@@ -96,7 +99,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
     """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process."""
 
     def __init__(self, pipeline: wds.DataPipeline, workers: Workers) -> None:
-        num_workers = workers.count
+        self._workers, num_workers = workers, workers.count
         with warnings.catch_warnings():  # torch warns of many workers here, and again when it starts them
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             super().__init__(
@@ -132,7 +135,8 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process explains it
         is_start = self.data_loader._iterator is None
         try:
-            items = iter(self.data_loader)
+            with _starting(self._workers) if is_start else contextlib.nullcontext():
+                items = iter(self.data_loader)
         except BrokenPipeError:  # it ended before it had read what it was sent
             raise ConfigError(_UNGUARDED) from None
         except RuntimeError as error:
@@ -141,6 +145,8 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             raise _cause_of_death(self.data_loader._iterator, error) from None  # since the last iteration
         if is_start:  # before the first batch: one of them may die while those of others have arrived already
             weakref.finalize(items, forget, set(self.pids()))
+            for worker in getattr(items, "_workers", ()):
+                worker._popen.terminate = worker._popen.kill  # as it ignores SIGTERM
         try:
             while True:
                 try:
@@ -203,6 +209,23 @@ def check_sendable(workers: Workers, **objects: Any) -> None:
             raise ConfigError(f"{name} is defined in this session, where {where} do not find it; {remedy}")
 
 
+@contextlib.contextmanager
+def _starting(workers: Workers) -> Iterator[None]:
+    """Shield worker processes that the body starts, and the processes that serve them, from signals to the job."""
+    if not workers.count or workers.start_method == "fork":
+        with held_back():
+            yield
+        return
+    with held_back():
+        resource_tracker.ensure_running()
+    if workers.start_method == "forkserver":
+        others, ours = forkserver._forkserver._preload_modules, f"{__package__}.fork_server"  # type: ignore[attr-defined]
+        forkserver.set_forkserver_preload([*others, *({ours} - {*others})])
+        forkserver.ensure_running()
+    with held_back():
+        yield
+
+
 def _is_death(error: RuntimeError) -> bool:
     """Return whether the DataLoader says that a worker died, or the thread that pins batches."""
     return str(error).startswith(("DataLoader worker (pid", "Pin memory thread"))
@@ -217,8 +240,13 @@ def _cause_of_death(items: Any, error: RuntimeError) -> ShardflowError:
     remedy = "The state is still right: save it and start again"
     if not signals and (ended := sorted({code for code in codes if code})):
         reason = f"it ended by itself, with exit code {ended[0]}, and said why on its standard error"
-    elif not signals or signals & {"SIGKILL", "SIGBUS", "SIGTERM"}:
+    elif not signals or signals & {"SIGKILL", "SIGBUS"}:
         reason = "the usual reasons are too little memory or too small a /dev/shm"
+    elif sent := sorted(signals & {each.name for each in FOR_THE_JOB}):
+        reason = (
+            f"{sent[0]} ended it: Slurm sends such signals to all processes of a job (--signal, the time limit), and "
+            "Kubernetes when the grace period of a pod begins; workers ignore them once they have started"
+        )
     else:
         reason = f"native code crashed there ({', '.join(sorted(signals))}): a library that a transform calls, perhaps"
     message = str(error).rstrip(". ")
@@ -260,6 +288,7 @@ def exit_with_parent(pid: int) -> None:
 def _start_worker(owner: int, worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
     gc.freeze()  # collecting what a fork inherited would touch, and so copy, all of it: 30,000 pages
     exit_with_parent(owner)
+    ignore()
 
 
 def _unchanged(item: Any) -> Any:

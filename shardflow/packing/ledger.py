@@ -124,7 +124,7 @@ class Ledger:
                 self.storage.remove(name)
 
 
-def _is_whole(job: Job, receipt: Receipt, listing: Mapping[str, ListedBlob]) -> bool:
+def _is_whole(job: Job, receipt: Receipt, listing: Mapping[str, BlobVersion]) -> bool:
     """Return whether the files of the shard that a job made, if it made one, have the sizes in its receipt."""
     if receipt.shard is None:
         return True

@@ -37,13 +37,20 @@ def test_environment_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("distributed")
-def test_torch_distributed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An initialised torch.distributed wins over the environment, and arguments that contradict it are refused."""
+def test_torch_distributed_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An initialised torch.distributed wins over the environment, and an argument over both."""
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert resolve_group(None) == (0, 1)
-    with pytest.raises(ConfigError, match=r"\(1, 4\), torch\.distributed has \(0, 1\)"):
-        resolve_group((1, 4))
+    assert resolve_group((1, 4)) == (1, 4)
+    assert resolve_group(dist.group.WORLD) == (0, 1)
+
+
+@pytest.mark.parametrize("group", [3, "dp", (1, 2, 3), (0.5, 2), object(), {"rank": 1}])
+def test_a_group_is_checked(group: object) -> None:
+    """Anything but a pair of integers, a process group or one dimension of a mesh is refused by what it is."""
+    with pytest.raises(ConfigError, match=r"rank|group must be"):
+        resolve_group(group)  # type: ignore[arg-type]
 
 
 def test_cores_are_shared_by_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:

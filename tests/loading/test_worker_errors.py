@@ -18,6 +18,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import shardflow
+from shardflow._signals import FOR_THE_JOB
 from shardflow.errors import ConfigError, WorkerError
 from shardflow.loading.worker_errors import SentError
 from tests.helpers.loading import PROJECT, with_workers
@@ -87,6 +88,8 @@ class Ends:
         """End the process."""
         if self.code >= 0:
             os._exit(self.code)
+        if -self.code in FOR_THE_JOB:
+            signal.signal(-self.code, signal.SIG_DFL)
         os.kill(os.getpid(), -self.code)
         return image
 
@@ -192,6 +195,7 @@ def test_floats_can_be_mixed_in_a_worker(dataset: Path) -> None:
     [
         (-signal.SIGKILL, "too little memory or too small a /dev/shm"),
         (-signal.SIGSEGV, r"native code crashed there \(SIGSEGV\)"),
+        *((-number, f"{number.name} ended it: Slurm .*--signal.*Kubernetes") for number in FOR_THE_JOB),
         (3, "it ended by itself, with exit code 3"),
     ],
 )

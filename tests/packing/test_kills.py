@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import pytest
 
 import shardflow as sf
 from shardflow import native
+from shardflow._signals import FOR_THE_JOB
 from shardflow.errors import DatasetExistsError, StoreError
 from shardflow.packing.executors.worker_process import Worker
 from shardflow.storage.local import LocalStorage
@@ -145,7 +147,8 @@ def test_second_packer(src: Path, undisturbed: dict[str, bytes], tmp_path: Path)
 
 
 def test_interrupted_again_and_again(src: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    """SIGINT and SIGTERM, to the command alone or to all of a terminal's job, end it soon, with a message and its code.
+    """SIGINT and SIGTERM, to the command alone, to a terminal's job, or as Slurm sends SIGTERM, to each process of it,
+    end it soon, with a message and its code.
 
     No worker stays, and the next run goes on and says so.
     """
@@ -154,9 +157,29 @@ def test_interrupted_again_and_again(src: Path, undisturbed: dict[str, bytes], t
             _interrupt(src, tmp_path, how, send)
             assert not (tmp_path / "shardflow.json").exists()
             assert not list(tmp_path.rglob(".tmp-*"))
+    _interrupt(src, tmp_path, signal.SIGTERM, _signal_each)
     said = re.search(r"resumed +(\d+) inputs", run("pack", src, tmp_path, *ORDER).stdout)
     assert said is not None
     assert int(said[1]) >= 40
+    assert contents(tmp_path) == undisturbed
+
+
+def _signal_each(pid: int, how: int) -> None:
+    for each in (*workers_of(pid), pid):
+        os.kill(each, how)
+
+
+def test_signals_to_the_job_leave_workers_alone(src: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """Workers that get what Slurm sends to all processes of a job, from their first moment on, go on with it."""
+    with _start(src, tmp_path) as process:
+        _wait(lambda: len(workers_of(process.pid)) == 2, "two workers")
+        workers = workers_of(process.pid)
+        for number in (0, 1):
+            _wait(lambda number=number: (tmp_path / f"train/{number:06}.tar").exists() or not number, "a shard")
+            for worker, how in itertools.product(workers, FOR_THE_JOB):
+                os.kill(worker, how)
+        assert workers_of(process.pid) == workers
+        assert process.wait(30) == 0
     assert contents(tmp_path) == undisturbed
 
 

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 
+from shardflow._signals import held_back
 from shardflow.errors import ShardflowError, WorkerError
 from shardflow.packing.jobs import Finish, Outcome, Piece
 
@@ -44,13 +45,14 @@ class Worker:
         arguments = [str(other.fileno()), str(os.getpid()), *map(str, sys.path)]
         command = [sys.executable, *same_names, "-c", _BOOT, *arguments]
         # In a session of its own, Ctrl-C reaches the caller alone, which then ends the worker.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(other.fileno(), *inherited),
-            start_new_session=True,
-        )
+        with held_back():  # for as long as it lives
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(other.fileno(), *inherited),
+                start_new_session=True,
+            )
         other.close()
 
     def send(self, task: Task, timeout_s: float) -> None:
