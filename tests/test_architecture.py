@@ -87,7 +87,7 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2150,
+    "cli": 2200,
     "dataset": 3950,
     "demo": 750,
     "device": 2150,

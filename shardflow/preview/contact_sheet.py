@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import rgb_pixels, upright_size
+from shardflow._wording import size_text
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats import image_array
 from shardflow.formats.annotations import NOTHING, Annotations
@@ -67,9 +68,9 @@ def sample_tiles(
         elif payload is None:
             detail = f"no image: {', '.join(sample.parts)}"
         elif decoded is None:
-            detail = f"{format_size(payload)}, cannot be decoded"
+            detail = f"{size_text(len(payload))}, cannot be decoded"
         else:
-            detail = f"{decoded[1][0]} x {decoded[1][1]}, {format_size(payload)}"
+            detail = f"{decoded[1][0]} x {decoded[1][1]}, {size_text(len(payload))}"
         if decoded is not None and annotations:
             try:
                 drawn = draw_annotations(*decoded, sample.parts, annotations)
@@ -110,11 +111,6 @@ def _array_picture(payload: bytes) -> Image.Image:
     pixels = image_array.pixels(payload)
     shown = pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0]
     return Image.fromarray((shown >> 8 * (pixels.itemsize - 1)).astype(np.uint8)).convert("RGB")
-
-
-def format_size(payload: bytes) -> str:
-    """Return the size of bytes with its unit."""
-    return f"{len(payload):,} bytes" if len(payload) < 1000 else f"{len(payload) / 1000:,.0f} kB"
 
 
 def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]) -> None:

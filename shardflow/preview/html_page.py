@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from shardflow._wording import plural
+from shardflow._wording import plural, size_text
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import Finding
 from shardflow.formats.image_types import IMAGE_PARTS
@@ -110,7 +110,7 @@ def _facts(dataset: Dataset, statistics: Statistics) -> str:
     facts = [
         *((f"samples in {name}", f"{len(split):,}") for name, split in dataset.items()),
         ("shards", f"{len(dataset.shards):,}"),
-        ("size", f"{sum(shard.bytes for shard in dataset.shards) / 1e6:,.1f} MB"),
+        ("size", size_text(sum(shard.bytes for shard in dataset.shards))),
         ("classes", "none" if dataset.classes is None else f"{len(dataset.classes):,}"),
     ]
     if images := statistics.counts["images"]:
