@@ -88,7 +88,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2200,
-    "dataset": 3950,
+    "dataset": 3960,
     "demo": 750,
     "device": 2150,
     "diagnostics": 1100,
@@ -98,8 +98,8 @@ BUDGET = {
     "loading": 5500,
     "native": 5550,
     "order": 1600,
-    "packing": 6400,
-    "preview": 1200,
+    "packing": 6500,
+    "preview": 1300,
     "storage": 4450,
     "": 1150,
 }

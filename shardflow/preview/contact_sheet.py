@@ -36,12 +36,20 @@ _JPEG_QUALITY = 92
 
 
 class Tile(NamedTuple):
-    """A picture of one sample or file, in RGB and of any size, with the two lines of its caption, and its problem."""
+    """A picture of one sample or file, in RGB and of any size, with the two lines of its caption, and its problem.
+
+    That of a sample also has its number in the split, its key, its classes, and the size and the bytes of its image.
+    """
 
     title: str
     detail: str
     picture: Image.Image | None
     problem: str = ""
+    number: int = -1
+    key: str = ""
+    classes: Sequence[str] = ()
+    size: tuple[int, int] = (0, 0)
+    bytes: int = 0
 
 
 class ContactSheet(NamedTuple):
@@ -55,7 +63,7 @@ class ContactSheet(NamedTuple):
 def sample_tiles(
     samples: Iterable[RawSample], classes: Sequence[str] | None, annotations: Annotations = NOTHING
 ) -> Iterator[Tile]:
-    """Yield the tile of each sample, its annotations drawn over it, with the names of its classes as the title."""
+    """Yield the tile of each sample, its annotations drawn over it; the title is its number and its classes."""
     for sample in samples:
         payload, problem = sample.image, sample.problem
         decoded = None
@@ -79,8 +87,17 @@ def sample_tiles(
             except (DecodeError, TooLargeError) as error:
                 problem = problem or str(error)
         names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
-        title = ", ".join(names) or f"sample {sample.number}"
-        yield Tile(title, detail, None if decoded is None else decoded[0], problem)
+        yield Tile(
+            f"{sample.number}: {', '.join(names)}" if names else f"sample {sample.number}",
+            detail,
+            None if decoded is None else decoded[0],
+            problem,
+            sample.number,
+            sample.key,
+            names,
+            (0, 0) if decoded is None else decoded[1],
+            len(payload or b""),
+        )
 
 
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
