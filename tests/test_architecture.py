@@ -99,8 +99,8 @@ BUDGET = {
     "loading": 5700,
     "native": 5550,
     "order": 1600,
-    "packing": 6400,
-    "preview": 1200,
+    "packing": 6500,
+    "preview": 1300,
     "storage": 4450,
     "": 1200,
 }

@@ -10,13 +10,13 @@ import click
 
 import shardflow
 from shardflow._validation import size_in_bytes
-from shardflow._wording import megabytes, plural
+from shardflow._wording import plural, size_text
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
 from shardflow.storage.cache import LIMIT, Cache
 
 from .options import PathOrUrl, json_option
-from .output import print_json, print_lines, shard_bar, total_bytes
+from .output import print_json, print_lines, shard_bar, show_waiting, total_bytes
 from .terminal import say
 
 
@@ -68,10 +68,10 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         return
     lines = {
         "directory": found.directory,
-        "shards": f"{plural(len(blobs), 'file')}, {megabytes(described['bytes'])}",
-        "decoded": f"{plural(len(decoded), 'file')}, {megabytes(described['decoded_bytes'])}",
-        "limit": f"{megabytes(found.limit_bytes)}, unless a loader sets another limit",
-        "disk": f"{megabytes(described['disk_free_bytes'])} free",
+        "shards": f"{plural(len(blobs), 'file')}, {size_text(described['bytes'])}",
+        "decoded": f"{plural(len(decoded), 'file')}, {size_text(described['decoded_bytes'])}",
+        "limit": f"{size_text(found.limit_bytes)}, unless a loader sets another limit",
+        "disk": f"{size_text(described['disk_free_bytes'])} free",
     }
     print_lines(lines.items(), 11)
 
@@ -95,8 +95,9 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
     found = _existing(cache_dir)
-    removed = found.prune_damaged() if damaged else found.prune(limit or 0)
-    say(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
+    with show_waiting("reading all files" if damaged else "removing files"):
+        removed = found.prune_damaged() if damaged else found.prune(limit or 0)
+    say(f"removed {plural(len(removed), 'file')}, {size_text(sum(blob.bytes for blob in removed))}")
 
 
 @cache.command()
@@ -118,4 +119,4 @@ def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None
     shards = [shard for each in splits for shard in each.shards]
     with shard_bar(shards, "warming") as progress:
         warm_splits(splits, progress=progress)
-    say(f"in the cache: {plural(len(shards), 'shard')}, {megabytes(total_bytes(shards))}")
+    say(f"in the cache: {plural(len(shards), 'shard')}, {size_text(total_bytes(shards))}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from tqdm import tqdm
@@ -11,9 +10,10 @@ from tqdm import tqdm
 import shardflow
 from shardflow._wording import plural
 from shardflow.formats.quarantine import version_name
+from shardflow.packing.progress import DELAY_S
 
 from .options import PathOrUrl, annotation_options, annotations_of
-from .output import print_report
+from .output import print_report, ticking
 from .terminal import say
 
 _NAMED = 20
@@ -38,13 +38,11 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors
       shardflow index 's3://bucket/laion/{00000..00099}.tar' --to laion-index/
     """
     annotations = annotations_of(declared)
-    with contextlib.ExitStack() as stack:
-        bars: list[tqdm[NoReturn]] = []
+    with tqdm(desc="reading", unit=" tars", delay=DELAY_S) as bar, ticking(bar):
 
         def progress(done: int, total: int) -> None:
-            if not bars:  # shown once the tars are found
-                bars.append(stack.enter_context(tqdm(total=total, desc="reading", unit=" tars")))
-            bars[0].update(done - bars[0].n)
+            bar.total = total
+            bar.update(done - bar.n)
 
         report = shardflow.index(
             urls, to, classes=classes, annotations=annotations, max_errors=max_errors, progress=progress

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import megabytes, plural
+from shardflow._wording import plural, size_text
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
@@ -18,7 +18,7 @@ from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
 
 from .options import PathOrUrl, json_option
-from .output import first_few, operation_counts, print_json, print_lines
+from .output import first_few, operation_counts, print_json, print_lines, show_waiting
 
 _CLASSES_SHOWN = 8
 
@@ -41,7 +41,8 @@ def info(url: str | None, system: bool, as_json: bool) -> None:
     if system == (url is not None):
         raise click.UsageError("give either the URL of a dataset or --system")
     dataset = None if url is None else shardflow.open(url)
-    described = describe_system() if dataset is None else _describe(dataset)
+    with show_waiting("reading indexes"):
+        described = describe_system() if dataset is None else _describe(dataset)
     if as_json:
         print_json(described)
     else:
@@ -105,12 +106,12 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     digits = len(f"{described['samples']:,}")
     for number, (name, samples, shards, size) in enumerate(rows):
         nouns = "sample " if samples == 1 else "samples", "shard " if shards == 1 else "shards"
-        line = f"{name:{width}}  {samples:{digits},} {nouns[0]}  {shards:6,} {nouns[1]}  {megabytes(size):>12}"
+        line = f"{name:{width}}  {samples:{digits},} {nouns[0]}  {shards:6,} {nouns[1]}  {size_text(size):>12}"
         yield "" if number else "splits", line
     if described["roots"]:
         roots = ", ".join(root["url"] for root in described["roots"].values())
         used = min(1.0, described["bytes"] / max(described["tar_bytes"], 1))
-        yield "tars", f"{megabytes(described['tar_bytes'])}, of which {used:.0%} are used, where they are: {roots}"
+        yield "tars", f"{size_text(described['tar_bytes'])}, of which {used:.0%} are used, where they are: {roots}"
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
     yield from _part_lines(described["parts"])
@@ -131,7 +132,7 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     yield "tools", _pairs(described["tools"])
     if "cache" in described:
         share = described["in_cache_bytes"] / max(described["tar_bytes"], 1)
-        yield "in cache", f"{share:.0%} of {megabytes(described['tar_bytes'])}, {described['cache']}"
+        yield "in cache", f"{share:.0%} of {size_text(described['tar_bytes'])}, {described['cache']}"
 
 
 def _part_lines(parts: Mapping[str, Sequence[str] | None]) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ are UTF-8 in any locale, as in all of Python from 3.15 (PEP 686).
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import io
 import os
@@ -53,8 +54,11 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            # Click suggests commands that are imported, and these are not.
+            if not ctx.resilient_parsing and (similar := difflib.get_close_matches(cmd_name, COMMANDS, 1)):
+                ctx.fail(f"No such command {cmd_name!r}. Did you mean {similar[0]!r}?")
             return None
         with ending_at_once():
             importlib.import_module("shardflow.dataset.open_dataset")  # what `shardflow` imports on first use

@@ -7,7 +7,7 @@ import click
 import shardflow
 
 from .options import PathOrUrl
-from .output import print_report
+from .output import print_report, show_waiting
 
 
 @click.command()
@@ -23,4 +23,6 @@ def merge(urls: tuple[str, ...], dst: str) -> None:
     Example:
       shardflow merge photos256/ sketches256/ both256/
     """
-    print_report(shardflow.merge(urls, dst), dst)
+    with show_waiting("merging"):
+        report = shardflow.merge(urls, dst)
+    print_report(report, dst)

@@ -70,7 +70,7 @@ column_options = option_group(
         "--image-folder",
         type=PathOrUrl(),
         metavar="DIR",
-        help="Folder of the images (COCO only).  [default: as COCO has it]",
+        help="Folder that paths in a table or COCO set are below.  [default: the table's, or as COCO has it]",
     ),
 )
 """The columns of a table, and the images of a COCO set; `with_columns` reads them."""
@@ -174,18 +174,15 @@ def source_of(src: str, settings: dict[str, Any]) -> Any:
 def with_columns(sources: Sequence[str], settings: dict[str, Any]) -> list[Any]:
     """Return the sources of a dataset, the tables and COCO sets among them as `column_options` describe them."""
     columns, images = _columns(settings), settings.pop("image_folder")
-    if images is not None and not any(Coco.recognizes(source, None) for source in sources):
-        raise click.UsageError("--image-folder is for a COCO set, and no source is one")
     tables = [Table.recognizes(source, None) for source in sources]
+    listings = [table or Coco.recognizes(source, None) for source, table in zip(sources, tables, strict=True)]
+    if images is not None and not any(listings):
+        raise click.UsageError("--image-folder is for a table or a COCO set, and no source is one")
     if columns and not any(tables):
         raise click.UsageError(f"--{next(iter(columns))}-column is for a table, and no source is one")
     return [
-        Table(source, **columns)
-        if columns and table
-        else Coco(source, images=images)
-        if images is not None and Coco.recognizes(source, None)
-        else source
-        for source, table in zip(sources, tables, strict=True)
+        describe_source(source, columns=columns if table else {}, images=images) if listing else source
+        for source, table, listing in zip(sources, tables, listings, strict=True)
     ]
 
 

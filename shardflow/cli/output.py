@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from tqdm import tqdm
@@ -13,16 +16,19 @@ from tqdm import tqdm
 import shardflow
 from shardflow._wording import plural
 from shardflow.formats.shard import Shard
-from shardflow.packing.progress import PackBar
+from shardflow.packing.progress import DELAY_S, PackBar
 from shardflow.storage.urls import shown_url
 
 from .terminal import say
+
+_TICK_S = 1.0
 
 _OPERATIONS = {
     "converted": "converted from their profile to sRGB",
     "enlarged": "enlarged",
     "first_frame": "reduced to the first frame",
     "kept": "kept as encoded",
+    "on_white": "with transparency, composited on white",
     "profile_unusable": "with an unusable colour profile",
     "turned": "rotated upright",
 }
@@ -30,13 +36,48 @@ _OPERATIONS = {
 
 @contextlib.contextmanager
 def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> Iterator[Callable[[Shard], None]]:
-    """Show a progress bar over the bytes of shards; call the yielded function with each finished shard."""
-    with tqdm(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar:
+    """Show a progress bar over the bytes of shards; call the yielded function with each finished shard.
+
+    Without shards it only shows that the work goes on, see `show_waiting`.
+    """
+    if not shards:
+        with show_waiting(doing, disable=disable):
+            yield lambda _: None
+        return
+    with tqdm(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar, ticking(bar):
 
         def progress(shard: Shard) -> None:
             bar.update(shard.bytes)
 
         yield progress
+
+
+@contextlib.contextmanager
+def show_waiting(doing: str, *, disable: bool = False) -> Iterator[None]:
+    """Show in a terminal what is being done and for how long, if it takes longer than `DELAY_S`."""
+    hidden = disable or not sys.stderr.isatty()
+    shown = tqdm(desc=doing, bar_format="{desc}: {elapsed}", delay=DELAY_S, leave=False, disable=hidden)
+    with shown as bar, ticking(bar):
+        yield
+
+
+@contextlib.contextmanager
+def ticking(bar: tqdm[NoReturn]) -> Iterator[None]:
+    """Let the time of a bar advance in a terminal, also while nothing is finished."""
+    ended, begin = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not ended.wait(_TICK_S):
+            if time.monotonic() >= begin + (bar.delay or 0):
+                bar.refresh()
+
+    with contextlib.ExitStack() as stack:
+        if not bar.disable and sys.stderr.isatty():
+            thread = threading.Thread(target=tick, daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(ended.set)
+        yield
 
 
 @contextlib.contextmanager

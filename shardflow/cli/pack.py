@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import megabytes, plural
+from shardflow._wording import plural, size_text
 from shardflow.packing.creating import preview_pack
 from shardflow.packing.pack_plan import PackPreview
 from shardflow.packing.recipe import PRESETS, make_recipe, settings
@@ -73,6 +73,9 @@ def pack(src: str, dst: str, preset: str, no_shuffle: bool, dry_run: bool, **giv
     print_lines(_report_lines(report, dst), 13)
 
 
+_GROWN = 1.2
+
+
 def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tuple[str, str]]:
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
     yield "packed", f"{report.packed:,} of {inputs} into {shards} in {shown_url(dst)}"
@@ -82,7 +85,10 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
         yield "labels", "none"
     if report.resumed:
         yield "resumed", f"{plural(report.resumed, 'input')} done by an earlier run"
-    yield "bytes", f"{megabytes(report.bytes_in)} -> {megabytes(report.bytes_out)}"
+    yield "bytes", f"{size_text(report.bytes_in)} -> {size_text(report.bytes_out)}"
+    if report.bytes_out > _GROWN * report.bytes_in > 0:
+        grown = f"{report.bytes_out / report.bytes_in:.1f} times the bytes: small images have headers in a tar"
+        yield "grown", f"{grown}, and are encoded anew, which --preset original leaves out"
     done = report.packed + report.quarantined - report.resumed
     yield "time", f"{report.seconds:.1f} s" + (f", {done / report.seconds:,.0f} images/s" if done else "")
     yield "fingerprint", report.fingerprint

@@ -23,10 +23,12 @@ from shardflow.storage.urls import split_name, strip_file_scheme
 
 from .loader_options import load_function, user_code_errors
 from .options import PathOrUrl, picture_file, writable_file
-from .output import shard_bar
+from .output import shard_bar, show_waiting
 from .terminal import say
 
 _SHEET = "preview.png"
+_COUNT, _PAGE_COUNT = 24, 240
+_MOST_ON_A_SHEET = 500
 _VERSIONS = "shardflow", "pillow", "torch"
 
 
@@ -40,7 +42,7 @@ _VERSIONS = "shardflow", "pillow", "torch"
     metavar="FILE.png",
     help=f"File for the contact sheet, .png or .jpg.  [default: {_SHEET}]",
 )
-@click.option("--count", type=click.IntRange(1, 500), default=24, show_default=True, help="Pictures on the sheet.")
+@click.option("--count", type=click.IntRange(1, 10_000), help=f"Pictures.  [default: {_COUNT}; page: {_PAGE_COUNT}]")
 @click.option("--class", "class_name", metavar="NAME", help="Class to show.")
 @click.option("--augment", type=click.IntRange(0), metavar="NUMBER", help="Sample to show as each epoch augments it.")
 @click.option("--seed", type=int, help="Seed of the loader, for --augment.  [default: 0]")
@@ -59,7 +61,7 @@ def preview(
     url: str | None,
     split: str | None,
     output: str | None,
-    count: int,
+    count: int | None,
     class_name: str | None,
     augment: int | None,
     seed: int | None,
@@ -98,6 +100,9 @@ def preview(
     ):
         if given and not present:
             raise click.UsageError(f"{name} requires {needed}")
+    on_sheet, on_page = count or _COUNT, count or _PAGE_COUNT
+    if on_sheet > _MOST_ON_A_SHEET and (html is None or output is not None or chosen):
+        raise click.UsageError(f"--count above {_MOST_ON_A_SHEET} is for --html alone")
     loader = augmented = None
     if user_function is not None:
         for name, value in (("URL", url), ("--split", split), ("--seed", seed)):
@@ -113,7 +118,7 @@ def preview(
             if not quarantine or html is not None or not (inputs := _read_quarantine(url, FILE_NAME)):
                 raise
             path = output or _SHEET
-            draw_contact_sheet(_quarantine_sheet(inputs, count, source, "; the pack is not finished"), path)
+            draw_contact_sheet(_quarantine_sheet(inputs, on_sheet, source, "; the pack is not finished"), path)
             say(f"picture  {path}")
             return 0
         split = split or ("train" if "train" in dataset else next(iter(dataset)))
@@ -124,10 +129,10 @@ def preview(
 
         with user_code_errors(user_function):
             if loader is None:
-                augmented = augment_sample(dataset, split, augment, epochs=count - 1, seed=seed or 0)
+                augmented = augment_sample(dataset, split, augment, epochs=on_sheet - 1, seed=seed or 0)
             else:
-                augmented = augment_with_loader(loader, augment, epochs=count - 1)
-    exit_code = 0 if html is None else _write_page(dataset, html, split, count, augmented, verify=verify)
+                augmented = augment_with_loader(loader, augment, epochs=on_sheet - 1)
+    exit_code = 0 if html is None else _write_page(dataset, html, split, on_page, augmented, verify=verify)
     if html is None or output is not None or chosen:
         path = output or _SHEET
         sheet = augmented
@@ -137,8 +142,8 @@ def preview(
                 inputs, of = dataset.quarantine(), f", of {dataset.manifest.inputs:,}"
             if not inputs:
                 raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
-            sheet = _quarantine_sheet(inputs, count, source, of)
-        draw_contact_sheet(sheet or _sample_sheet(dataset, split, count, class_name), path)
+            sheet = _quarantine_sheet(inputs, on_sheet, source, of)
+        draw_contact_sheet(sheet or _sample_sheet(dataset, split, on_sheet, class_name), path)
         say(f"picture  {path}")
     return exit_code
 
@@ -181,6 +186,7 @@ def _write_page(
             findings = verify_dataset(dataset, progress=progress)
     installed = describe_versions()
     versions = {name: installed[name] for name in _VERSIONS}
-    write_page(dataset, path, split=split, count=count, findings=findings, versions=versions, augmented=augmented)
+    with show_waiting("drawing"):
+        write_page(dataset, path, split=split, count=count, findings=findings, versions=versions, augmented=augmented)
     say(f"page     {path}")
     return 1 if findings else 0

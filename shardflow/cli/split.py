@@ -42,7 +42,7 @@ def split(url: str, dst: str, val: float | None, folds: int | None, group: str |
     passes = (dataset.classes is not None) + (group is not None)
     settings: dict[str, Any] = {"group": group, "seed": seed}
     made: tuple[shardflow.reports.VirtualReport, ...]
-    with shard_bar(dataset["train"].shards[:] * passes, "reading", disable=not passes) as progress:
+    with shard_bar(dataset["train"].shards[:] * passes, "splitting") as progress:
         if folds is None:
             made = (shardflow.split(url, dst, val=0.1 if val is None else val, progress=progress, **settings),)
             places = [dst]

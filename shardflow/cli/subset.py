@@ -8,9 +8,12 @@ from typing import Any
 import click
 
 import shardflow
+from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, split_names
-from .output import print_report, shard_bar
+from .output import first_few, print_lines, print_report, shard_bar
+
+_NAMED = 5
 
 
 @click.command()
@@ -42,8 +45,13 @@ def subset(url: str, dst: str, classes: str | None, samples: Path | None, **sett
     if samples is not None:
         lines = samples.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         keys = [line.strip() for line in lines if line.strip()]
+    dataset = shardflow.open(url)
     passes = (names is not None) + (keys is not None)
-    shards = shardflow.open(url).shards * passes if passes else ()
-    with shard_bar(shards, "reading", disable=not passes) as progress:
+    with shard_bar(dataset.shards * passes, "reading") as progress:
         report = shardflow.subset(url, dst, classes=names, samples=keys, progress=progress, **settings)
     print_report(report, dst)
+    if names is not None and (known := dataset.classes):
+        numbers = first_few([f"{name} {known.index(name)}" for name in names], _NAMED)
+        again = f"shardflow pack {shown_url(dst)} NEW --preset original --classes FILE"
+        remedy = f"write their names into FILE and run `{again}`"
+        print_lines([("labels", f"{numbers}, as before; to number them from 0, {remedy}")], 14)

@@ -7,7 +7,7 @@ import time
 import click
 
 import shardflow
-from shardflow._wording import megabytes, plural
+from shardflow._wording import plural, size_text
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.storage.urls import shown_url
 
@@ -43,11 +43,11 @@ def sync(src: str, dst: str) -> None:
         used, whole = sum(used_bytes(dataset, split) for split in dataset), tar_bytes(dataset, shards)
         if used < _MOST_IS_USED * whole:
             remedy = f"`shardflow pack {shown_url(src)} {shown_url(dst)} --preset original` copies the samples alone"
-            note = f"the tars are copied whole: {megabytes(whole)}, of which the samples take {megabytes(used)}"
+            note = f"the tars are copied whole: {size_text(whole)}, of which the samples take {size_text(used)}"
             say(f"{note}; {remedy}", err=True)
     with resumable(), shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started
-    say(f"copied {plural(report.copied, 'shard')}, {megabytes(report.copied_bytes)}, in {seconds:.1f} s")
+    say(f"copied {plural(report.copied, 'shard')}, {size_text(report.copied_bytes)}, in {seconds:.1f} s")
     if report.found:
-        say(f"{plural(report.found, 'shard')}, {megabytes(report.found_bytes)}, already at {shown_url(dst)}")
+        say(f"{plural(report.found, 'shard')}, {size_text(report.found_bytes)}, already at {shown_url(dst)}")

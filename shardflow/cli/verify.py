@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import megabytes, plural
+from shardflow._wording import plural, size_text
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.packing.origin import NOT_IN_SOURCES, open_sources
 from shardflow.packing.verifying import IMAGES, compare_with_sources
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, column_options, json_option, with_columns
-from .output import print_json, shard_bar, total_bytes
+from .output import print_json, shard_bar, show_waiting, total_bytes
 from .terminal import say
 
 
@@ -83,7 +83,8 @@ def verify(
             findings = report.left
             repairs = {"repaired": report.repaired, "failed": report.failed, "found": list(map(asdict, report.found))}
         damaged = {finding.file for finding in findings}
-        compared = compare_with_sources(dataset, opened, images=images or IMAGES, damaged=damaged)
+        with show_waiting("comparing", disable=as_json):
+            compared = compare_with_sources(dataset, opened, images=images or IMAGES, damaged=damaged)
     samples = sum(shard.samples for shard in shards)
     if as_json:
         checked = {"shards": len(shards), "samples": samples, "bytes": size, "compared": compared.compared}
@@ -108,7 +109,7 @@ def verify(
         if absent and len(absent) == compared.compared:
             say(f"none of them is in {compared_with}: --source takes what `pack` took, not a folder in or above it")
     seconds = time.perf_counter() - started
-    read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {megabytes(size)} in {seconds:.1f} s"
+    read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {size_text(size)} in {seconds:.1f} s"
     if not findings:
         say(read, label="no damage:", colour="green")
         if not sources and dataset.manifest.sharding is not None:

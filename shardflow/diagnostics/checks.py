@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ from shardflow.loading.loader import Loader
 
 _SMALL_SHARD, _LARGE_SHARD = 4_000_000, 4_000_000_000
 _MANY_SHARDS = 64
+
+_VIRTUAL_DISK = re.compile(r"/(virtio\d+|vbd-\d+|virtual/block/(loop|nbd|rbd)\d+)")
+"""Paths of devices: of virtio (KVM), of Xen, and of files and networks."""
+
+_VIRTUAL_VENDORS = ("QEMU", "Google", "VMware", "Msft", "VBOX")
+"""SCSI disks of KVM, Google Cloud, VMware, Hyper-V with Azure, and VirtualBox."""
 
 
 class Check(NamedTuple):
@@ -115,14 +122,21 @@ def _storage(split: Split) -> Iterator[Check]:
 
 
 def on_rotating_disk(path: Path, sysfs: Path = Path("/sys")) -> bool:
-    """Return whether a file or directory is on a rotating disk; False if the kernel does not say."""
+    """Return whether a file or directory is on a rotating disk; False if the kernel does not say.
+
+    The disk of a virtual machine says so whatever is behind it, so it does not count.
+    """
     try:
         device = os.stat(path).st_dev
         block = (sysfs / "dev/block" / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)
     except OSError:
         return False  # a network or memory file system, or a path that does not exist
+    if _VIRTUAL_DISK.search(block.as_posix()):
+        return False
     for directory in (block, block.parent):  # a partition has the queue of its disk
         flag = directory / "queue/rotational"
         if flag.exists():
-            return flag.read_text().strip() == "1"
+            vendor = directory / "device/vendor"
+            is_virtual = vendor.exists() and vendor.read_text().strip() in _VIRTUAL_VENDORS
+            return flag.read_text().strip() == "1" and not is_virtual
     return False

@@ -41,7 +41,8 @@ class Statistics(JsonObject):
     Attributes:
         counts: "images", "bytes_before" and "bytes_after", of the images alone; and the number of images that were
             "converted" from an embedded profile to sRGB, "enlarged", reduced to the "first_frame" of several, "kept"
-            as they were encoded, "turned" as the EXIF orientation says, or had a "profile_unusable", which was ignored;
+            as they were encoded, had pixels that show through and are composited "on_white", "turned" as the EXIF
+            orientation says, or had a "profile_unusable", which was ignored;
             and "masks", "boxes" and "keypoints" (of these, only those that are there).
         classes: Label → images.
         widths_before, heights_before: Rounded side in pixels → images, of the upright sources.

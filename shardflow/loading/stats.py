@@ -89,6 +89,8 @@ class Stats:
         greatest = max(waiting, copying, transforms)
         if greatest < 0.05:  # smaller shares need no advice
             return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may be enough"
+        if greatest < 0.15:
+            return f"nearly compute-bound: {line}; the most that faster input could gain is {greatest:.0%}"
         if waiting == greatest:
             return (
                 f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to the "

@@ -104,7 +104,7 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         parts = plan.recipe.annotations.parts
         remedy = "is this the right directory?"
         if absent:
-            remedy = "paths in a table are absolute, or relative to the table; those of a COCO set, to --image-folder"
+            remedy = "paths in a table are absolute, or relative to the table; or name their folder with --image-folder"
         elif all(any(part in each.reason for part in parts) for each in bad):
             remedy = "do --mask, --boxes and --keypoints name what is there?"
         return f"{none} be packed: {listed}; {remedy}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from shardflow._wording import megabytes
+from shardflow._wording import size_text
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,19 @@ ProgressLike = Callable[[Progress], None] | bool | None
 """A function that gets the progress now and then; True for a `PackBar`."""
 
 
+DELAY_S = 2.0
+"""Work that takes less time is done without a counter."""
+
+
+def counted(inputs: Iterable[T], doing: str) -> Iterator[T]:
+    """Yield inputs; count them in a terminal, if there are so many that it takes longer than `DELAY_S`."""
+    if not sys.stderr.isatty():
+        return iter(inputs)
+    from tqdm.auto import tqdm
+
+    return iter(tqdm(inputs, desc=doing, unit=" files", delay=DELAY_S, leave=False))
+
+
 class PackBar(contextlib.AbstractContextManager["PackBar"]):
     """A progress bar over the inputs; it appears with the first progress."""
 
@@ -48,7 +64,7 @@ class PackBar(contextlib.AbstractContextManager["PackBar"]):
             from tqdm.auto import tqdm  # a tenth of a second, which workers need not spend
 
             self._bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
-        self._bar.set_postfix_str(f"{megabytes(progress.bytes_in)} -> {megabytes(progress.bytes_out)}", refresh=False)
+        self._bar.set_postfix_str(f"{size_text(progress.bytes_in)} -> {size_text(progress.bytes_out)}", refresh=False)
         self._bar.update(progress.done - self._bar.n)
 
 

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import rgb_pixels, upright_size
+from shardflow._wording import size_text
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats import image_array
 from shardflow.formats.annotations import NOTHING, Annotations
@@ -35,12 +36,20 @@ _JPEG_QUALITY = 92
 
 
 class Tile(NamedTuple):
-    """A picture of one sample or file, in RGB and of any size, with the two lines of its caption, and its problem."""
+    """A picture of one sample or file, in RGB and of any size, with the two lines of its caption, and its problem.
+
+    That of a sample also has its number in the split, its key, its classes, and the size and the bytes of its image.
+    """
 
     title: str
     detail: str
     picture: Image.Image | None
     problem: str = ""
+    number: int = -1
+    key: str = ""
+    classes: Sequence[str] = ()
+    size: tuple[int, int] = (0, 0)
+    bytes: int = 0
 
 
 class ContactSheet(NamedTuple):
@@ -54,7 +63,7 @@ class ContactSheet(NamedTuple):
 def sample_tiles(
     samples: Iterable[RawSample], classes: Sequence[str] | None, annotations: Annotations = NOTHING
 ) -> Iterator[Tile]:
-    """Yield the tile of each sample, its annotations drawn over it, with the names of its classes as the title."""
+    """Yield the tile of each sample, its annotations drawn over it; the title is its number and its classes."""
     for sample in samples:
         payload, problem = sample.image, sample.problem
         decoded = None
@@ -67,9 +76,9 @@ def sample_tiles(
         elif payload is None:
             detail = f"no image: {', '.join(sample.parts)}"
         elif decoded is None:
-            detail = f"{format_size(payload)}, cannot be decoded"
+            detail = f"{size_text(len(payload))}, cannot be decoded"
         else:
-            detail = f"{decoded[1][0]} x {decoded[1][1]}, {format_size(payload)}"
+            detail = f"{decoded[1][0]} x {decoded[1][1]}, {size_text(len(payload))}"
         if decoded is not None and annotations:
             try:
                 drawn = draw_annotations(*decoded, sample.parts, annotations)
@@ -78,8 +87,17 @@ def sample_tiles(
             except (DecodeError, TooLargeError) as error:
                 problem = problem or str(error)
         names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
-        title = ", ".join(names) or f"sample {sample.number}"
-        yield Tile(title, detail, None if decoded is None else decoded[0], problem)
+        yield Tile(
+            f"{sample.number}: {', '.join(names)}" if names else f"sample {sample.number}",
+            detail,
+            None if decoded is None else decoded[0],
+            problem,
+            sample.number,
+            sample.key,
+            names,
+            (0, 0) if decoded is None else decoded[1],
+            len(payload or b""),
+        )
 
 
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
@@ -110,11 +128,6 @@ def _array_picture(payload: bytes) -> Image.Image:
     pixels = image_array.pixels(payload)
     shown = pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0]
     return Image.fromarray((shown >> 8 * (pixels.itemsize - 1)).astype(np.uint8)).convert("RGB")
-
-
-def format_size(payload: bytes) -> str:
-    """Return the size of bytes with its unit."""
-    return f"{len(payload):,} bytes" if len(payload) < 1000 else f"{len(payload) / 1000:,.0f} kB"
 
 
 def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""The HTML page about a dataset: one file without scripts that needs no network."""
+"""The HTML page about a dataset: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from shardflow._wording import plural
+from shardflow._wording import plural, size_text
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import Finding
 from shardflow.formats.image_types import IMAGE_PARTS
@@ -16,12 +16,13 @@ from shardflow.formats.statistics import Statistics
 from shardflow.storage.local_files import map_os_errors
 
 from .contact_sheet import ContactSheet, sample_tiles
-from .markup import bar_chart, data_url, note, rank_chart, section, sheet, size_histogram, table
+from .markup import bar_chart, data_url, gallery, note, page, rank_chart, section, sheet, size_histogram, table
 from .mixing import Mixing, measure_mixing
 from .sample_reader import SampleReader
 
 _MOST_BARS = 40
 _MOST_ROWS = 20
+_MOST_INPUTS = 1000
 _LARGEST_CLASSES = 8
 _NOT_OPERATIONS = ("images", "bytes_before", "bytes_after", "masks", "boxes", "keypoints")
 
@@ -46,7 +47,7 @@ def write_page(
     body = "".join(
         [
             _facts(dataset, statistics),
-            section("Samples", sheet(tiles)),
+            section("Samples", gallery(split, tiles, count)),
             "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
             '<div class="columns">',
             _classes(dataset, statistics),
@@ -60,28 +61,12 @@ def write_page(
             "</div>",
         ]
     )
-    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     name = dataset.url.rstrip("/").rpartition("/")[2]
     url = note(dataset.url) if dataset.url != name else ""
-    page = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
-<title>{escape(name)}, split {escape(split)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{escape(name)} <span class="faint">{escape(split)}</span></h1>{url}</header>
-<main>{body}</main>
-</body>
-</html>
-"""
+    header = f'<header><h1>{escape(name)} <span class="faint">{escape(split)}</span></h1>{url}</header>'
+    html = page(f"{name}, split {split}", f"{header}\n<main>{body}</main>")
     with map_os_errors(Path(path)):
-        Path(path).write_text(page, encoding="utf-8", errors="replace")
+        Path(path).write_text(html, encoding="utf-8", errors="replace")
 
 
 def count_images(dataset: Dataset, reader: SampleReader) -> tuple[Statistics, bool]:
@@ -110,7 +95,7 @@ def _facts(dataset: Dataset, statistics: Statistics) -> str:
     facts = [
         *((f"samples in {name}", f"{len(split):,}") for name, split in dataset.items()),
         ("shards", f"{len(dataset.shards):,}"),
-        ("size", f"{sum(shard.bytes for shard in dataset.shards) / 1e6:,.1f} MB"),
+        ("size", size_text(sum(shard.bytes for shard in dataset.shards))),
         ("classes", "none" if dataset.classes is None else f"{len(dataset.classes):,}"),
     ]
     if images := statistics.counts["images"]:
@@ -218,7 +203,10 @@ def _quarantine(dataset: Dataset) -> str:
         return section("Quarantine", "<p>Empty: every input was packed.</p>")
     reasons = Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common(_MOST_ROWS)
     text = f"<p>{len(inputs):,} of {dataset.manifest.inputs:,} inputs were not packed:</p>"
-    return section("Quarantine", text + table([(f"{number:,}", reason) for reason, number in reasons], "counts"))
+    text += table([(f"{number:,}", reason) for reason, number in reasons], "counts")
+    inputs_shown = table([(each.path, f"{each.stage}: {each.reason}") for each in inputs[:_MOST_INPUTS]])
+    most = f"The first {_MOST_INPUTS:,} inputs" if len(inputs) > _MOST_INPUTS else "All inputs"
+    return section("Quarantine", f"{text}<details><summary>{most} with their reasons</summary>{inputs_shown}</details>")
 
 
 def _identity(dataset: Dataset, versions: Mapping[str, str]) -> str:

@@ -20,6 +20,17 @@ _FONTS = (
     "LiberationSans-Regular.ttf",
     "NotoSansCJK-Regular.ttc",
     "NotoSansCJKjp-Regular.otf",
+    "NotoSansJP-Regular.otf",
+    "SourceHanSans-Regular.ttc",
+    "Arial Unicode.ttf",
+    "Hiragino Sans GB.ttc",
+    "AppleSDGothicNeo.ttc",
+    "YuGothM.ttc",
+    "msgothic.ttc",
+    "msyh.ttc",
+    "malgun.ttf",
+    "fonts-japanese-gothic.ttf",
+    "NanumGothic.ttf",
     "DroidSansFallbackFull.ttf",
     "DroidSansFallback.ttf",
     "wqy-microhei.ttc",
@@ -28,7 +39,7 @@ _FONTS = (
     "unifont.otf",
     "unifont.ttf",
 )
-"""Fonts that distributions install, by the names of their files; first those with more beautiful letters."""
+"""Fonts of Linux, macOS and Windows, by the names of their files; first those with more beautiful letters."""
 
 _NO_CHARACTER = "\U0010ffff"  # Unicode gives it to no character, so every font draws its box for it
 

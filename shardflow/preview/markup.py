@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from PIL import Image
 
-from .contact_sheet import Tile
+from .contact_sheet import SIDE, Tile
 
 _JPEG_QUALITY = 82
 _WIDTH, _HEIGHT, _AXIS_HEIGHT = 360, 110, 20
 _BINS_PER_DOUBLING = 4
+
+_GALLERY_SIDES = (120, 2 * SIDE), (1200, SIDE), (math.inf, SIDE // 2)
+"""Pixels of a picture for up to so many samples: the page stays small enough for a browser, 30 MB with 10,000."""
 
 
 def section(title: str, content: str) -> str:
@@ -32,6 +38,59 @@ def table(rows: Iterable[tuple[str, str]], style: str = "") -> str:
 def note(text: str) -> str:
     """Return a paragraph of secondary text."""
     return f'<p class="faint">{escape(text)}</p>'
+
+
+def gallery(split: str, tiles: Iterable[Tile], count: int) -> str:
+    """Return about `count` samples of a split as data for `page.js`, and the controls that it serves."""
+    side = next(side for most, side in _GALLERY_SIDES if count <= most)
+    samples = []
+    for tile in tiles:
+        if tile.picture is not None:
+            tile.picture.thumbnail((side, side))
+        samples.append(
+            {
+                "number": tile.number,
+                "key": tile.key,
+                "classes": list(tile.classes),
+                "detail": tile.detail,
+                "problem": tile.problem,
+                "pixels": tile.size[0] * tile.size[1],
+                "bytes": tile.bytes,
+                "picture": "" if tile.picture is None else data_url(tile.picture, "JPEG"),
+            }
+        )
+    data = json.dumps({"split": split, "samples": samples}, separators=(",", ":"))
+    for mark in "<>&":  # inside of a script element only these could end it, or begin a comment
+        data = data.replace(mark, f"\\u{ord(mark):04x}")
+    return f'{_asset("gallery.html")}<script type="application/json" id="samples">{data}</script>'
+
+
+def page(title: str, body: str) -> str:
+    """Return a page with a title, and a body that is HTML; it needs no other file, and may not ask for one."""
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>
+{_asset("page.css")}</style>
+</head>
+<body>
+{body}
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def sheet(tiles: Iterable[Tile]) -> str:

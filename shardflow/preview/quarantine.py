@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 
 from PIL import Image, ImageFile
 
+from shardflow._wording import size_text
 from shardflow.errors import ShardflowError, TooLargeError
 from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.file_names import is_below
 from shardflow.storage.interface import Storage
 
-from .contact_sheet import Tile, decode_picture, format_size
+from .contact_sheet import Tile, decode_picture
 
 _MOST_BYTES = 64_000_000  # that are read of a quarantined file
 
@@ -31,7 +32,7 @@ def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> I
         elif source is not None:
             try:
                 payload = source.read_range(name, 0, _MOST_BYTES)
-                detail = f"{each.stage}, {format_size(payload)}"
+                detail = f"{each.stage}, {size_text(len(payload))}"
                 decoded = _decode_truncated(payload)
                 picture = None if decoded is None else decoded[0]
             except TooLargeError:

@@ -25,6 +25,7 @@ from shardflow.formats.shard import Shard
 
 _THREADS = 8
 _SHARDS = 4
+_AT_A_TIME = 256
 
 
 class RawSample(NamedTuple):
@@ -77,16 +78,22 @@ class SampleReader:
 
     def samples(self, numbers: Iterable[int]) -> Iterator[RawSample]:
         """Yield samples of the split by number, in the order of the numbers; several are read at a time."""
+        rest = iter(numbers)
         with ThreadPoolExecutor(_THREADS) as pool:
-            yield from pool.map(self._sample, numbers)
+            while some := list(itertools.islice(rest, _AT_A_TIME)):
+                yield from pool.map(self._sample, some)
 
-    def spread_shards(self) -> list[int]:
-        """Return the numbers of up to four shards, evenly spread over the split: few, because each needs its index."""
-        return _spread(len(self.split.shards), _SHARDS)
+    def spread_shards(self, count: int = 1) -> list[int]:
+        """Return the numbers of up to four shards, evenly spread over the split: few, because each needs its index.
+
+        There are more of them if `count` samples need more.
+        """
+        shards = len(self.split.shards)
+        return _spread(shards, max(_SHARDS, -(-count * shards // max(1, len(self.split)))))
 
     def spread_samples(self, count: int) -> list[int]:
-        """Return the numbers of up to `count` samples, evenly spread over up to four shards."""
-        chosen = self.spread_shards()
+        """Return the numbers of up to `count` samples, evenly spread over few shards."""
+        chosen = self.spread_shards(count)
         firsts = self.split.first_sample(np.array(chosen, dtype=np.int64)).tolist()
         found: list[int] = []
         for place, (shard, first) in enumerate(zip(chosen, firsts, strict=True)):

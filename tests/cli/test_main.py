@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.helpers.command import exit_code
+
 
 @pytest.mark.parametrize(
     ("words", "completions"),
@@ -17,3 +19,14 @@ def test_shells_complete_commands_and_options(words: str, completions: list[str]
     command = [sys.executable, "-m", "shardflow"]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
     assert [line.removeprefix("plain,") for line in done.stdout.split()] == completions
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [(["veryfy"], "'verify'"), (["cache", "prun"], "'prune'"), (["zzz"], "--help")]
+)
+def test_a_misspelt_command_names_the_one_that_is_meant(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command with a similar name is suggested; without one, the help is named."""
+    assert exit_code(*words) == 2
+    assert meant in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import unicodedata
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 import shardflow
 from shardflow._wording import printable
+from shardflow.cli.output import show_waiting
 from shardflow.errors import ConfigError, ManifestError
 from shardflow.formats import manifest
 from tests.helpers.command import exit_code, run
@@ -166,3 +169,23 @@ def test_half_surrogates_are_refused(tmp_path: Path, name: str, capsys: pytest.C
         for command in (["info"], ["export", "card"], ["diff", str(data)], ["verify"]):
             assert exit_code(*command, str(data)) == 1
             assert "Traceback" not in capsys.readouterr().err
+
+
+def test_work_without_counts_shows_its_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a terminal the time advances while nothing is finished; a pipe, and work that is soon done, get nothing."""
+    ticks = iter(range(3))
+    monkeypatch.setattr("shardflow.cli.output._TICK_S", 0.01)
+    for is_terminal, delay in ((False, 0.0), (True, 60.0), (True, 0.0)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda shown=is_terminal: shown)
+        monkeypatch.setattr("shardflow.cli.output.DELAY_S", delay)
+        begun = threading.active_count()
+        with show_waiting("merging"):
+            for _ in ticks if is_terminal and not delay else ():
+                seen = ""
+                while "merging: 00:" not in seen:
+                    seen += capsys.readouterr().err
+        assert threading.active_count() == begun
+        if not is_terminal or delay:
+            assert capsys.readouterr().err == ""

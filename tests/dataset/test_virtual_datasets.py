@@ -45,10 +45,14 @@ def test_verify_reports_damage(virtual: Path, tmp_path: Path) -> None:
 
 
 def test_missing_root(virtual: Path, tmp_path: Path) -> None:
-    """If the tars are gone, the error names the missing file."""
-    (tmp_path / "set").rename(tmp_path / "elsewhere")
+    """If the tars have moved, opening the view says where they were; a missing tar alone is named when it is read."""
+    tar = tmp_path / "set/train/000000.tar"
+    tar.rename(tmp_path / "elsewhere.tar")
     with pytest.raises(NotFoundError, match=r"set/train/000000\.tar does not exist"):
         sf.open(virtual)["train"][0]
+    (tmp_path / "set").rename(tmp_path / "elsewhere")
+    with pytest.raises(NotFoundError, match=rf"virtual is a view of {tmp_path}/set, .*moved.*`shardflow subset`"):
+        sf.open(virtual)
 
 
 def test_sync_copies_the_tars(virtual: Path, tmp_path: Path) -> None:

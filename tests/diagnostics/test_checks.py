@@ -15,6 +15,7 @@ import shardflow
 from shardflow import native
 from shardflow.diagnostics.checks import Check, failed_checks, on_rotating_disk
 from shardflow.loading.distributed import usable_cores
+from tests.helpers.folders import write_tree
 from tests.helpers.kernel import without_kernel
 from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset
@@ -109,3 +110,18 @@ def test_a_rotating_disk(tmp_path: Path, flag: str | None, expected: bool) -> No
     link.symlink_to(disk / "partition")
     assert on_rotating_disk(tmp_path, tmp_path / "sys") == expected
     assert not on_rotating_disk(tmp_path / "missing", tmp_path / "sys")
+
+
+@pytest.mark.parametrize(
+    ("place", "vendor"),
+    [("pci0000:00/virtio1/block/vda", ""), ("virtual/block/loop0", ""), ("pci0000:00/target0/block/sda", "Google")],
+)
+def test_a_virtual_disk_is_not_a_rotating_one(tmp_path: Path, place: str, vendor: str) -> None:
+    """The disk of a virtual machine says that it rotates, whatever it is."""
+    device = os.stat(tmp_path).st_dev
+    files = {f"{place}/queue/rotational": b"1\n", f"{place}/device/vendor": f"{vendor:8}\n".encode()}
+    write_tree(tmp_path / "sys/devices", files)
+    link = tmp_path / f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "sys/devices" / place)
+    assert not on_rotating_disk(tmp_path, tmp_path / "sys")

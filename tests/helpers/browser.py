@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 NAMES = "chromium", "chromium-browser", "google-chrome"
 _TIMEOUT_S = 60.0
+_KEY_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36}
+_KEY_CODES |= {f"Arrow{side}": 37 + number for number, side in enumerate(("Left", "Up", "Right", "Down"))}
 
 
 class Rendered(NamedTuple):
@@ -71,10 +73,7 @@ class Browser:
         self._call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         if not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._receive(lambda message: message.get("method") == "Page.loadEventFired")
-        values = {
-            name: self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
-            for name, expression in evaluate.items()
-        }
+        values = {name: self.evaluate(expression) for name, expression in evaluate.items()}
         picture = self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         by_method = {
             method: [event["params"] for event in self._events if event["method"] == method]
@@ -86,6 +85,19 @@ class Browser:
             console=[str(event) for event in by_method["Log.entryAdded"] + by_method["Runtime.consoleAPICalled"]],
             values=values,
         )
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression in the page."""
+        return self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def press(self, *keys: str) -> None:
+        """Press and release keys, by their names in JavaScript: "Enter", "ArrowLeft", "a"."""
+        for key in keys:
+            text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+            code = _KEY_CODES.get(key, 0)
+            down = {"text": text} if text else {}
+            self._call("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **down)
+            self._call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def close(self) -> None:
         """End the browser."""

@@ -22,6 +22,7 @@ def stats(waiting: float = 0.0, copying: float = 0.0, transforms: float = 0.0, b
     ("given", "line"),
     [
         (stats(0.1), f"compute-bound: 1% {WAITING}, 0% for the copy, 0% in device transforms, 99% computing; "),
+        (stats(0.6), f"nearly compute-bound: 6% {WAITING}"),
         (stats(4, 1), f"input-bound: 40% {WAITING}, 10% for the copy, 0% in device transforms, 50% computing; "),
         (stats(1, 2), f"copy-bound: 10% {WAITING}, 20% for the copy"),
         (stats(1, 2, 3), f"transform-bound: 10% {WAITING}, 20% for the copy, 30% in device transforms"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from PIL import Image
 
 import shardflow
 from shardflow.preview.augmentation import augment_sample
+from shardflow.preview.contact_sheet import Tile
 from shardflow.preview.html_page import count_images, write_page
+from shardflow.preview.markup import gallery, section
+from shardflow.preview.markup import page as page_of
 from shardflow.preview.sample_reader import SampleReader
 from tests.helpers.browser import Browser, Rendered, executable
 from tests.helpers.folders import write_tree
@@ -24,12 +29,12 @@ CLASSES = "bridge", "cat & <dog>", "fern"
 WIDTHS = 390, 1400
 EVALUATED = {
     "overflow": "document.documentElement.scrollWidth - window.innerWidth",
-    "headings": "[...document.querySelectorAll('h1, h2')].map(each => each.innerText)",
+    "headings": "[...document.querySelectorAll('h1, section > h2')].map(each => each.innerText)",
     "broken": "[...document.images].filter(each => !each.alt || !each.naturalWidth).length",
     "images": "document.images.length",
     "paper": "getComputedStyle(document.body).backgroundColor",
     # Text and the paper or card that it stands on, as [size in pixels, "rgb(...)", "rgb(...)"].
-    "inks": """[...document.querySelectorAll('p, dt, dd, th, td, figcaption, .faint, .good, .bad, h2, .name, .number')]
+    "inks": """[...document.querySelectorAll('p, dt, dd, th, td, figcaption, .faint, .good, .bad, h2, .name, output')]
         .map(each => [getComputedStyle(each).color,
                       getComputedStyle(each.closest('section, .facts div') || document.body).backgroundColor])""",
     "charts": "[...document.querySelectorAll('svg')].map(each => [each.getAttribute('role'), each.ariaLabel])",
@@ -131,7 +136,7 @@ def test_page_says_what_the_dataset_is(packed: Path, page: Path) -> None:
         *("short side", "A batch of 9 contains samples of", "1.2.3"),
     ):
         assert expected in text, expected
-    assert "<script" not in html
+    assert html.count("<script") == 2  # the samples, and what shows them
     assert "cat & <dog>" not in html
     assert "cat &amp; &lt;dog&gt;" in html
     assert CLASSES[1] in dataset.classes  # type: ignore[operator]
@@ -153,7 +158,7 @@ def test_page_of_a_bare_dataset(tmp_path: Path) -> None:
     for expected in ("The samples have no labels", f"{len(findings)} findings", "every input was", "needs labels"):
         assert expected in html, expected
     assert "train/000000.tar, sample 000000000" in html
-    assert html.count("<figure>") == 6
+    assert len(samples_of(path)) == 6
 
 
 def test_images_are_counted_and_masks_are_not(tmp_path: Path) -> None:
@@ -166,6 +171,89 @@ def test_images_are_counted_and_masks_are_not(tmp_path: Path) -> None:
     assert counted.counts == {"images": 3, "bytes_after": sum(map(len, images))}
     assert (counted.widths_after, counted.heights_after) == ({31: 3}, {20: 3})
     assert not counted.widths_before
+
+
+def samples_of(page: Path) -> list[dict[str, Any]]:
+    """The samples that a page holds as data."""
+    data = page.read_text().partition('<script type="application/json" id="samples">')[2].partition("</script>")[0]
+    samples: list[dict[str, Any]] = json.loads(data)["samples"]
+    return samples
+
+
+GRID = "[...document.querySelectorAll('#grid button .name')].map(each => each.textContent)"
+CHOOSE = "(control, value) => { control.value = value; control.dispatchEvent(new Event('input')) }"
+
+
+def choose(browser: Browser, control: str, value: str) -> list[str]:
+    """Set a control of the gallery; return the titles of the samples that are drawn, after the number found."""
+    browser.evaluate(f"({CHOOSE})(document.getElementById({control!r}), {value!r})")
+    return [browser.evaluate("document.getElementById('found').textContent"), *browser.evaluate(GRID)]
+
+
+def gallery_page(path: Path, tiles: Sequence[Tile]) -> Path:
+    """Write a page with a gallery alone."""
+    path.write_text(page_of("Many", section("Samples", gallery("train", tiles, len(tiles)))))
+    return path
+
+
+def test_ten_thousand_samples_are_filtered_and_sorted(browser: Browser, tmp_path: Path) -> None:
+    """Few of them are drawn at a time, more on demand, and every one is found by number, key, class or size."""
+    picture = Image.new("RGB", (8, 8), "teal")
+    tiles = [
+        Tile("", "", picture.copy(), "torn" * (n == 77), n, f"k{n:05}", [f"class{n % 10}"], (n % 100 + 1, 9), 9999 - n)
+        for n in range(10_000)
+    ]
+    path = gallery_page(tmp_path / "many.html", tiles)
+    assert path.stat().st_size < 20_000_000
+    browser.render(path, width=1400, dark=False, evaluate={})
+    found, *drawn = choose(browser, "text", "")
+    assert (found, drawn[:2], len(drawn)) == ("10,000 of 10,000 samples", ["0: class0", "1: class1"], 60)
+    browser.evaluate("document.getElementById('more').click()")
+    assert len(browser.evaluate(GRID)) == 120
+    assert choose(browser, "text", "K04321") == ["1 of 10,000 samples", "4321: class1"]
+    assert choose(browser, "text", "class3 k0000") == ["1 of 10,000 samples", "3: class3"]
+    choose(browser, "text", "")
+    assert choose(browser, "class", "=class7")[:3] == ["1,000 of 10,000 samples", "7: class7", "17: class7"]
+    assert choose(browser, "order", "-bytes")[1:3] == ["9997: class7", "9987: class7"]
+    assert choose(browser, "order", "pixels")[1:3] == ["97: class7", "197: class7"]
+    assert choose(browser, "class", "!") == ["1 of 10,000 samples", "77: class7"]
+    assert browser.evaluate("document.getElementById('more').hidden")
+    assert choose(browser, "text", "nothing") == ["0 of 10,000 samples"]
+
+
+def test_the_gallery_is_used_by_keys(browser: Browser, page: Path) -> None:
+    """Arrows move the focus, Enter enlarges, arrows turn over, Escape closes, and the focus is where one was."""
+    focus = "document.activeElement.textContent"
+    browser.render(page, width=1400, dark=False, evaluate={})
+    browser.evaluate("document.getElementById('order').focus()")
+    numbers = [sample["number"] for sample in samples_of(page)]
+    browser.press("Tab")
+    assert browser.evaluate(focus).startswith(f"{numbers[0]}: ")
+    browser.press("ArrowRight", "ArrowRight", "ArrowLeft")
+    assert browser.evaluate(focus).startswith(f"{numbers[1]}: ")
+    browser.press("ArrowDown", "Home", "End")
+    assert browser.evaluate(focus).startswith(f"{numbers[-1]}: ")
+    browser.press("Home", "Enter")
+    assert browser.evaluate("document.getElementById('large').open")
+    browser.press("ArrowRight")
+    assert browser.evaluate("document.getElementById('large-title').innerText") == f"Sample {numbers[1]} of train"
+    assert browser.evaluate("document.getElementById('large-code').innerText") == f'dataset["train"][{numbers[1]}]'
+    browser.press("Escape")
+    assert not browser.evaluate("document.getElementById('large').open")
+    assert browser.evaluate(focus).startswith(f"{numbers[1]}: ")
+
+
+def test_text_of_samples_is_only_text(browser: Browser, tmp_path: Path) -> None:
+    """No class, key or problem ends the script element, or becomes an element."""
+    hostile = "</script><script>window.ran=1</script><!--<script><img src=x onerror=window.ran=1>"
+    tile = Tile(hostile, hostile, None, hostile, 0, f"{hostile}\u2028\ud800", [hostile], (1, 1), 1)
+    path = gallery_page(tmp_path / "hostile.html", [tile])
+    rendered = browser.render(path, width=390, dark=False, evaluate={})
+    browser.evaluate("document.querySelector('#grid button').click()")
+    assert choose(browser, "class", f"={hostile}")[1:] == [f"0: {hostile}"]
+    assert browser.evaluate("window.ran") is None
+    assert browser.evaluate("document.images.length") == 0
+    assert rendered.console == []
 
 
 def luminance(color: str) -> float:

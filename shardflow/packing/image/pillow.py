@@ -66,9 +66,17 @@ def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> Enco
             converted=conversion.transform is not None,
             first_frame=more_frames,
             kept=kept,
+            on_white=_shows_through(image),
             profile_unusable=not conversion.usable,
             turned=loaded_upright or geometry.orientation != 1,
         )
+
+
+def _shows_through(image: Image.Image) -> bool:
+    """Return whether a loaded image has pixels that are not opaque, which are composited on white."""
+    if image.mode in ("LA", "RGBA"):
+        return bool(image.getextrema()[-1][0] < 255)  # type: ignore[index] # of several bands
+    return image.has_transparency_data
 
 
 def _decode_resized(

@@ -35,6 +35,7 @@ from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.manifest import SPLITS
+from shardflow.packing.progress import counted
 from shardflow.storage.file_names import name_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import (
@@ -48,7 +49,7 @@ from shardflow.storage.urls import (
 
 from .items import UnlabelledInput, UnlabelledInputs, encode_more
 from .labelling import SplitLabel, number_labels, unlabelled_input
-from .reader import Reader, place_state, public_name, refusal
+from .reader import Reader, map_in_threads, place_state, public_name, refusal
 from .source import Source
 
 logger = logging.getLogger(__name__)
@@ -230,25 +231,28 @@ def _unlabelled_inputs(
     content: _Content, numbers: Mapping[int, Any], split: str, folder: str, base: str
 ) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the images of the JSON in a folder; their names are relative to the base."""
-    for number, image in enumerate(content.images):
+
+    def unlabelled(numbered: tuple[int, dict[str, Any]]) -> UnlabelledInput[SplitLabel]:
+        number, image = numbered
         place = image.get("file_name")
         reason = refusal(place, folder) if isinstance(place, str) and place else f"{place!a} is not a file name"
         if reason:
-            yield unlabelled_input(split, (), f"image {number}", -1, 0, encode_more(bad=reason))
-            continue
+            return unlabelled_input(split, (), f"image {number}", -1, 0, encode_more(bad=reason))
+        place = str(place)
         path = public_name(place)
         try:
             sample = _sample(image, content.annotations[image["id"]], numbers, content.points)
         except SampleError as error:
-            yield unlabelled_input(split, (), path, -1, 0, encode_more(bad=str(error)))
-            continue
+            return unlabelled_input(split, (), path, -1, 0, encode_more(bad=str(error)))
         size, identity = place_state(base, place)
         more = encode_more(
             image=[place] if path != place else [],
             parts={"json": json.dumps(sample)},
             size=[sample["width"], sample["height"]] if sample["width"] is not None else [],
         )
-        yield unlabelled_input(split, tuple(sorted({*sample["labels"]})), path, size, identity, more)
+        return unlabelled_input(split, tuple(sorted({*sample["labels"]})), path, size, identity, more)
+
+    return counted(map_in_threads(unlabelled, enumerate(content.images)), "listing")
 
 
 def _sample(

@@ -19,9 +19,8 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, MutableSet, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shardflow._pillow import MISSING_CODECS
@@ -32,13 +31,14 @@ from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import SKIPPED, Quarantined
+from shardflow.packing.progress import counted
 from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 
 from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
-from .reader import Reader, file_state
+from .reader import Reader, file_state, map_in_threads
 from .source import Source, describe_skipped
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ Ends: TypeAlias = "tuple[str | None, str | None]"
 _WORD = re.compile(r"\.[A-Za-z][^./]*$")  # a number, as in shot.0001.png, is no name of a part
 _COCO = re.compile(r"(^|/)(instances|person_keypoints)_[^/]*\.json$")
 _FIRST_BYTES = 32
+_NAMED = 5
 _LOSSLESS = tuple(f".{part}" for each in IMAGE_TYPES if each.for_masks for part in each.parts)
 _LOSSY = (".jpg", ".jpeg", ".webp", ".avif", ".heic", ".heif")
 
@@ -105,7 +106,9 @@ class Folder:
         skipped: list[Quarantined] = []
         ignored: Counter[str] = Counter()
         beside: dict[str, _File] = {}
-        images: Iterable[_File] = self._images(storage, beside, skipped, ignored)
+        empty, others = set[Ends](), set[Ends]()
+        files = counted(_files(storage, empty), "listing")
+        images: Iterable[_File] = self._images(storage, files, beside, skipped, ignored, others)
         if self.parts:  # a part may come after its image
             images = list(images)
         elif self.parts is None:
@@ -114,7 +117,11 @@ class Folder:
         if not unlabelled:
             raise _no_images(storage, skipped, ignored)
         place = _detect_layout(unlabelled, storage)
-        numbering = LabelNumbering(self.classes, {place(ends)[1] for ends in unlabelled.keys}, storage)
+        named = {place(ends)[1] for ends in unlabelled.keys}
+        if self.classes is None:
+            without = {place(ends)[1] for ends in empty | others} - named - {None}
+            _refuse_empty(storage, without, without & {place(ends)[1] for ends in others})
+        numbering = LabelNumbering(self.classes, named, storage)
 
         def number(ends: Ends) -> tuple[str, Label]:
             split, name = place(ends)
@@ -129,12 +136,21 @@ class Folder:
         )
 
     def _images(
-        self, storage: Storage, beside: dict[str, _File], skipped: MutableSequence[Quarantined], ignored: Counter[str]
+        self,
+        storage: Storage,
+        files: Iterable[_File],
+        beside: dict[str, _File],
+        skipped: MutableSequence[Quarantined],
+        ignored: Counter[str],
+        others: MutableSet[Ends],
     ) -> Iterator[_File]:
-        """Yield the images, sorted by the bytes of their paths; fill in the parts beside them, and count the rest."""
+        """Yield the images, sorted by the bytes of their paths; fill in the parts beside them, and count the rest.
+
+        `others` gets the folders of files that are not packed.
+        """
         coco = ""
         is_remote = storage.local_path("") is None
-        for file in _files(storage):
+        for file in files:
             part = next((part for part in self.parts or () if file.path.endswith(f".{part}")), None)
             extension = os.path.splitext(file.path)[1].lower()
             if part is not None:
@@ -144,6 +160,7 @@ class Folder:
                     skipped.append(Quarantined(file.path, SKIPPED, _NO_PLACE))
                 else:
                     yield file
+                    continue
             elif reason := _why_skipped(storage, file.path, extension[1:]):
                 skipped.append(Quarantined(file.path, SKIPPED, reason))
             else:
@@ -151,6 +168,7 @@ class Folder:
                     coco = storage.url(file.path)
                     logger.warning("%s may be a COCO set, whose boxes are left out: pack that file", coco)
                 ignored[extension] += 1
+            others.add(_ends(file.path))
 
     def _unlabelled_input(self, file: _File, beside: Mapping[str, _File]) -> UnlabelledInput[Ends]:
         stem = os.path.splitext(file.path)[0]
@@ -218,6 +236,21 @@ def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "")
     )
 
 
+def _refuse_empty(storage: Storage, without: Collection[str | None], with_files: Collection[str | None]) -> None:
+    """Refuse folders that look like classes without a file; warn of those with other files, which are no classes.
+
+    The numbers of classes do not count either, so that they are the same in a bucket, which has no empty folders.
+    """
+    for names, is_refused in ((set(without).difference(with_files), True), (with_files, False)):
+        shown = f"{', '.join(sorted(map(repr, names))[:_NAMED])}{', ...' * (len(names) > _NAMED)}"
+        found = f"{storage} has {plural(len(names), 'folder')} without images: {shown}"
+        if names and is_refused:
+            remedy = "list all classes in a file for --classes, or with Folder(classes=), so that each has its number"
+            raise ConfigError(f"{found}; remove them, or {remedy}")
+        if names:
+            logger.warning("%s; they are not counted as classes", found)
+
+
 def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counter[str]) -> NoImagesError:
     others = [f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5)]
     found = "; ".join(filter(None, (describe_skipped(skipped), ", ".join(others))))
@@ -230,8 +263,8 @@ def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counte
     return error
 
 
-def _files(storage: Storage) -> Iterator[_File]:
-    """Yield all files that are not hidden, sorted by the bytes of their paths."""
+def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[_File]:
+    """Yield all files that are not hidden, sorted by the bytes of their paths; add the folders that are on a disk."""
     root = storage.local_path("")
     if root is None:
         for name, listed in sorted(storage.listing().items(), key=lambda entry: name_bytes(entry[0])):
@@ -246,12 +279,14 @@ def _files(storage: Storage) -> Iterator[_File]:
                 f"{root} is no directory of images, and by its name no table (.csv, .tsv, .jsonl, .parquet), "
                 "no COCO set (.json) and no tar (.tar)"
             )
-        yield from _walk(root)
+        base = os.fsencode(root)
+        yield from map_in_threads(
+            lambda path: _File(name_of(path), *file_state(os.path.join(base, path))), _walk(base, folders)
+        )
 
 
-def _walk(root: Path) -> Iterator[_File]:
-    """Yield the files below a directory. Memory holds no more than the names that are left in the open folders."""
-    base = os.fsencode(root)
+def _walk(base: bytes, folders: MutableSet[Ends]) -> Iterator[bytes]:
+    """Yield the paths of files below a directory. Memory holds only the names that are left in the open folders."""
     stack = [(b"", *_enter(base, frozenset()))]
     while stack:
         prefix, names, above = stack[-1]
@@ -260,9 +295,10 @@ def _walk(root: Path) -> Iterator[_File]:
             continue
         path = prefix + names.pop()
         if path.endswith(b"/"):
+            folders.add(_ends(name_of(path)))
             stack.append((path, *_enter(os.path.join(base, path), above)))
         else:
-            yield _File(name_of(path), *file_state(os.path.join(base, path)))
+            yield path
 
 
 def _enter(folder: bytes, above: frozenset[tuple[int, int]]) -> tuple[list[bytes], frozenset[tuple[int, int]]]:

@@ -16,14 +16,17 @@ place is never a file of this machine; see `refusal`.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
 import stat
 import zlib
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from shardflow.errors import SampleError, ShardflowError
 from shardflow.formats.roots import SCHEMES
@@ -37,6 +40,10 @@ from shardflow.storage.urls import divide_query, is_remote, public_host, shown_u
 from .items import Item, identity_of
 
 _QUERY = re.compile(r"\?\S*")
+_THREADS, _CHUNK = 16, 64  # a chunk of files on a local disk takes longer than its way to a thread
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Input(NamedTuple):
@@ -169,6 +176,22 @@ def file_state(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return status.st_size, identity_of(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def map_in_threads(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
+    """Yield the results of a function in order, while several calls wait, as for a file server that is far away."""
+    rest, pending = iter(values), deque[Future[list[R]]]()
+
+    def call(chunk: Sequence[T]) -> list[R]:
+        return [function(value) for value in chunk]
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while chunk := list(itertools.islice(rest, _CHUNK)):
+            pending.append(pool.submit(call, chunk))
+            if len(pending) > 2 * _THREADS:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
 
 
 def place_state(base: str, place: str) -> tuple[int, int]:

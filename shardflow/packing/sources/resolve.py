@@ -46,17 +46,21 @@ def shared_options(src: Any, dst: object, options: Mapping[str, Any] | None) -> 
 
 
 def describe_source(
-    url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...] | None, images: str | None, classes: Classes
+    url: str,
+    *,
+    columns: Mapping[str, Any],
+    images: str | None,
+    parts: tuple[str, ...] | None = None,
+    classes: Classes = None,
 ) -> Table | Coco | Folder | DetectedSource:
-    """Return the source of a command: `columns` are arguments of `Table`, `parts` of `Folder`, `images` of `Coco`."""
-    if sum(map(bool, (columns, parts, images))) > 1:
-        raise ConfigError(
-            "columns belong to a table, parts to a folder, --image-folder to a COCO set; use only one of them"
-        )
+    """Return the source of a command: `columns` are of a `Table`, `parts` of a `Folder`, `images` of either other."""
+    is_table = bool(columns) or Table.recognizes(url, None)
+    if (columns or images) and parts:
+        raise ConfigError("parts belong to a folder, columns to a table, --image-folder to a table or a COCO set")
+    if columns or (images and is_table):
+        return Table(url, images=images, classes=classes, **columns)
     if images:
         return Coco(url, images=images, classes=classes)
-    if columns:
-        return Table(url, classes=classes, **columns)
     return DetectedSource(url, classes=classes) if parts is None else Folder(url, parts=parts, classes=classes)
 
 

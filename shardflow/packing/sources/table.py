@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
+from shardflow.packing.progress import counted
 from shardflow.storage.file_names import name_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import (
@@ -37,7 +39,7 @@ from shardflow.storage.urls import (
 
 from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, number_labels, unlabelled_input
-from .reader import Reader, is_place, place_state, public_name, refusal
+from .reader import Reader, is_place, map_in_threads, place_state, public_name, refusal
 from .sample_adapter import MASK_PART, to_json
 from .source import Source
 
@@ -66,14 +68,15 @@ class Table:
 
     Args:
         url: Path or URL of a `.csv`, `.tsv`, `.jsonl` or `.parquet` file.
-        image: Column with the image's path, relative to the table or absolute, or its URL of any scheme that fsspec
-            supports; None for the first of `IMAGE_COLUMNS` that the table has. A table behind a URL names paths below
-            its folder, and URLs of stores, but no file of this machine.
+        image: Column with the image's path, relative to the table (see `images`) or absolute, or its URL of any scheme
+            that fsspec supports; None for the first of `IMAGE_COLUMNS` that the table has. A table behind a URL names
+            paths below its folder, and URLs of stores, but no file of this machine.
         label: Column with the name or number of a class, or a list of those; None for "label", if the table has it.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
         caption: Column with a text for `.txt`.
         mask: Column with the path or URL of a mask for `.mask.png`, which is declared as a mask.
+        images: Directory or URL that the paths of images and masks are below; None for the folder of the table.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the table,
             sorted.
         storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
@@ -89,6 +92,7 @@ class Table:
     split: str | None = None
     caption: str | None = None
     mask: str | None = None
+    images: str | os.PathLike[str] | None = None
     classes: Classes = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -106,20 +110,21 @@ class Table:
         """List the rows."""
         if os.path.isdir(strip_file_scheme(self.url)):
             raise ConfigError(f"{self} is a directory; columns are of a table ({', '.join(TABLES)})")
-        base, name = split_name(strip_file_scheme(self.url))
-        storage = open_storage(base, remote_options(base, self.storage_options))
-        name = name if is_remote(base) else name_of(name)
+        folder, name = split_name(strip_file_scheme(self.url))
+        storage = open_storage(folder, remote_options(folder, self.storage_options))
+        name = name if is_remote(folder) else name_of(name)
+        base = folder if self.images is None else str(self.images)
+        rows = _read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name)
         unused: list[str] = []
-        unlabelled = UnlabelledInputs.of(
-            self._unlabelled_inputs(_read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name), base, unused)
-        )
+        unlabelled = UnlabelledInputs.of(counted(self._unlabelled_inputs(rows, folder, base, unused), "listing"))
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         if name.lower().endswith(_TEXT_TABLES) and all(
             label is None or NUMBER.fullmatch(str(label)) for _, label in unlabelled.keys
         ):
             unlabelled = unlabelled.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
-        reader = Reader.at(storage, base, self.storage_options)
+        images = open_storage(base, remote_options(base, self.storage_options))
+        reader = Reader.at(images, base, self.storage_options)
         if any(is_remote(each.path) for each in unlabelled):
             reader = replace(reader, remote=True)
         source = number_labels(unlabelled, self.classes, self, reader)
@@ -128,12 +133,18 @@ class Table:
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 
     def _unlabelled_inputs(
-        self, rows: Iterator[Row], base: str, unused: MutableSequence[str]
+        self, rows: Iterator[Row], folder: str, base: str, unused: MutableSequence[str]
     ) -> Iterator[UnlabelledInput[SplitLabel]]:
-        columns: _Columns | None = None
-        for number, row in enumerate(rows, 1):
-            columns = columns or self._columns(row, unused)
-            yield _unlabelled_input(row, columns, self._split(row, columns.split, number), number, base)
+        first = next(rows, None)
+        if first is None:
+            return
+        columns = self._columns(first, unused)
+
+        def unlabelled(numbered: tuple[int, Row]) -> UnlabelledInput[SplitLabel]:
+            number, row = numbered
+            return _unlabelled_input(row, columns, self._split(row, columns.split, number), number, folder, base)
+
+        yield from map_in_threads(unlabelled, enumerate(itertools.chain([first], rows), 1))
 
     def _columns(self, row: Row, unused: MutableSequence[str]) -> _Columns:
         """Return the columns, after checking that the table has those that are named; warn of others in `unused`."""
@@ -201,13 +212,15 @@ class _Columns(NamedTuple):
     mask: str | None
 
 
-def _unlabelled_input(row: Row, columns: _Columns, split: str, number: int, base: str) -> UnlabelledInput[SplitLabel]:
+def _unlabelled_input(
+    row: Row, columns: _Columns, split: str, number: int, folder: str, base: str
+) -> UnlabelledInput[SplitLabel]:
     needed = filter(None, (columns.image, columns.label, columns.caption, columns.mask))
     missing = [column for column in needed if row.get(column) in (None, "")]
     place = str(row.get(columns.image or "") or "")
     bad = f"row {number} has no {', '.join(missing)}" if missing else ""
     mask = str(row.get(columns.mask or "") or "")
-    if reason := refusal(place, base) or refusal(mask, base):
+    if reason := next(filter(None, (refusal(each, url) for each in (place, mask) for url in (folder, base))), ""):
         bad = f"row {number}: {reason}"
     path = (public_name(place) if is_place(place) else "") or f"row {number}"
     if bad:

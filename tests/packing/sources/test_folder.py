@@ -3,7 +3,10 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,3 +177,66 @@ def test_changed_since_listed(tmp_path: Path) -> None:
     write_tree(tmp_path, {"1.jpg": b"12345"})
     with pytest.raises(SampleError, match="had 4 bytes when it was listed and has 5 now"):
         list_source(tmp_path).reader.read(Item("1.jpg", None, 4, 0))
+
+
+@pytest.mark.parametrize("layout", ["", "train/"])
+def test_folders_without_images_do_not_shift_classes(
+    tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty folder beside classes is refused unless the classes are listed; one with other files is only said."""
+    write_tree(tmp_path, {f"{layout}{name}": b"x" for name in ("ant/1.jpg", "cat/1.jpg", "notes/a.txt")})
+    assert list_source(tmp_path).classes == ("ant", "cat")
+    assert "'notes'" in caplog.text
+    (tmp_path / layout / "bee/deeper").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"'bee'.*--classes"):
+        list_source(tmp_path)
+    source = list_source(sf.sources.Folder(tmp_path, classes=("ant", "bee", "cat")))
+    assert [item.label for item in source.splits["train"]] == [0, 2]
+
+
+def test_an_empty_class_in_one_split_shifts_nothing(tmp_path: Path) -> None:
+    """Classes are shared by all splits, so one that only training has keeps its number."""
+    write_tree(tmp_path, dict.fromkeys(("train/ant/1.jpg", "train/cat/1.jpg", "val/cat/1.jpg"), b"x"))
+    (tmp_path / "val/ant").mkdir()
+    assert list_source(tmp_path).classes == ("ant", "cat")
+
+
+def test_files_are_looked_up_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow path many files are waited for at once, in folders and in tables, and their order stays."""
+    write_tree(tmp_path, {f"{number // 300}/{number:04}.jpg": b"x" for number in range(600)})
+    names = [f"{number // 300}/{number:04}.jpg" for number in range(600)]
+    (tmp_path / "table.csv").write_text("\n".join(["path", *names]))
+    stat, waiting = os.stat, {"now": 0, "most": 0}
+    met, lock = threading.Event(), threading.Lock()
+
+    def slow(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if os.fsencode(path).endswith(b".jpg"):
+            with lock:
+                waiting["now"] += 1
+                waiting["most"] = max(waiting["most"], waiting["now"])
+                if waiting["now"] == 8:
+                    met.set()
+            met.wait(20)
+            with lock:
+                waiting["now"] -= 1
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr("shardflow.packing.sources.reader.os.stat", slow)
+    for source in (tmp_path, tmp_path / "table.csv"):
+        waiting["most"] = 0
+        met.clear()
+        assert [item.path for item in list_source(source).splits["train"]] == names
+        assert waiting["most"] >= 8
+
+
+def test_a_terminal_gets_a_counter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long listing is counted in a terminal, and nowhere else."""
+    write_tree(tmp_path, {f"a/{number}.jpg": b"x" for number in range(30)})
+    monkeypatch.setattr("shardflow.packing.progress.DELAY_S", 0)
+    list_source(tmp_path)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    list_source(tmp_path)
+    assert "listing: " in capsys.readouterr().err

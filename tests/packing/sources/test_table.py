@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -19,6 +20,7 @@ import shardflow as sf
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
 from shardflow.packing.sources.items import Item
 from shardflow.packing.sources.resolve import list_source
+from tests.helpers.command import exit_code
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
@@ -293,3 +295,27 @@ def test_urls_are_read_side_by_side(tmp_path: Path, host: str) -> None:
     files = b"".join(contents(tmp_path / "dst").values())
     assert f"{host}/404.jpg".encode() in files
     assert b"hush" not in files
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
+def test_paths_below_another_folder(tmp_path: Path, kind: str) -> None:
+    """With `--image-folder` the paths of a table are below that folder, for packing and for comparing."""
+    write_tree(tmp_path / "elsewhere", {f"{n}.jpg": photo(n) for n in range(3)})
+    (tmp_path / "tables").mkdir()
+    rows = [{"path": f"{n}.jpg", "label": "ab"[n % 2]} for n in range(3)]
+    table, folder = _write(tmp_path / f"tables/t{kind}", rows), f"--image-folder={tmp_path}/elsewhere"
+    assert exit_code("pack", str(table), str(tmp_path / "dst"), folder, "--workers", "1") == 0
+    assert len(sf.open(tmp_path / "dst")["train"]) == 3
+    assert exit_code("verify", str(tmp_path / "dst"), "--source", str(table), folder) == 0
+
+
+def test_a_remote_table_names_no_file_below_a_folder_of_this_machine(tmp_path: Path) -> None:
+    """Paths of a table behind a URL stay below the folder that the user names."""
+    write_tree(tmp_path, {"secret.jpg": photo(1), "img/1.jpg": photo(2)})
+    rows = [{"path": "1.jpg"}, {"path": "../secret.jpg"}, {"path": str(tmp_path / "secret.jpg")}]
+    rows.append({"path": (tmp_path / "secret.jpg").as_uri()})
+    data = _write(tmp_path / "t.jsonl", rows).read_bytes()
+    with fsspec.open("memory://tables/t.jsonl", "wb") as file:
+        file.write(data)
+    items = list_source(sf.sources.Table("memory://tables/t.jsonl", images=tmp_path / "img")).splits["train"]
+    assert [b"bad" in item.more for item in items] == [False, True, True, True]
