@@ -100,7 +100,7 @@ BUDGET = {
     "order": 1600,
     "packing": 6400,
     "preview": 1200,
-    "storage": 4450,
+    "storage": 4400,
     "": 1150,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""

@@ -49,7 +49,7 @@ class AzureTransport(Transport):
 
     def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         headers = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": tag} if tag else {})}
-        answering = answer_to(self._get(name, headers), self._policy.answer_s(), self._url(name), _code)
+        answering = answer_to(self._get(name, headers), self._policy.answer_timeout_s(), self._url(name), _code)
         return range_answer(answering, start, _head, lambda: self._describe(name))
 
     async def _describe(self, name: str) -> BlobVersion:
@@ -99,14 +99,14 @@ class AzureTransport(Transport):
     @property
     def _limits(self) -> dict[str, Any]:
         """Arguments of each request of Azure's client."""
-        timeout_s = self._policy.answer_s()
+        timeout_s = self._policy.answer_timeout_s()
         return {"retry_total": 0, "connection_timeout": min(5.0, timeout_s), "read_timeout": timeout_s}
 
     def _blob(self, name: str) -> Any:
         return self._service.get_blob_client(self._bucket, self._prefix + name)
 
     async def _in_time(self, work: Awaitable[T], size: int = 0) -> T:
-        return await with_timeout(work, self._policy.answer_s(size), f"{self._root}: expected an answer")
+        return await with_timeout(work, self._policy.answer_timeout_s(size), f"{self._root}: expected an answer")
 
     async def _write(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
         """Make a request that writes, with a checksum of its body, which the server compares."""

@@ -104,7 +104,7 @@ class FsspecTransport(Transport):
             work = getattr(self._fs, f"_{method}")(place, *data, **arguments)
         else:
             work = asyncio.to_thread(getattr(self._fs, method), place, *data, **arguments)
-        return await with_timeout(work, self._policy.answer_s(size), f"{self._url('')}: expected an answer")
+        return await with_timeout(work, self._policy.answer_timeout_s(size), f"{self._url('')}: expected an answer")
 
 
 def connect(connection: Connection) -> FsspecTransport:

@@ -118,11 +118,11 @@ class GcsTransport(Transport):
         self, method: str, path: str, query: Mapping[str, str], *, data: bytes = b"", headers: Any = ()
     ) -> AbstractAsyncContextManager[Any]:
         request = self._client.request(method, path, query, headers, io.BytesIO(data) if data else None)
-        return answer_to(request, self._policy.answer_s(len(data)), self._root, _code)
+        return answer_to(request, self._policy.answer_timeout_s(len(data)), self._root, _code)
 
     async def _json(self, method: str, path: str, query: Mapping[str, str], **arguments: Any) -> Any:
         async with self._call(method, path, query, **arguments) as answer:
-            text = await with_timeout(answer.read(), self._policy.answer_s(), "expected the rest of an answer")
+            text = await with_timeout(answer.read(), self._policy.answer_timeout_s(), "expected the rest of an answer")
         try:
             return json.loads(text or b"{}")
         except ValueError:

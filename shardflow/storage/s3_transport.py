@@ -153,7 +153,7 @@ class S3Transport(Transport):
 
     async def _call(self, method: str, name: str, **arguments: Any) -> Any:
         place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
-        timeout_s = self._policy.answer_s(len(arguments.get("Body", b"")))
+        timeout_s = self._policy.answer_timeout_s(len(arguments.get("Body", b"")))
         work = self._client.call(method, {**place, **arguments})
         return await with_timeout(work, timeout_s, f"{self._url(name)}: expected an answer")
 

@@ -103,7 +103,7 @@ class Transport(abc.ABC):
                 while received < stop - start:
                     goal = min(stop - start, received + self._policy.window_bytes)
                     expected = f"expected {goal - received} more bytes of an answer"
-                    await with_timeout(receive(answer, goal), self._policy.stretch_s(), expected)
+                    await with_timeout(receive(answer, goal), self._policy.window_timeout_s(), expected)
                     current_wait().progress()
                 return found
 
