@@ -88,9 +88,8 @@ class HttpTransport(FsspecTransport):
                     left -= len(chunk)
                 return b"".join(chunks)
 
-            data = await with_timeout(
-                read(), self._policy.answer_timeout_s(size), f"{self._url(name)}: expected a file"
-            )
+            timeout_s = self._policy.answer_timeout_s(size)
+            data = await with_timeout(read(), timeout_s, f"{self._url(name)}: expected a file")
         if len(data) != size:
             raise TransientError(f"{self._url(name)}: expected {size} bytes, found {len(data)}")
         return data
