@@ -170,12 +170,12 @@ class ShardReader:
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.name):
             return FetchResult.CACHED
-        result = self.cache.fetch(
-            entry.sha256, entry.bytes, partial(self._download_with_index, entry), stall_timeout_s=stall_timeout_s
-        )
-        if result is FetchResult.CACHED:
-            with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
-                self._fetch_index(entry)
+        download = partial(self._download_with_index, entry)
+        with one_wait():
+            result = self.cache.fetch(entry.sha256, entry.bytes, download, stall_timeout_s=stall_timeout_s)
+            if result is FetchResult.CACHED:
+                with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
+                    self._fetch_index(entry)
         return result
 
     def index(self, shard: int) -> Index:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Sequence
 
 from shardflow._validation import did_you_mean
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.dataset.shard_rows import ShardRows
-from shardflow.errors import ConfigError, ShardflowError
+from shardflow.errors import ConfigError, DeadlineError, ShardflowError, TransientError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
@@ -98,10 +97,17 @@ def check_image_fields(
 
 
 def _first_rows(split: Split) -> ShardRows | None:
-    """Return the rows of the first shard; None where its index cannot be read."""
-    with contextlib.suppress(ShardflowError):  # raised when the shard is read, if it is needed at all
+    """Return the rows of the first shard; None where its index cannot be read.
+
+    Raises:
+        DeadlineError, TransientError: The store does not answer. The first batch would wait for it as long again.
+    """
+    try:
         return split.reader.rows(0) if len(split.shards) else None
-    return None
+    except (DeadlineError, TransientError):
+        raise
+    except ShardflowError:  # raised when the shard is read, if it is needed at all
+        return None
 
 
 def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import yarl
 
-from .connection import Answer, Connection
+from .connection import Answer, Connection, Write
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
 from .interface import BlobVersion
@@ -49,7 +49,7 @@ class AzureTransport(Transport):
 
     def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         headers = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": tag} if tag else {})}
-        answering = answer_to(self._get(name, headers), self._policy.answer_s(), self._url(name), _code)
+        answering = answer_to(self._get(name, headers), self._policy.answer_timeout_s(), self._url(name), _code)
         return range_answer(answering, start, _head, lambda: self._describe(name))
 
     async def _describe(self, name: str) -> BlobVersion:
@@ -57,28 +57,25 @@ class AzureTransport(Transport):
             found = await self._in_time(blob.get_blob_properties(**self._limits))
         return BlobVersion(size=found.size, tag=_quoted(found.etag), metadata=found.metadata or {})
 
-    async def _publish(
-        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
-    ) -> None:
+    async def _publish(self, write: Write) -> None:
+        name, data = write.name, write.data
         if len(data) <= _BLOCK_BYTES:
-            await super()._publish(name, data, metadata, new=new, replaces=replaces)
+            await super()._publish(write)
             return
         # Blocks of one blob that have the same name replace each other, whichever upload sent them. All names of them
         # must have one length, and this is the one of those that the client gives.
         blocks = {
-            f"{metadata['writer']}-{start:031d}": data[start : start + _BLOCK_BYTES]
+            f"{write.metadata['writer']}-{start:031d}": data[start : start + _BLOCK_BYTES]
             for start in range(0, len(data), _BLOCK_BYTES)
         }
         for block, content in blocks.items():
             await self._retry(partial(self._write, name, "stage_block", block, content), name)
-        commit = partial(self._write, name, "commit_block_list", list(blocks), metadata=metadata)
-        await self._retry(partial(commit, **_condition(new, replaces)), name)
+        commit = partial(self._write, name, "commit_block_list", list(blocks), metadata=write.metadata)
+        await self._retry(partial(commit, **_condition(write)), name)
 
-    async def _send(
-        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
-    ) -> None:
-        condition = _condition(new, replaces)
-        await self._write(name, "upload_blob", data, metadata=metadata, **condition, overwrite=not new)
+    async def _send(self, write: Write) -> None:
+        arguments = {"metadata": write.metadata, "overwrite": not write.new, **_condition(write)}
+        await self._write(write.name, "upload_blob", write.data, **arguments)
 
     async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
         found = {}
@@ -99,14 +96,14 @@ class AzureTransport(Transport):
     @property
     def _limits(self) -> dict[str, Any]:
         """Arguments of each request of Azure's client."""
-        timeout_s = self._policy.answer_s()
+        timeout_s = self._policy.answer_timeout_s()
         return {"retry_total": 0, "connection_timeout": min(5.0, timeout_s), "read_timeout": timeout_s}
 
     def _blob(self, name: str) -> Any:
         return self._service.get_blob_client(self._bucket, self._prefix + name)
 
     async def _in_time(self, work: Awaitable[T], size: int = 0) -> T:
-        return await with_timeout(work, self._policy.answer_s(size), f"{self._root}: expected an answer")
+        return await with_timeout(work, self._policy.answer_timeout_s(size), f"{self._root}: expected an answer")
 
     async def _write(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
         """Make a request that writes, with a checksum of its body, which the server compares."""
@@ -143,14 +140,14 @@ def connect(connection: Connection) -> AzureTransport:
     return AzureTransport(connection, *file_system(connection, "adlfs"))
 
 
-def _condition(new: bool, replaces: str | None) -> dict[str, Any]:
+def _condition(write: Write) -> dict[str, Any]:
     """Return the arguments of Azure's client for the condition of a write."""
     from azure.core import MatchConditions
 
-    if new:
+    if write.new:
         return {"match_condition": MatchConditions.IfMissing}
-    if replaces is not None:
-        return {"etag": replaces, "match_condition": MatchConditions.IfNotModified}
+    if write.replaces is not None:
+        return {"etag": write.replaces, "match_condition": MatchConditions.IfNotModified}
     return {}
 
 

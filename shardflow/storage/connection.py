@@ -31,6 +31,16 @@ class Answer:
     read: Callable[[int], Awaitable[bytes]]
 
 
+class Write(NamedTuple):
+    """A blob to be written, with its metadata, and the condition, see `Storage.put`."""
+
+    name: str
+    data: bytes
+    metadata: Mapping[str, str]
+    new: bool
+    replaces: str | None
+
+
 class Fetched(NamedTuple):
     """A range of a blob, in chunks: joining them would be one more copy."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import fsspec
 from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .connection import Answer, Connection, if_found
+from .connection import Answer, Connection, Write, if_found
 from .interface import BlobVersion
 from .retry import with_timeout
 from .transport import Transport
@@ -58,19 +58,12 @@ class FsspecTransport(Transport):
             raise StoreError(f"{self._url(name)}: the server does not send its size; copy the dataset to a disk")
         return BlobVersion(size=info["size"])
 
-    async def _send(
-        self,
-        name: str,
-        data: bytes,
-        metadata: Mapping[str, str],  # noqa: ARG002 - most file systems have none
-        *,
-        new: bool,
-        replaces: str | None,  # noqa: ARG002 - see `Rights`
-    ) -> None:
-        """Write a file. A new one is created exclusively by the file system, if it supports that."""
+    async def _send(self, write: Write) -> None:
+        """Write a file; most file systems have no metadata. A new one is created exclusively, if that is supported."""
+        name, data = write.name, write.data
         if not self._fs.async_impl:  # the asynchronous ones are object stores, which have no folders
             await self._call("makedirs", name.rpartition("/")[0], len(data), exist_ok=True)
-        await self._call("pipe_file", name, len(data), data, **({"mode": "create"} if new else {}))
+        await self._call("pipe_file", name, len(data), data, **({"mode": "create"} if write.new else {}))
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a local file, and check the size that has arrived."""
@@ -104,7 +97,7 @@ class FsspecTransport(Transport):
             work = getattr(self._fs, f"_{method}")(place, *data, **arguments)
         else:
             work = asyncio.to_thread(getattr(self._fs, method), place, *data, **arguments)
-        return await with_timeout(work, self._policy.answer_s(size), f"{self._url('')}: expected an answer")
+        return await with_timeout(work, self._policy.answer_timeout_s(size), f"{self._url('')}: expected an answer")
 
 
 def connect(connection: Connection) -> FsspecTransport:

@@ -22,7 +22,7 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import TransientError
 
-from .connection import Answer, Connection
+from .connection import Answer, Connection, Write
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer
 from .interface import BlobVersion
@@ -69,13 +69,12 @@ class GcsTransport(Transport):
             raise TransientError("the answer does not describe an object")
         return BlobVersion(size=int(found["size"]), tag=f'"{found["generation"]}"', metadata=found.get("metadata", {}))
 
-    async def _send(
-        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
-    ) -> None:
+    async def _send(self, write: Write) -> None:
         """Send an object with its metadata and checksum, which the server compares."""
-        condition = {"ifGenerationMatch": "0"} if new else {}
-        if replaces is not None:
-            condition = {"ifGenerationMatch": replaces.strip('"').lstrip("0") or _NO_GENERATION}
+        name, data, metadata = write.name, write.data, write.metadata
+        condition = {"ifGenerationMatch": "0"} if write.new else {}
+        if write.replaces is not None:
+            condition = {"ifGenerationMatch": write.replaces.strip('"').lstrip("0") or _NO_GENERATION}
         checksum = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         described = json.dumps({"name": self._prefix + name, "metadata": metadata, "md5Hash": checksum})
         boundary = f"shardflow-{metadata['writer']}"
@@ -118,11 +117,11 @@ class GcsTransport(Transport):
         self, method: str, path: str, query: Mapping[str, str], *, data: bytes = b"", headers: Any = ()
     ) -> AbstractAsyncContextManager[Any]:
         request = self._client.request(method, path, query, headers, io.BytesIO(data) if data else None)
-        return answer_to(request, self._policy.answer_s(len(data)), self._root, _code)
+        return answer_to(request, self._policy.answer_timeout_s(len(data)), self._root, _code)
 
     async def _json(self, method: str, path: str, query: Mapping[str, str], **arguments: Any) -> Any:
         async with self._call(method, path, query, **arguments) as answer:
-            text = await with_timeout(answer.read(), self._policy.answer_s(), "expected the rest of an answer")
+            text = await with_timeout(answer.read(), self._policy.answer_timeout_s(), "expected the rest of an answer")
         try:
             return json.loads(text or b"{}")
         except ValueError:

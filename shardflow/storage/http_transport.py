@@ -88,7 +88,8 @@ class HttpTransport(FsspecTransport):
                     left -= len(chunk)
                 return b"".join(chunks)
 
-            data = await with_timeout(read(), self._policy.answer_s(size), f"{self._url(name)}: expected a file")
+            timeout_s = self._policy.answer_timeout_s(size)
+            data = await with_timeout(read(), timeout_s, f"{self._url(name)}: expected a file")
         if len(data) != size:
             raise TransientError(f"{self._url(name)}: expected {size} bytes, found {len(data)}")
         return data
@@ -99,7 +100,7 @@ class HttpTransport(FsspecTransport):
             url, own = await self._locate(name)
             return await session.get(url, **{**self._web.kwargs, "headers": {**RANGE_HEADERS, **own, **headers}})
 
-        return answer_to(send(), self._policy.answer_s(), self._url(name))
+        return answer_to(send(), self._policy.answer_timeout_s(), self._url(name))
 
 
 def connect(connection: Connection) -> HttpTransport:

@@ -53,11 +53,11 @@ class RetryPolicy:
             raise ConfigError(f"deadline_s must be a number of seconds above 0, found {idle_timeout_s!r}")
         return replace(self, idle_timeout_s=idle_timeout_s)
 
-    def answer_s(self, size: int = 0) -> float:
+    def answer_timeout_s(self, size: int = 0) -> float:
         """Return the time limit, in the wait that goes on, for the answer to a request that sends `size` bytes."""
         return self._within_wait(self.request_timeout_s) + size / self.min_throughput
 
-    def stretch_s(self) -> float:
+    def window_timeout_s(self) -> float:
         """Return the time limit, in the wait that goes on, for the next `window_bytes`."""
         return self._within_wait(self.window_s)
 
@@ -82,6 +82,10 @@ class Wait:
     def progress(self) -> None:
         """Note that there was progress."""
         self._since = self._clock()
+
+    def leave_quarter(self, limit_s: float) -> None:
+        """Leave at least a quarter of a limit: after a wait for others that took all, an own attempt is made."""
+        self._since = max(self._since, self._clock() - 0.75 * limit_s)
 
 
 _wait: ContextVar[Wait] = ContextVar("wait")
@@ -178,6 +182,7 @@ class Retries:
         `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start anew.
         """
         with one_wait(asyncio.get_running_loop().time) as wait:
+            wait.leave_quarter(self._policy.idle_timeout_s)
             before, attempts = received_bytes(), Attempts(self._policy)
             while True:
                 try:
@@ -204,4 +209,4 @@ async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T
     try:
         return await asyncio.wait_for(work, timeout_s)
     except (asyncio.TimeoutError, TimeoutError) as error:  # two classes before Python 3.11
-        raise DeadlineError(f"{expected} within {timeout_s:g} s") from error
+        raise DeadlineError(f"{expected} within {timeout_s:.3g} s") from error

@@ -21,7 +21,7 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreError, TransientError
 
-from .connection import Answer, ChangedError, Connection, no_bytes, range_size
+from .connection import Answer, ChangedError, Connection, Write, no_bytes, range_size
 from .fsspec_transport import file_system
 from .interface import BlobVersion
 from .local_files import file_sha256
@@ -109,11 +109,9 @@ class S3Transport(Transport):
         answer = await self._call("head_object", name)
         return _head(answer, int(answer["ContentLength"]))
 
-    async def _send(
-        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
-    ) -> None:
-        condition = {"IfNoneMatch": "*"} if new else {} if replaces is None else {"IfMatch": replaces}
-        await self._send_bytes("put_object", name, data, Metadata=metadata, **condition)
+    async def _send(self, write: Write) -> None:
+        condition = {"IfNoneMatch": "*"} if write.new else {} if write.replaces is None else {"IfMatch": write.replaces}
+        await self._send_bytes("put_object", write.name, write.data, Metadata=write.metadata, **condition)
 
     async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
         next_page = {"ContinuationToken": token} if token else {}
@@ -153,7 +151,7 @@ class S3Transport(Transport):
 
     async def _call(self, method: str, name: str, **arguments: Any) -> Any:
         place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
-        timeout_s = self._policy.answer_s(len(arguments.get("Body", b"")))
+        timeout_s = self._policy.answer_timeout_s(len(arguments.get("Body", b"")))
         work = self._client.call(method, {**place, **arguments})
         return await with_timeout(work, timeout_s, f"{self._url(name)}: expected an answer")
 

@@ -25,7 +25,7 @@ from shardflow.errors import (
     TransientError,
 )
 
-from .connection import Answer, ChangedError, Connection, Fetched, if_found
+from .connection import Answer, ChangedError, Connection, Fetched, Write, if_found
 from .interface import BlobVersion
 from .retry import Retries, current_wait, with_timeout
 from .urls import blob_url
@@ -60,10 +60,8 @@ class Transport(abc.ABC):
         """Return the head of a blob."""
 
     @abc.abstractmethod
-    async def _send(
-        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
-    ) -> None:
-        """Send a blob with its metadata."""
+    async def _send(self, write: Write) -> None:
+        """Send a blob with its metadata, under its condition."""
 
     @abc.abstractmethod
     async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
@@ -103,7 +101,7 @@ class Transport(abc.ABC):
                 while received < stop - start:
                     goal = min(stop - start, received + self._policy.window_bytes)
                     expected = f"expected {goal - received} more bytes of an answer"
-                    await with_timeout(receive(answer, goal), self._policy.stretch_s(), expected)
+                    await with_timeout(receive(answer, goal), self._policy.window_timeout_s(), expected)
                     current_wait().progress()
                 return found
 
@@ -135,11 +133,11 @@ class Transport(abc.ABC):
         The request may have succeeded although its answer was lost, and its repetition is refused then. The metadata of
         the blob tells whose it is.
         """
-        metadata = blob_metadata(hashlib.sha256(data).hexdigest())
+        write = Write(name, data, blob_metadata(hashlib.sha256(data).hexdigest()), new, replaces)
         try:
-            await self._publish(name, data, metadata, new=new, replaces=replaces)
+            await self._publish(write)
         except StoreError as error:
-            if await self._has_metadata(name, metadata):
+            if await self._has_metadata(name, write.metadata):
                 return
             is_gone = isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
             if not isinstance(error, ChangedError) and (replaces is None or not is_gone):
@@ -148,10 +146,8 @@ class Transport(abc.ABC):
             message = f"{self._url(name)} {'exists already; nothing is ever overwritten' if new else changed}"
             raise DatasetExistsError(message) from error.__cause__
 
-    async def _publish(
-        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
-    ) -> None:
-        await self._retry(lambda: self._send(name, data, metadata, new=new, replaces=replaces), name)
+    async def _publish(self, write: Write) -> None:
+        await self._retry(lambda: self._send(write), write.name)
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a local file as a blob."""

@@ -197,6 +197,14 @@ def test_store_that_stops_answering_is_an_error_within_its_deadline(
         next(iter(some))
 
 
+def test_an_index_that_never_arrives_is_one_wait(proxy: Proxy, server: Server, url: str, tmp_path: Path) -> None:
+    """A loader that cannot get the index it is made with is an error after one deadline, before the first batch."""
+    proxy.add(Fault(status=503, code="SlowDown"), contains=".npy")
+    options = {**server.options(proxy.endpoint), "deadline_s": 1}
+    with pytest.raises(DeadlineError, match=r"\.npy: .* in \d s: run it again when the store answers"):
+        loader(url, storage_options=options, cache=tmp_path / "cache")
+
+
 def test_worker_killed_in_a_transfer_is_named_at_once(proxy: Proxy, far: Open) -> None:
     """A worker that dies while it waits for a shard is a WorkerError that says so without waiting for the shard."""
     some = far(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import random
 import selectors
@@ -218,7 +217,7 @@ def test_waiting_ends_in_time() -> None:
 def test_a_large_request_may_take_longer() -> None:
     """A request that carries bytes has time for them at the least pace."""
     policy = RetryPolicy(request_timeout_s=15.0, min_throughput=125, window_s=8.0)
-    assert (policy.answer_s(), policy.answer_s(5000)) == (15.0, 55.0)
+    assert (policy.answer_timeout_s(), policy.answer_timeout_s(5000)) == (15.0, 55.0)
 
 
 class Store:
@@ -233,20 +232,18 @@ class Store:
 
         async def request() -> None:
             answer = asyncio.sleep(1000.0 if name in self.silent else 1.0)
-            await with_timeout(answer, RetryPolicy().answer_s(), f"{name}: expected an answer")
+            await with_timeout(answer, RetryPolicy().answer_timeout_s(), f"{name}: expected an answer")
 
         await self.retries(request, name)
 
     def ends(self, *names: str, waited_s: float = 0.0) -> float:
-        """Return when one wait for several names ends, the first of which is silent, after others in the same wait."""
+        """Return when one wait for something else, and then for several names, ends; the last is silent."""
 
         async def work() -> None:
             with one_wait(lambda: self.time.now):
                 await asyncio.sleep(waited_s)
-                for name in names[:-1]:
-                    with contextlib.suppress(DeadlineError):
-                        await self.read(name)
-                await self.read(names[-1])
+                for name in names:
+                    await self.read(name)
 
         with pytest.raises(DeadlineError, match=f"^{names[-1]}: expected an answer .*; tried .* in 60 s"):
             self.time.run(work())
@@ -254,10 +251,15 @@ class Store:
 
 
 def test_one_wait_has_one_limit_of_time() -> None:
-    """A wait for a lock, an index and a shard ends after 60 s without progress, with an error that names the last."""
-    assert Store("shard").ends("shard") == pytest.approx(60.0)
-    assert Store("shard").ends("shard", waited_s=45.0) == pytest.approx(60.0)
-    assert Store("index", "shard").ends("index", "shard", waited_s=30.0) == pytest.approx(60.0)
+    """A wait for a lock, and then for a shard, ends after 60 s without progress, with an error that names the shard."""
+    for waited_s in (0.0, 10.0, 45.0):
+        assert Store("shard").ends("shard", waited_s=waited_s) == pytest.approx(60.0)
+
+
+def test_a_wait_for_others_leaves_time_for_an_own_attempt() -> None:
+    """After a wait that took longer than three quarters of the limit, one quarter of it is left."""
+    assert Store("shard").ends("shard", waited_s=59.0) == pytest.approx(74.0)
+    assert Store("shard").ends("shard", waited_s=500.0) == pytest.approx(515.0)
 
 
 def test_progress_gives_a_wait_its_time_again() -> None:
@@ -293,9 +295,11 @@ def test_an_outage_that_lasts_is_logged_once(caplog: pytest.LogCaptureFixture) -
 def test_a_shorter_patience_shortens_the_waits_within_it() -> None:
     """A deadline below the time for an answer bounds that too, and the time for its bytes; no deadline is refused."""
     policy = RetryPolicy().within(2.0)
-    assert (policy.idle_timeout_s, policy.answer_s(), policy.stretch_s()) == pytest.approx((2.0, 2.0, 2.0), abs=0.1)
+    assert (policy.idle_timeout_s, policy.answer_timeout_s(), policy.window_timeout_s()) == pytest.approx(
+        (2.0, 2.0, 2.0), abs=0.1
+    )
     assert policy.min_throughput == RetryPolicy().min_throughput
-    assert RetryPolicy().within(600.0).answer_s() == RetryPolicy().request_timeout_s
+    assert RetryPolicy().within(600.0).answer_timeout_s() == RetryPolicy().request_timeout_s
     for wrong in (0, -1, "60", float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):
             RetryPolicy().within(wrong)  # type: ignore[arg-type]

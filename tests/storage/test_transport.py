@@ -18,7 +18,7 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.connection import Answer, ChangedError, Connection, Fetched, no_bytes, range_size
+from shardflow.storage.connection import Answer, ChangedError, Connection, Fetched, Write, no_bytes, range_size
 from shardflow.storage.interface import BlobVersion
 from shardflow.storage.retry import Failure, RetryPolicy
 from shardflow.storage.transport import Transport, blob_metadata
@@ -35,12 +35,13 @@ class Refusing(Transport):
 
     def __init__(self, error: Exception | None, found: str) -> None:
         super().__init__(connection(), "b")
-        self.error, self.found, self.mark = error, found, {}
+        self.error, self.found = error, found
+        self.mark: Mapping[str, str] = {}
 
-    async def _publish(self, name: str, data: bytes, metadata: Mapping[str, str], **_: Any) -> None:
+    async def _publish(self, write: Write) -> None:
         """Fail, or not."""
-        assert (name, data) == ("x", b"1")
-        self.mark = metadata
+        assert (write.name, write.data) == ("x", b"1")
+        self.mark = write.metadata
         if self.error is not None:
             raise self.error
 
