@@ -33,7 +33,6 @@ class Totals:
     shards: dict[str, Shard] = field(default_factory=dict)  # by the names of their jobs
     statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))  # by split
     pixels: PixelSums = field(default_factory=PixelSums)
-    bytes_in: int = 0
     quarantined: list[Quarantined] = field(default_factory=list)
 
     def add(self, name: str, receipt: Receipt) -> None:
@@ -42,7 +41,6 @@ class Totals:
             self.shards[name] = receipt.shard
         self.statistics[name.partition("/")[0]] += receipt.statistics
         self.pixels += receipt.pixels
-        self.bytes_in += receipt.bytes_in
         self.quarantined += receipt.quarantined
 
     def joined(self, receipts: Mapping[str, Receipt]) -> Totals:
