@@ -130,7 +130,7 @@ def _check_tar(tar: TarFile, checks: Sequence[_ShardCheck]) -> None:
         checks[0].check_shard(tar)
         return
     begins = [
-        (check.rows.payload_begin(record), number, record)
+        (min((row[2] for row in check.rows.of_record(record)), default=0), number, record)
         for number, check in enumerate(checks)
         if check.rows is not None
         for record in range(check.shard.samples)
