@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardflow._wording import plural
@@ -42,18 +41,6 @@ class Totals:
         self.statistics[name.partition("/")[0]] += receipt.statistics
         self.pixels += receipt.pixels
         self.quarantined += receipt.quarantined
-
-    def joined(self, receipts: Mapping[str, Receipt]) -> Totals:
-        """Return the sum of these and further receipts, by the names of their jobs."""
-        whole = replace(
-            self,
-            shards=dict(self.shards),
-            statistics=self.statistics.copy(),
-            quarantined=list(self.quarantined),
-        )
-        for name, receipt in receipts.items():
-            whole.add(name, receipt)
-        return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
