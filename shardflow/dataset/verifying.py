@@ -147,9 +147,7 @@ class _ShardCheck:
         self._has_tables = shard.name in manifest.packed_tables
         self.index_findings, self.index = _read_index(storage, shard)
         self.rows = None if self.index is None else ShardRows.from_index(self.index, shard.samples)
-        self._members: list[Finding] = []
-        self._tables: list[Finding] = []
-        self._labels: list[Finding] = []
+        self._found: list[Finding] = []
         self._keys: dict[int, str] = {}  # record → key
         self._labelled: set[int] = set()
 
@@ -162,7 +160,7 @@ class _ShardCheck:
             whole.append(Finding(self.shard.name, "its SHA-256 differs from the manifest's"))
         unlabelled = self._keys.keys() - self._labelled if self._labelled else set()  # a split may have no labels
         without = [Finding(self.shard.name, "has no label", key=self._keys[record]) for record in sorted(unlabelled)]
-        return [*self.index_findings, *whole, *self._members, *self._tables, *self._labels, *without]
+        return [*self.index_findings, *whole, *self._found, *without]
 
     def check_shard(self, tar: TarFile) -> None:
         """Check a tar that shardflow packed: all of its members, by their headers."""
@@ -173,14 +171,14 @@ class _ShardCheck:
                 rows.append(row)
                 self._check_content(tar, row, key)
         except FormatError as error:
-            self._members, self._tables, self._labels, self._labelled, self._keys = [], [], [], set(), {}
-            self._found(str(error))
+            self._found, self._labelled, self._keys = [], set(), {}
+            self._add(str(error))
             if self.index is not None and not self.index_findings and tar.size == self.shard.bytes:
                 for record in range(self.shard.samples):
                     self.check_record(tar, record, reported=str(error))
             return
         if len(self._keys) != self.shard.samples:
-            self._found(f"holds {len(self._keys)} samples, the manifest says {self.shard.samples}")
+            self._add(f"holds {len(self._keys)} samples, the manifest says {self.shard.samples}")
         if self.index is not None:
             self._compare_indexes(self.index, rows.index())
 
@@ -198,35 +196,35 @@ class _ShardCheck:
             self.rows.payload_span(record)
         except IntegrityError as error:
             if not reported or reported not in str(error):
-                self._found(str(error))
+                self._add(str(error))
         self._keys[record] = key
         for row in map(Row._make, self.rows.of_record(record)):
             if crc32(tar, row.offset, row.size) != row.crc32:
-                self._found(f"part {row.part.decode()!r}: its CRC-32 differs", key)
+                self._add(f"part {row.part.decode()!r}: its CRC-32 differs", key)
             self._check_content(tar, row, key)
 
-    def _found(self, problem: str, key: str | None = None) -> None:
-        self._members.append(Finding(self.shard.name, problem, key))
+    def _add(self, problem: str, key: str | None = None) -> None:
+        self._found.append(Finding(self.shard.name, problem, key))
 
     def _compare_indexes(self, index: Index, rebuilt: Index) -> None:
         """Compare the index of the shard with the index rebuilt from its tar, member by member."""
         if len(index) != len(rebuilt):
             problem = f"has {len(index)} members, the shard has {len(rebuilt)}"
-            self._members.append(Finding(self.shard.index_name, problem))
+            self._found.append(Finding(self.shard.index_name, problem))
         columns = shard_index.DTYPE.names or ()
         common = min(len(index), len(rebuilt))
         for at in np.flatnonzero(index[:common] != rebuilt[:common]):
             expected, found = index[at].item(), rebuilt[at].item()
             differing = [name for name, a, b in zip(columns, expected, found, strict=True) if a != b]
             problem = f"part {found[1].decode()!r} differs from the index in {', '.join(differing)}"
-            self._found(problem, self._keys[found[0]])
+            self._add(problem, self._keys[found[0]])
 
     def _check_content(self, tar: TarFile, row: Row, key: str) -> None:
         """Check a label, and the seek table of an image in a shard whose pack made them: readers use those."""
         part = row.part.decode()
         if part in IMAGE_PARTS and self._has_tables and row.size <= MAX_SAMPLE_BYTES:
             if problem := _table_problem(tar.read(row.offset, row.size), row, self.manifest.recipe):
-                self._tables.append(Finding(self.shard.name, problem, key))
+                self._add(problem, key)
         elif part in LABEL_PARTS and self.manifest.classes is not None:
             self._labelled.add(row.record)
             payload = tar.read(row.offset, min(row.size, MAX_LABEL_BYTES + 1))
@@ -235,7 +233,7 @@ class _ShardCheck:
             try:
                 parse_labels(part, payload, classes=len(self.manifest.classes), strict=strict)
             except DecodeError as error:
-                self._labels.append(Finding(self.shard.name, str(error), key))
+                self._add(str(error), key)
 
 
 def _table_problem(image: memoryview, row: Row, recipe: Mapping[str, Any]) -> str:
