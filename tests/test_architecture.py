@@ -93,7 +93,7 @@ BUDGET = {
     "demo": 750,
     "device": 2150,
     "diagnostics": 1100,
-    "formats": 3150,
+    "formats": 3100,
     "geometry": 400,
     "interop": 610,
     "loading": 5700,

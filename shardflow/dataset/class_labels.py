@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,33 +65,23 @@ def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
         raise IntegrityError(message).with_location(shard=reader.url(shard), key=reader.key(shard, record)) from error
 
 
-class _NumberTexts(NamedTuple):
-    """The texts of class numbers as an index has them: size and CRC-32 as one number, sorted, and the class of each."""
-
-    checksums: U64
-    classes: npt.NDArray[np.int32]
-
-
 def _by_shard(
     split: Split, classes: int, progress: Callable[[Shard], None] | None
 ) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
     """Yield each shard and the class of each of its records; below 0 where there is none, or not in the index."""
-    texts = _number_texts(classes)
+    texts = [b"%d" % number for number in range(classes)]
+    checksums = np.array([len(text) << 32 | zlib.crc32(text) for text in texts], dtype=np.uint64)
+    checksums, first, counts = np.unique(checksums, return_index=True, return_counts=True)
+    known, named = checksums[counts == 1], first[counts == 1].astype(np.int32)
     for number, shard in enumerate(split.shards):
-        yield number, _from_index(split, number, texts)
+        yield number, _from_index(split, number, known, named)
         split.reader.close(number)
         if progress is not None:
             progress(shard)
 
 
-def _number_texts(classes: int) -> _NumberTexts:
-    texts = [b"%d" % number for number in range(classes)]
-    checksums = np.array([len(text) << 32 | zlib.crc32(text) for text in texts], dtype=np.uint64)
-    checksums, first, counts = np.unique(checksums, return_index=True, return_counts=True)
-    return _NumberTexts(checksums[counts == 1], first[counts == 1].astype(np.int32))
-
-
-def _from_index(split: Split, shard: int, texts: _NumberTexts) -> npt.NDArray[np.int32]:
+def _from_index(split: Split, shard: int, known: U64, named: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return the class of each record; `known` has size and CRC-32 of the texts of numbers, sorted, `named` these."""
     numbers = np.full(split.shards[shard].samples, _NONE, dtype=np.int32)
     try:
         index = split.reader.index(shard)
@@ -100,11 +89,9 @@ def _from_index(split: Split, shard: int, texts: _NumberTexts) -> npt.NDArray[np
         return np.full_like(numbers, _UNKNOWN)
     rows = index[index["part"] == CLASS_PART.encode()]
     checksums = rows["size"].astype(np.uint64) << np.uint64(32) | rows["crc32"]
-    places = np.minimum(np.searchsorted(texts.checksums, checksums), max(0, len(texts.checksums) - 1))
-    if len(texts.checksums):
-        is_number = texts.checksums[places] == checksums
-        numbers[rows["record"]] = np.where(is_number, texts.classes[places], _UNKNOWN)
-    else:
-        numbers[rows["record"]] = _UNKNOWN
+    numbers[rows["record"]] = _UNKNOWN
+    if len(known):
+        places = np.minimum(np.searchsorted(known, checksums), len(known) - 1)
+        numbers[rows["record"]] = np.where(known[places] == checksums, named[places], _UNKNOWN)
     numbers[index["record"][index["part"] == CLASSES_PART.encode()]] = _UNKNOWN
     return numbers

@@ -72,10 +72,6 @@ class ShardRows(NamedTuple):
             raise IntegrityError(f"its parts have {total:,} bytes; {MAX_SAMPLE_BYTES:,} is the most; leave it out")
         return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0), total
 
-    def payload_begin(self, record: int) -> int:
-        """Return where the payloads of a record begin in the tar."""
-        return min((row[2] for row in self.of_record(record)), default=0)
-
     def span(self, record: int) -> tuple[int, int]:
         """Return the bytes of the tar that hold the key and the payloads of a record: begin, end.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from shardflow.formats import quarantine, seek_table, shard_index, ustar
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
 from shardflow.formats.labels import LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
-from shardflow.formats.manifest import Manifest, PackedTables
+from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
 from shardflow.formats.shard_index import Index, Row
 from shardflow.formats.tar_bytes import crc32
@@ -58,26 +59,6 @@ class Finding:
         return f"{self.where}: {self.problem}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """What the manifest says that the check of a shard needs beside its entry."""
-
-    classes: int | None  # their number
-    is_virtual: bool
-    tables: PackedTables
-    max_pixels: int | None  # of the images, None where that is not known
-
-    @classmethod
-    def by(cls, manifest: Manifest) -> _Expected:
-        recipe = manifest.recipe
-        return cls(
-            classes=None if manifest.classes is None else len(manifest.classes),
-            is_virtual=bool(manifest.roots),
-            tables=manifest.packed_tables,
-            max_pixels=recipe.get("max_pixels", MAX_PIXELS) if recipe else None,
-        )
-
-
 def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
     """Read a whole dataset and return all damage, by split and shard; `progress` is called after each shard.
 
@@ -88,12 +69,12 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
     for shard in dataset.shards:
         tars.setdefault(dataset.storage.url(shard.name), []).append(shard)
     findings: list[Finding] = []
-    expected = _Expected.by(dataset.manifest)
-    if any(shard.name in expected.tables for shard in dataset.shards) and not native.available():
+    tables = dataset.manifest.packed_tables
+    if any(shard.name in tables for shard in dataset.shards) and not native.available():
         reason = native.describe()
         logger.warning("seek tables are not compared with their images, because here none can be made: %s", reason)
     for shards in tars.values():
-        for shard, found in zip(shards, _verify_tar(dataset.storage, shards, expected), strict=True):
+        for shard, found in zip(shards, _verify_tar(dataset, shards), strict=True):
             findings += found
             if progress is not None:
                 progress(shard)
@@ -119,18 +100,18 @@ def _check_quarantine(dataset: Dataset) -> list[Finding]:
 
 def verify_shard(dataset: Dataset, shard: Shard) -> list[Finding]:
     """Return everything that is wrong with a shard of a dataset."""
-    return _verify_tar(dataset.storage, [shard], _Expected.by(dataset.manifest))[0]
+    return _verify_tar(dataset, [shard])[0]
 
 
-def _verify_tar(storage: Storage, shards: Sequence[Shard], expected: _Expected) -> list[list[Finding]]:
+def _verify_tar(dataset: Dataset, shards: Sequence[Shard]) -> list[list[Finding]]:
     """Return the findings of each of the shards that share a tar.
 
     A remote tar with a wrong SHA-256 is read again: bytes that were damaged on the way differ each time, and what is
     stored does not.
     """
-    name, digests = shards[0].name, list[str]()
+    storage, name, digests = dataset.storage, shards[0].name, list[str]()
     while True:
-        checks = [_ShardCheck(storage, shard, expected) for shard in shards]
+        checks = [_ShardCheck(storage, shard, dataset.manifest) for shard in shards]
         try:
             with open_tar(storage, name, hashed=True) as tar:
                 _check_tar(tar, checks)
@@ -145,11 +126,11 @@ def _verify_tar(storage: Storage, shards: Sequence[Shard], expected: _Expected) 
 
 def _check_tar(tar: TarFile, checks: Sequence[_ShardCheck]) -> None:
     """Check the samples of the shards of a tar, which is read once from its start to its end."""
-    if not checks[0].expected.is_virtual:
+    if not checks[0].manifest.roots:
         checks[0].check_shard(tar)
         return
     begins = [
-        (check.rows.payload_begin(record), number, record)
+        (min((row[2] for row in check.rows.of_record(record)), default=0), number, record)
         for number, check in enumerate(checks)
         if check.rows is not None
         for record in range(check.shard.samples)
@@ -161,13 +142,12 @@ def _check_tar(tar: TarFile, checks: Sequence[_ShardCheck]) -> None:
 class _ShardCheck:
     """The check of one shard, and what it has found so far."""
 
-    def __init__(self, storage: Storage, shard: Shard, expected: _Expected) -> None:
-        self.shard, self.expected = shard, expected
+    def __init__(self, storage: Storage, shard: Shard, manifest: Manifest) -> None:
+        self.shard, self.manifest = shard, manifest
+        self._has_tables = shard.name in manifest.packed_tables
         self.index_findings, self.index = _read_index(storage, shard)
         self.rows = None if self.index is None else ShardRows.from_index(self.index, shard.samples)
-        self._members: list[Finding] = []
-        self._tables: list[Finding] = []
-        self._labels: list[Finding] = []
+        self._found: list[Finding] = []
         self._keys: dict[int, str] = {}  # record → key
         self._labelled: set[int] = set()
 
@@ -180,7 +160,7 @@ class _ShardCheck:
             whole.append(Finding(self.shard.name, "its SHA-256 differs from the manifest's"))
         unlabelled = self._keys.keys() - self._labelled if self._labelled else set()  # a split may have no labels
         without = [Finding(self.shard.name, "has no label", key=self._keys[record]) for record in sorted(unlabelled)]
-        return [*self.index_findings, *whole, *self._members, *self._tables, *self._labels, *without]
+        return [*self.index_findings, *whole, *self._found, *without]
 
     def check_shard(self, tar: TarFile) -> None:
         """Check a tar that shardflow packed: all of its members, by their headers."""
@@ -191,14 +171,14 @@ class _ShardCheck:
                 rows.append(row)
                 self._check_content(tar, row, key)
         except FormatError as error:
-            self._members, self._tables, self._labels, self._labelled, self._keys = [], [], [], set(), {}
-            self._found(str(error))
+            self._found, self._labelled, self._keys = [], set(), {}
+            self._add(str(error))
             if self.index is not None and not self.index_findings and tar.size == self.shard.bytes:
                 for record in range(self.shard.samples):
                     self.check_record(tar, record, reported=str(error))
             return
         if len(self._keys) != self.shard.samples:
-            self._found(f"holds {len(self._keys)} samples, the manifest says {self.shard.samples}")
+            self._add(f"holds {len(self._keys)} samples, the manifest says {self.shard.samples}")
         if self.index is not None:
             self._compare_indexes(self.index, rows.index())
 
@@ -216,52 +196,52 @@ class _ShardCheck:
             self.rows.payload_span(record)
         except IntegrityError as error:
             if not reported or reported not in str(error):
-                self._found(str(error))
+                self._add(str(error))
         self._keys[record] = key
         for row in map(Row._make, self.rows.of_record(record)):
             if crc32(tar, row.offset, row.size) != row.crc32:
-                self._found(f"part {row.part.decode()!r}: its CRC-32 differs", key)
+                self._add(f"part {row.part.decode()!r}: its CRC-32 differs", key)
             self._check_content(tar, row, key)
 
-    def _found(self, problem: str, key: str | None = None) -> None:
-        self._members.append(Finding(self.shard.name, problem, key))
+    def _add(self, problem: str, key: str | None = None) -> None:
+        self._found.append(Finding(self.shard.name, problem, key))
 
     def _compare_indexes(self, index: Index, rebuilt: Index) -> None:
         """Compare the index of the shard with the index rebuilt from its tar, member by member."""
         if len(index) != len(rebuilt):
             problem = f"has {len(index)} members, the shard has {len(rebuilt)}"
-            self._members.append(Finding(self.shard.index_name, problem))
+            self._found.append(Finding(self.shard.index_name, problem))
         columns = shard_index.DTYPE.names or ()
         common = min(len(index), len(rebuilt))
         for at in np.flatnonzero(index[:common] != rebuilt[:common]):
             expected, found = index[at].item(), rebuilt[at].item()
             differing = [name for name, a, b in zip(columns, expected, found, strict=True) if a != b]
             problem = f"part {found[1].decode()!r} differs from the index in {', '.join(differing)}"
-            self._found(problem, self._keys[found[0]])
+            self._add(problem, self._keys[found[0]])
 
     def _check_content(self, tar: TarFile, row: Row, key: str) -> None:
         """Check a label, and the seek table of an image in a shard whose pack made them: readers use those."""
         part = row.part.decode()
-        if part in IMAGE_PARTS and self.shard.name in self.expected.tables and row.size <= MAX_SAMPLE_BYTES:
-            if problem := _table_problem(tar.read(row.offset, row.size), row, self.expected):
-                self._tables.append(Finding(self.shard.name, problem, key))
-        elif part in LABEL_PARTS and self.expected.classes is not None:
+        if part in IMAGE_PARTS and self._has_tables and row.size <= MAX_SAMPLE_BYTES:
+            if problem := _table_problem(tar.read(row.offset, row.size), row, self.manifest.recipe):
+                self._add(problem, key)
+        elif part in LABEL_PARTS and self.manifest.classes is not None:
             self._labelled.add(row.record)
             payload = tar.read(row.offset, min(row.size, MAX_LABEL_BYTES + 1))
             # Tars of other writers may have zeros before a number, and a line break after it.
-            strict = not self.expected.is_virtual
+            strict = not self.manifest.roots
             try:
-                parse_labels(part, payload, classes=self.expected.classes, strict=strict)
+                parse_labels(part, payload, classes=len(self.manifest.classes), strict=strict)
             except DecodeError as error:
-                self._labels.append(Finding(self.shard.name, str(error), key))
+                self._add(str(error), key)
 
 
-def _table_problem(image: memoryview, row: Row, expected: _Expected) -> str:
+def _table_problem(image: memoryview, row: Row, recipe: Mapping[str, Any]) -> str:
     """Return the problem of an image's seek table; "" if it has none, and without the kernel, which alone uses it."""
     if not native.available() or not is_jpeg(image) or (segment := seek_table.find(image)) is None:
         return ""
     # A merge of datasets with different recipes does not say what each allowed.
-    most = expected.max_pixels or max(MAX_PIXELS, row.width * row.height)
+    most = recipe.get("max_pixels", MAX_PIXELS) if recipe else max(MAX_PIXELS, row.width * row.height)
     is_right = segment == native.seek_table(image, max_pixels=most)
     return "" if is_right else "its seek table is not that of its scan: crops of it can be wrong"
 

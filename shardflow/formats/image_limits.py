@@ -15,8 +15,6 @@ Sources: ITU-T T.81, B.2 (JPEG); RFC 9649 (WebP); GIF89a specification, section 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from shardflow.errors import TooLargeError
 
 from . import image_array
@@ -34,18 +32,9 @@ _SCANS_PER_PIXEL = 15
 _MAX_SCANS = 500
 
 
-class Limits(NamedTuple):
-    """The limits that follow from `max_pixels`; an image with several scans has to keep all of them."""
-
-    pixels: int
-    memory_bytes: int
-    scan_pixels: int
-    scans: int
-
-
-def limits(max_pixels: int) -> Limits:
-    """Return the limits of an image."""
-    return Limits(max_pixels, _BYTES_PER_PIXEL * max_pixels, _SCANS_PER_PIXEL * max_pixels, _MAX_SCANS)
+def limits(max_pixels: int) -> tuple[int, int, int, int]:
+    """Return the limits that follow from `max_pixels`: pixels, bytes of memory, pixels of all scans, and scans."""
+    return max_pixels, _BYTES_PER_PIXEL * max_pixels, _SCANS_PER_PIXEL * max_pixels, _MAX_SCANS
 
 
 def check_size(kind: ImageType, width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:

@@ -14,12 +14,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-SOS = 0xDA
+BASELINE, SOS = 0xC0, 0xDA
 _SOI, _EOI, _APP0, _APP2, _APP14 = 0xD8, 0xD9, 0xE0, 0xE2, 0xEE
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among the SOFn codes
 _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-_BASELINE = 0xC0
-_PLAIN_FRAMES = frozenset((_BASELINE, 0xC1, 0xC2))
+_PLAIN_FRAMES = frozenset((BASELINE, 0xC1, 0xC2))
 _TABLES_AND_COMMENTS = frozenset((0xC4, 0xDB, 0xDD, 0xFE))
 _MODES = {1: "L", 3: "RGB"}
 _PROFILE = b"ICC_PROFILE\0\1\1"  # the first of one part
@@ -44,11 +43,6 @@ class Frame(NamedTuple):
     width: int
     height: int
     components: int
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether every decoder decodes it."""
-        return self.marker == _BASELINE
 
     @property
     def is_progressive(self) -> bool:

@@ -167,7 +167,7 @@ class Manifest(JsonObject):
     @functools.cached_property
     def fingerprint(self) -> str:
         """The dataset's identity: "sha256:" and the digest of all entries but tools and roots."""
-        content = _fingerprinted({"version": VERSION, **self._without_shards().to_json()})
+        content = _fingerprinted({"version": VERSION, **replace(self, splits=dict.fromkeys(self.splits, ())).to_json()})
         digest = hashlib.sha256(_canonical({name: content[name] for name in content if name < "splits"})[:-1])
         before = b',"splits":{'
         for split, table in sorted(self._tables.items()):
@@ -189,9 +189,6 @@ class Manifest(JsonObject):
     @property
     def _tables(self) -> dict[str, ShardTable]:
         return {split: ShardTable.of(shards) for split, shards in self.splits.items()}
-
-    def _without_shards(self) -> Manifest:
-        return replace(self, splits=dict.fromkeys(self.splits, ()))
 
 
 def from_bytes(data: bytes) -> Manifest:

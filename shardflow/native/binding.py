@@ -83,7 +83,7 @@ class Header:
 
 
 class Limits(ctypes.Structure):
-    """sf_limits of kernel.h: `formats.image_limits.Limits`."""
+    """sf_limits of kernel.h: `formats.image_limits.limits`."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("pixels", "memory_bytes", "scan_pixels", "scans"))
 

@@ -109,6 +109,9 @@ def transform_parts(
             raise DecodeError(f"part {part!r} would be a second image; rename it, for example to second.{part}")
         if part in LABEL_PARTS:
             raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
+    kept = {**parts, **format_label(label)}
+    if not annotations:
+        return SampleParts(kept, {})
     if missing := annotations.missing(parts):
         raise DecodeError(missing)
     masks = {}
@@ -130,9 +133,7 @@ def transform_parts(
     if (points := found.keypoints) is not None:
         is_there = points[..., 2] > 0 if points.shape[-1] == 3 else np.ones(points.shape[:-1], np.bool_)
         counts["keypoints"] = int(is_there.sum())
-    return SampleParts(
-        {**parts, **masks, **moved, **format_label(label)}, {name: count for name, count in counts.items() if count}
-    )
+    return SampleParts({**kept, **masks, **moved}, {name: count for name, count in counts.items() if count})
 
 
 def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.float64]:

@@ -22,7 +22,7 @@ from shardflow.formats.shard import Shard
 
 from .image.codec_versions import codec_versions
 from .pack_plan import PackPlan
-from .run import PackResults
+from .run import PackResults, Totals
 
 _NAMED = 3
 
@@ -37,18 +37,20 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         DatasetExistsError: Another process committed the dataset, or another version of it, meanwhile.
         StoreError: The destination cannot be written, or another process has replaced a shard there.
     """
-    ledger, lock, base, totals = plan.ledger, results.lock, plan.base, results.totals
+    ledger, lock, base, totals, before = plan.ledger, results.lock, plan.base, results.totals, Totals()
     if lock.blob is not None:
         lock.check()
         ledger.confirm(plan.jobs, totals.shards)
     skipped = [*plan.source.skipped]
     new_bad = sorted([*totals.quarantined, *skipped])
     if base is not None:
-        totals = totals.joined(base.receipts)
+        for name, receipt in base.receipts.items():
+            before.add(name, receipt)
         # Of a kind that is read now, an image that was skipped is an input.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
-    if len(new_bad) > plan.max_errors or not totals.shards:
+    shards = {**before.shards, **totals.shards}
+    if len(new_bad) > plan.max_errors or not shards:
         listed = quarantine.FILE_NAME if base is None else quarantine.UNFINISHED_NAME
         lock.put(listed, quarantine.to_bytes(new_bad))
         raise PackIncompleteError(_refusal(plan, ledger.storage.url(listed), new_bad))
@@ -57,23 +59,24 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
 
     splits: dict[str, list[Shard]] = {split: [] for split in plan.sharding.jobs}
     for name in plan.sharding.names():
-        if name in totals.shards:
-            splits[name.partition("/")[0]].append(totals.shards[name])
+        if name in shards:
+            splits[name.partition("/")[0]].append(shards[name])
+    pixels = before.pixels + totals.pixels
     new = Manifest(
-        splits={split: tuple(shards) for split, shards in splits.items()},
+        splits=splits,
         classes=plan.source.classes,
         recipe=plan.recipe.image.describe(),
         tools={"shardflow": __version__, **codec_versions()},
         inputs=sum(plan.sharding.inputs.values()) + len(skipped),
         skipped=len(skipped),
-        mean=totals.pixels.mean,
-        std=totals.pixels.std,
-        statistics={split: totals.statistics[split] for split in splits},
+        mean=pixels.mean,
+        std=pixels.std,
+        statistics={split: before.statistics[split] + totals.statistics[split] for split in splits},
         sharding=plan.sharding,
         annotations=plan.recipe.annotations,
     )
-    abort_uploads(ledger.storage, {shard.name for shard in totals.shards.values()})
-    _publish(plan, results, new, sorted([*totals.quarantined, *skipped]))
+    abort_uploads(ledger.storage, {shard.name for shard in shards.values()})
+    _publish(plan, results, new, sorted([*before.quarantined, *totals.quarantined, *skipped]))
     lock.release()
     return new
 

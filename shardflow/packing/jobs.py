@@ -30,7 +30,6 @@ from shardflow.errors import (
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import UNREAD, Receipt, check_bytes, from_bytes, least_bytes
-from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.order import keyed_rng
@@ -217,25 +216,17 @@ class Finish:
         is_disk = storage.local_path(receipt_name) is not None
         if is_disk:
             storage.remove(receipt_name)
-        if samples := sum(partial.samples for _, partial in partials):
+        if any(partial.samples for _, partial in partials):
             folder, _, base = job.name.rpartition("/")
             tar = job.staging / folder / f"{TEMPORARY}{base}.tar"
             try:
                 with map_os_errors(tar):
-                    made = shard_writer.assemble(tar, partials)
+                    shard, index = shard_writer.assemble(tar, f"{job.name}.tar", partials)
             except FormatError as error:
                 message = f"{storage.url(job.name)}.tar cannot be indexed: {error}"
                 raise ConfigError(f"{message}; choose fewer samples per shard (--shard-samples)") from error
-            storage.put(f"{job.name}.tar", tar)
-            index = made.index
-            storage.put(f"{job.name}.npy", index)
-            shard = Shard(
-                name=f"{job.name}.tar",
-                samples=samples,
-                bytes=made.size,
-                sha256=made.sha256,
-                index_sha256=hashlib.sha256(index).hexdigest(),
-            )
+            storage.put(shard.name, tar)
+            storage.put(shard.index_name, index)
         elif is_disk:
             storage.remove(f"{job.name}.tar")
             storage.remove(f"{job.name}.npy")

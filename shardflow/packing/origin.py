@@ -84,7 +84,7 @@ def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt
 def job_again(
     shard: Shard, receipt: Receipt, slots: Sequence[int], found: FoundInputs, recipe: SampleRecipe, dst: str = ""
 ) -> tuple[Source, Job]:
-    """Return the job to pack some inputs of a shard again, neighbours in its receipt and of one source, and that.
+    """Return the source of some inputs of a shard, neighbours in its receipt, and the job to pack them again.
 
     Raises:
         NotFoundError: One of them is not among those `found`.

@@ -78,7 +78,7 @@ def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: Prog
 def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, started: float) -> PackReport:
     """Return the report of a plan whose jobs have the sum `totals` and made a version of a dataset."""
     source, base = plan.source, plan.base
-    samples = dict.fromkeys(source.splits, 0)
+    samples, counts = dict.fromkeys(source.splits, 0), sum(totals.statistics.values(), Statistics()).counts
     for name, shard in totals.shards.items():
         samples[name.partition("/")[0]] += shard.samples
     return PackReport(
@@ -96,9 +96,9 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
         classes=None if made.classes is None else len(made.classes),
         new_classes=plan.new_classes,
         shards=len(totals.shards),
-        bytes_in=totals.bytes_in,
+        bytes_in=counts["bytes_before"],
         bytes_out=sum(shard.bytes for shard in totals.shards.values()),
-        counts=sum(totals.statistics.values(), Statistics()).counts,
+        counts=counts,
         resumed=resumed,
         seconds=time.monotonic() - started,
     )

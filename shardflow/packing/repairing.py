@@ -117,23 +117,19 @@ def _open_source(
         with contextlib.suppress(NotFoundError):  # not a copy, so a source
             copy = open_dataset(source, storage_options=options)
     if copy is not None:
-        yield _copy_shards(copy)
+        names = {shard.sha256: shard.name for shard in copy.shards}
+        yield functools.partial(_copy_shard, copy, names)
         return
     with open_sources(dataset, [source], options) as opened:
         yield functools.partial(_pack_again, dataset, opened, executor)
 
 
-def _copy_shards(copy: Dataset) -> RepairSource:
-    """Return a function that fetches a shard from a copy, where its name may differ."""
-    names = {shard.sha256: shard.name for shard in copy.shards}
-
-    def fetch(shard: Shard, target: Path) -> None:
-        if (name := names.get(shard.sha256)) is None:
-            message = f"{copy.url} has no shard with the content of {shard.name}"
-            raise NotFoundError(f"{message}; is it a copy of this dataset?")
-        copy.storage.get(name, target, size=shard.bytes, sha256=shard.sha256)
-
-    return fetch
+def _copy_shard(copy: Dataset, names: Mapping[str, str], shard: Shard, target: Path) -> None:
+    """Fetch a shard from a copy, where its name may differ: `names` has it by its SHA-256."""
+    if (name := names.get(shard.sha256)) is None:
+        message = f"{copy.url} has no shard with the content of {shard.name}"
+        raise NotFoundError(f"{message}; is it a copy of this dataset?")
+    copy.storage.get(name, target, size=shard.bytes, sha256=shard.sha256)
 
 
 def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor, shard: Shard, target: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardflow._wording import plural
@@ -33,7 +32,6 @@ class Totals:
     shards: dict[str, Shard] = field(default_factory=dict)  # by the names of their jobs
     statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))  # by split
     pixels: PixelSums = field(default_factory=PixelSums)
-    bytes_in: int = 0
     quarantined: list[Quarantined] = field(default_factory=list)
 
     def add(self, name: str, receipt: Receipt) -> None:
@@ -42,20 +40,7 @@ class Totals:
             self.shards[name] = receipt.shard
         self.statistics[name.partition("/")[0]] += receipt.statistics
         self.pixels += receipt.pixels
-        self.bytes_in += receipt.bytes_in
         self.quarantined += receipt.quarantined
-
-    def joined(self, receipts: Mapping[str, Receipt]) -> Totals:
-        """Return the sum of these and further receipts, by the names of their jobs."""
-        whole = replace(
-            self,
-            shards=dict(self.shards),
-            statistics=self.statistics.copy(),
-            quarantined=list(self.quarantined),
-        )
-        for name, receipt in receipts.items():
-            whole.add(name, receipt)
-        return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

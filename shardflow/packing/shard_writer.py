@@ -15,7 +15,7 @@ from pathlib import Path
 from shardflow.dataset.tar_file import of_descriptor
 from shardflow.errors import EncodeError, IntegrityError
 from shardflow.formats import shard_index, ustar
-from shardflow.formats.shard import MAX_SAMPLE_BYTES
+from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
 from shardflow.storage.local_files import file_sha256
 
 _CHUNK_BYTES = 1 << 20
@@ -29,15 +29,6 @@ class PartialTar:
     samples: int
     size: int
     crc32: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardFile:
-    """A whole shard: size in bytes and SHA-256 of the tar, and the content of its index."""
-
-    size: int
-    sha256: str
-    index: bytes
 
 
 def check_sample(parts: Mapping[str, bytes]) -> None:
@@ -57,8 +48,11 @@ def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
     return b"".join(blocks)
 
 
-def assemble(target: Path, partials: Sequence[tuple[Path, PartialTar]]) -> ShardFile:
-    """Write a shard from its partial tars, in order, and read it back: the index is made from the file on disk."""
+def assemble(target: Path, name: str, partials: Sequence[tuple[Path, PartialTar]]) -> tuple[Shard, bytes]:
+    """Write the shard of a name from its partial tars, in order; return its entry in the manifest, and its index.
+
+    It is read back: the index is made from the file on disk.
+    """
     digest = hashlib.sha256()
     size = 0
     with open(target, "wb") as tar:
@@ -79,4 +73,7 @@ def assemble(target: Path, partials: Sequence[tuple[Path, PartialTar]]) -> Shard
         index, keys = shard_index.build(of_descriptor(written.fileno(), str(target)))
     if len(keys) != sum(partial.samples for _, partial in partials):
         raise IntegrityError(f"{target} has {len(keys)} samples, {[each.samples for _, each in partials]} were written")
-    return ShardFile(size=size, sha256=digest.hexdigest(), index=shard_index.to_bytes(index))
+    data = shard_index.to_bytes(index)
+    index_sha256 = hashlib.sha256(data).hexdigest()
+    sha256 = digest.hexdigest()
+    return Shard(name=name, samples=len(keys), bytes=size, sha256=sha256, index_sha256=index_sha256), data

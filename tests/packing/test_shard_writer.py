@@ -35,24 +35,24 @@ def _partial_tars(folder: Path, *groups: list[bytes]) -> list[tuple[Path, Partia
 
 def test_golden_bytes(tmp_path: Path) -> None:
     """The bytes of a shard and its index are frozen: a pack of years ago is still made the same way."""
-    shard = assemble(tmp_path / "x.tar", _partial_tars(tmp_path, SAMPLES))
+    shard, data = assemble(tmp_path / "x.tar", "train/0.tar", _partial_tars(tmp_path, SAMPLES))
     tar = (tmp_path / "x.tar").read_bytes()
     assert hashlib.sha256(tar).hexdigest() == shard.sha256 == GOLDEN_TAR
-    assert hashlib.sha256(shard.index).hexdigest() == GOLDEN_INDEX
-    assert len(tar) == shard.size
+    assert hashlib.sha256(data).hexdigest() == shard.index_sha256 == GOLDEN_INDEX
+    assert (len(tar), len(SAMPLES)) == (shard.bytes, shard.samples)
 
 
 def test_cuts_leave_no_trace(tmp_path: Path) -> None:
     """However the samples are spread over partial tars, empty ones among them, the shard is the same."""
-    whole = assemble(tmp_path / "a.tar", _partial_tars(tmp_path, SAMPLES))
-    cut = assemble(tmp_path / "b.tar", _partial_tars(tmp_path, [], SAMPLES[:1], [], SAMPLES[1:]))
+    whole = assemble(tmp_path / "a.tar", "train/0.tar", _partial_tars(tmp_path, SAMPLES))
+    cut = assemble(tmp_path / "b.tar", "train/0.tar", _partial_tars(tmp_path, [], SAMPLES[:1], [], SAMPLES[1:]))
     assert cut == whole
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
 
 
 def test_plain_tar(tmp_path: Path) -> None:
     """Python's tarfile reads the members, in order, with nothing in their headers that a machine could leave there."""
-    assemble(tmp_path / "x.tar", _partial_tars(tmp_path, SAMPLES))
+    assemble(tmp_path / "x.tar", "train/0.tar", _partial_tars(tmp_path, SAMPLES))
     with tarfile.open(tmp_path / "x.tar") as tar:
         members = tar.getmembers()
     assert [member.name for member in members][:3] == ["000000000.cls", "000000000.jpg", "000000001.cls"]
@@ -61,8 +61,8 @@ def test_plain_tar(tmp_path: Path) -> None:
 
 def test_index_loads_with_numpy(tmp_path: Path) -> None:
     """The index is an ordinary `.npy` that points at the payloads."""
-    shard = assemble(tmp_path / "x.tar", _partial_tars(tmp_path, SAMPLES))
-    index = np.load(io.BytesIO(shard.index))
+    _, data = assemble(tmp_path / "x.tar", "train/0.tar", _partial_tars(tmp_path, SAMPLES))
+    index = np.load(io.BytesIO(data))
     tar = (tmp_path / "x.tar").read_bytes()
     assert [tar[row["offset"] :][: row["size"]] for row in index if row["part"] == b"cls"] == [b"7", b"0", b"12"]
 
@@ -72,4 +72,4 @@ def test_partial_tar_damaged_on_disk(tmp_path: Path) -> None:
     pieces = _partial_tars(tmp_path, SAMPLES)
     (tmp_path / "0").write_bytes(b"".join(SAMPLES).replace(b"not really", b"not rea1ly"))
     with pytest.raises(IntegrityError, match="does not hold what was written"):
-        assemble(tmp_path / "x.tar", pieces)
+        assemble(tmp_path / "x.tar", "train/0.tar", pieces)

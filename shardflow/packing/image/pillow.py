@@ -33,7 +33,7 @@ from shardflow._pillow import map_codec_errors, open_image
 from shardflow.errors import DecodeError, EncodeError, TooLargeError
 from shardflow.formats import seek_table
 from shardflow.formats.image_types import ImageType, is_jpeg, type_named
-from shardflow.formats.jpeg_header import frame_of
+from shardflow.formats.jpeg_header import BASELINE, frame_of
 from shardflow.formats.statistics import PixelSums
 from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
@@ -118,7 +118,7 @@ def _can_copy(image: Image.Image, data: bytes) -> bool:
     if image.mode != "RGB" or image.has_transparency_data:
         return False
     if image.format == "JPEG":
-        return (frame := frame_of(data)) is not None and frame.is_baseline
+        return (frame := frame_of(data)) is not None and frame.marker == BASELINE
     if image.format == "PNG":
         return data[24] == 8  # bits per channel (W3C PNG 11.2.2); Pillow delivers 16 bits as 8
     kind = type_named(image.format or "")
