@@ -24,7 +24,6 @@ from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
-from .annotation_fields import AnnotationFields
 from .batch_sampler import WholeBatches
 from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
@@ -238,11 +237,6 @@ class Loader(Engine):
     def split(self) -> Split:
         """The split that is read."""
         return self.source.split
-
-    @property
-    def annotations(self) -> AnnotationFields:
-        """Which of the fields follow the crops, and which boxes stay."""
-        return self.source.annotations
 
     def _steps(self, position: int) -> int:
         return self.source.partition.steps(position)
