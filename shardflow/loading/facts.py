@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import check_integer
 from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError
-from shardflow.order.keyed_rng import I64
+from shardflow.order.epochs import limited
 from shardflow.order.sampler import Facts
 from shardflow.order.shuffle import Shuffle
 
@@ -32,7 +31,7 @@ def split_facts(
     return Facts(
         split=split.name,
         split_samples=len(split),
-        shard_samples=_limited(split.shard_samples, limit),
+        shard_samples=limited(split.shard_samples, limit),
         shuffle=Shuffle.of(shuffle),
         batch_size=batch_size,
         world_size=world_size,
@@ -41,15 +40,6 @@ def split_facts(
         image_sizes=split.image_sizes,
         load=load_numbers,
     )
-
-
-def _limited(shard_samples: I64, limit: int | None) -> I64:
-    """Return how many of each shard's samples are among the first `limit` of a split."""
-    if limit is None:
-        return shard_samples
-    limit = min(check_integer("limit", limit, 1), int(shard_samples.sum()))
-    sizes: I64 = np.clip(limit - (np.cumsum(shard_samples) - shard_samples), 0, shard_samples)
-    return sizes[sizes > 0]
 
 
 def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.int32]:

@@ -238,6 +238,11 @@ class Loader(Engine):
         """The split that is read."""
         return self.source.split
 
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder in use."""
+        return self.source.decoder
+
     def _steps(self, position: int) -> int:
         return self.source.partition.steps(position)
 

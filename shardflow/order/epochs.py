@@ -56,6 +56,15 @@ def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None 
     return np.where(repeats > 0, keyed_rng.fold_array(within, repeats), keys)
 
 
+def limited(shard_samples: I64, limit: int | None) -> I64:
+    """Return how many of each shard's samples are among the first `limit` of a split."""
+    if limit is None:
+        return shard_samples
+    limit = min(check_integer("limit", limit, 1), int(shard_samples.sum()))
+    sizes: I64 = np.clip(limit - (np.cumsum(shard_samples) - shard_samples), 0, shard_samples)
+    return sizes[sizes > 0]
+
+
 class Epochs:
     """The order of a source's epochs, and the random keys of their samples.
 
