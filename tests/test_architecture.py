@@ -91,7 +91,7 @@ BUDGET = {
     "cli": 2150,
     "dataset": 4000,
     "demo": 750,
-    "device": 2150,
+    "device": 2100,
     "diagnostics": 1100,
     "formats": 3100,
     "geometry": 400,

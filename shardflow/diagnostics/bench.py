@@ -134,7 +134,7 @@ def bench(
             report_step()
             if baseline is None:  # only now, because by now some shards of a remote dataset are local
                 first_batch_s = probe.first_batch_s
-                baseline = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.source.decoder, cores))
+                baseline = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.decoder, cores))
             decoded += baseline.measure(seconds * _BASELINE_SHARE / _ROUNDS)
             report_step()
     return BenchReport(

@@ -132,7 +132,6 @@ class Rows(BatchPlan):
             shards=shards,
             records=records,
             valid=np.ones(len(sources), dtype=np.bool_),
-            empty=False,
             sources=sources.tolist(),
         )
 

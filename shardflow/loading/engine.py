@@ -19,12 +19,13 @@ import webdataset as wds
 
 from shardflow.errors import ConfigError, IntegrityError, ShardflowError, WorkerError
 
+from .annotation_fields import AnnotationFields
 from .batch import Batch
 from .batch_sampler import BatchPlan, BatchSampler, WorkerControl
 from .checkpoint import Cursor
 from .collate import Collate
 from .decoders.decoder import allocate
-from .shared_memory import SLOTS_BEYOND_PREFETCH, BatchSender, SlotPool
+from .shared_memory import SLOTS_BEYOND_PREFETCH, BatchSender
 from .source import EpochStart
 from .stage_times import stage_cpu_ms
 from .stages import Read, sample_stages
@@ -52,6 +53,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         fields: What a batch consists of.
         batch_size: Samples per batch and rank; those of the first loader of a mix.
         workers: The settings of the worker processes.
+        annotations: Which of the fields follow the crops, and which boxes stay.
         classes: The class names of the labels, label 0 first; empty without labels.
         max_errors: Number of damaged samples that others may replace.
         replaced: The problem of each sample that was replaced by another.
@@ -63,19 +65,20 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         self.fields, self.classes = tuple(fields), list(classes)
         self.batch_size = plan.sources[0].partition.batch_size
         self.workers, self.max_errors = workers, sum(source.max_errors for source in plan.sources)
+        self.annotations = AnnotationFields.of_mix([source.annotations for source in plan.sources])
         self.replaced: set[str] = set()
         self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()
         self._control = WorkerControl(workers.count, len(plan.sources))
-        memory = SlotPool(workers.prefetch_factor + SLOTS_BEYOND_PREFETCH)
+        sender = BatchSender(workers.prefetch_factor + SLOTS_BEYOND_PREFETCH)
         # A transform may keep its input, so images that meet one are not decoded into memory on loan.
         keeps = any(source.transform is not None or source.batch_transform is not None for source in plan.sources)
         self._pipeline = wds.DataPipeline(
             BatchSampler(plan, self._control),
             Read(plan.sources, fields),
-            sample_stages(plan.sources, allocate if keeps else memory.borrow) if "image" in fields else [],
+            sample_stages(plan.sources, allocate if keeps else sender.borrow) if "image" in fields else [],
             Collate(plan.sources, fields, len(classes)),
             send_errors,
-            BatchSender(memory),
+            sender,
         )
         self._pool = WorkerPool(self._pipeline, workers)
 

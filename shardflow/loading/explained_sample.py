@@ -53,7 +53,6 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
         shards=nothing + sample.shard,
         records=nothing + sample.record,
         valid=nothing == 0,
-        empty=False,
         sources=[0],
         samples=[sample],
         pixels=[None],

@@ -24,7 +24,6 @@ from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
-from .annotation_fields import AnnotationFields
 from .batch_sampler import WholeBatches
 from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
@@ -246,9 +245,9 @@ class Loader(Engine):
         return self.source.split
 
     @property
-    def annotations(self) -> AnnotationFields:
-        """Which of the fields follow the crops, and which boxes stay."""
-        return self.source.annotations
+    def decoder(self) -> Decoder:
+        """The decoder in use."""
+        return self.source.decoder
 
     def _steps(self, position: int) -> int:
         return self.source.partition.steps(position)

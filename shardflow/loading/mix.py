@@ -19,7 +19,6 @@ from shardflow.formats.labels import LABEL_PARTS
 from shardflow.order.mixture import Shares
 
 from . import checkpoint
-from .annotation_fields import AnnotationFields
 from .batch_sampler import BatchPlan, Rows, WholeBatches
 from .checkpoint import compare, saved_integers
 from .engine import Engine
@@ -131,11 +130,6 @@ class Mix(Engine):
         """Return where the loaders are at the start of epoch 0."""
         streams = [source.epochs.default_streams(source.partition.world_size) for source in self._given]
         return _Origin(0, [EpochStart(0, 0, each) for each in streams])
-
-    @property
-    def annotations(self) -> AnnotationFields:
-        """Which of the fields follow the crops, and which boxes stay, of the first loader."""
-        return AnnotationFields.of_mix([loader.annotations for loader in self.loaders])
 
     def __repr__(self) -> str:
         by = "batches" if self._by == "batch" else "samples"

@@ -68,8 +68,11 @@ class _Ragged(NamedTuple):
     shapes: list[torch.Size]
 
 
-class SlotPool:
-    """The slots of one worker. Created in the training process; the memory is allocated in the worker that uses it."""
+class BatchSender:
+    """The last stage of a worker's pipeline: puts batches into slots, some of which decoders have written to.
+
+    Created in the training process; the memory is allocated in the worker that uses it.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -134,18 +137,6 @@ class SlotPool:
             start += _rounded(tensor.nbytes)
         return slab.address(slot), layouts
 
-    def _slab_for(self, needed: int) -> _Slab:
-        if self._slab is None or needed > self._slab.slot_bytes:
-            self._slab = _Slab(self._slots, needed)
-        return self._slab
-
-
-class BatchSender:
-    """The last stage of a worker's pipeline: puts batches into slots of the pool that the decode stage borrows from."""
-
-    def __init__(self, pool: SlotPool) -> None:
-        self._pool = pool
-
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         """Return the items, in a worker with batches replaced by their handles."""
         if get_worker_info() is None:
@@ -153,15 +144,20 @@ class BatchSender:
             return
         for item in items:
             yield self._handle(item) if isinstance(item, WorkerOutput) and isinstance(item.columns, tuple) else item
-            self._pool.end_loan()
+            self.end_loan()
 
     def _handle(self, output: WorkerOutput) -> BatchHandle:
         large: list[torch.Tensor] = []
         output = output._replace(columns=_take_apart(output.columns, large))
-        placed = self._pool.place(large) if large else None
+        placed = self.place(large) if large else None
         if placed is None:  # copied all the same, because a tensor may be a view of the slot on loan
             return BatchHandle(None, [tensor.clone() for tensor in large], output)
         return BatchHandle(*placed, output)
+
+    def _slab_for(self, needed: int) -> _Slab:
+        if self._slab is None or needed > self._slab.slot_bytes:
+            self._slab = _Slab(self._slots, needed)
+        return self._slab
 
 
 def _take_apart(column: Any, large: list[torch.Tensor]) -> Any:

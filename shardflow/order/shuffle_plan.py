@@ -25,7 +25,7 @@ from . import keyed_rng
 from .keyed_rng import I64
 from .sampler import EpochPlan, EpochSampler, Facts
 from .shuffle import MOST_BUFFER, MOST_STREAMS
-from .weights import ShardWeights, SystematicSample
+from .weights import SystematicSample, Weights
 
 FIRST_WINDOW = 32
 """Samples in the first window of a stream: what a batch of 256 takes from each of eight streams.
@@ -97,7 +97,7 @@ class ShufflePlan(EpochPlan):
         streams: int = 1,
         buffer: int = 1,
         shuffle: bool = True,
-        weights: ShardWeights | None = None,
+        weights: Weights | None = None,
         shard_affinity: bool = False,
     ) -> None:
         check_integer("streams", streams, 1, MOST_STREAMS)
@@ -203,9 +203,9 @@ class ShufflePlan(EpochPlan):
 class ShuffledEpochs(EpochSampler):
     """Epochs of all samples of a split, each once or as often as its weight says."""
 
-    def __init__(self, facts: Facts, weights: ShardWeights | None = None) -> None:
-        self.length = facts.samples if weights is None else weights.weights.length
-        self.identity = None if weights is None else {"weights": weights.weights.digest}
+    def __init__(self, facts: Facts, weights: Weights | None = None) -> None:
+        self.length = facts.samples if weights is None else weights.length
+        self.identity = None if weights is None else {"weights": weights.digest}
         self._shard_samples, self._shuffle, self._weights = facts.shard_samples, facts.shuffle, weights
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:

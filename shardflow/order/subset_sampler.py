@@ -13,7 +13,7 @@ from .keyed_rng import I64
 from .list_plan import ListPlan
 from .sampler import EpochPlan, EpochSampler, Facts
 from .shuffle_plan import ShuffledEpochs
-from .weights import ShardWeights, Weights, as_numbers
+from .weights import Weights, as_numbers
 
 
 class Subset:
@@ -56,9 +56,7 @@ class Subset:
         numbers = numbers[numbers < facts.samples]
         if facts.shuffle is None and (np.diff(numbers) < 0).any():  # in ascending order, the split's order is theirs
             return ListedEpochs(numbers, facts.shard_samples)
-        return ShuffledEpochs(
-            facts, ShardWeights(Weights(np.bincount(numbers, minlength=facts.samples)), facts.shard_samples)
-        )
+        return ShuffledEpochs(facts, Weights(np.bincount(numbers, minlength=facts.samples), facts.shard_samples))
 
 
 class ListedEpochs(EpochSampler):

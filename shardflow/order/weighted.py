@@ -13,7 +13,7 @@ from shardflow.errors import ConfigError
 
 from .sampler import EpochSampler, Facts
 from .shuffle_plan import ShuffledEpochs
-from .weights import ShardWeights, Weights, as_numbers
+from .weights import Weights, as_numbers
 
 _POWERS = {"balanced": 1.0, "sqrt": 0.5}
 
@@ -41,15 +41,16 @@ class Weighted:
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return epochs of samples by weight."""
-        return ShuffledEpochs(facts, ShardWeights(self._of(facts), facts.shard_samples))
+        return ShuffledEpochs(facts, self._of(facts))
 
     def _of(self, facts: Facts) -> Weights:
         given, samples = self.weights, facts.samples
         if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
             classes, labels = facts.classes or (), facts.labels()[:samples]
             if isinstance(given, Mapping):
-                return Weights(_of_classes(given, classes), labels)
-            return Weights(_by_frequency(labels, len(classes), _POWERS[given]), labels)
+                return Weights(_of_classes(given, classes), facts.shard_samples, labels)
+            by_class = _by_frequency(labels, len(classes), _POWERS[given])
+            return Weights(by_class, facts.shard_samples, labels)
         values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
         if not isinstance(values, np.memmap):
             values = as_numbers(
@@ -62,7 +63,7 @@ class Weighted:
                 f"Weighted has {len(values)} numbers, split {facts.split!r} has {facts.split_samples} samples; give "
                 "one per sample"
             )
-        return Weights(values[:samples])
+        return Weights(values[:samples], facts.shard_samples)
 
 
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:

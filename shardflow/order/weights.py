@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -48,42 +47,51 @@ def as_numbers(expected: str, values: Any) -> npt.NDArray[Any]:
 
 
 class Weights:
-    """The weights of the samples of a split, in the order of the split.
+    """The weights of the samples of a split, in the order of the split, and their sums by shard.
 
     Args:
         values: Expected number of times that each sample comes in an epoch, 0 or more: any number type, shape [N]. With
             `classes`, that of each class instead, shape [K].
+        shard_samples: Number of samples of each shard, int64; their sum is N.
         classes: The class of each sample, an integer 0 … K-1, shape [N].
 
     Attributes:
         length: Samples in an epoch: the sum of the weights, rounded.
         digest: SHA-256 of the weights; equal weights have equal digests, however they were given.
+        sum, sums: The sum of all weights, and of those of each shard, as multiples of 2**-31.
 
     Raises:
         ConfigError: A weight is negative, not finite or no number, or the sum is not 1 … 2,147,483,647.
     """
 
-    def __init__(self, values: npt.ArrayLike, classes: npt.NDArray[Any] | None = None) -> None:
-        self._values = np.asanyarray(values)
-        self._classes = classes
+    def __init__(
+        self, values: npt.ArrayLike, shard_samples: npt.ArrayLike, classes: npt.NDArray[Any] | None = None
+    ) -> None:
+        self._values, self._classes = np.asanyarray(values), classes
         what = "sample" if classes is None else "class"
         if self._values.ndim != 1 or self._values.dtype.kind not in "buif":
             found = f"dtype {self._values.dtype} of shape {self._values.shape}"
             raise ConfigError(f"weights must be numbers, one per {what}; found {found}")
         self._check_values(what)
-        self.samples = len(self._values if classes is None else classes)
-        total, sha = 0, hashlib.sha256()
-        for begin in range(0, self.samples, _CHUNK):
-            chunk = self.fixed(begin, begin + _CHUNK)
-            total += _exact_sum(chunk)
+        self._ends = np.cumsum(np.asarray(shard_samples, dtype=np.int64))
+        self._starts = self._ends - np.asarray(shard_samples, dtype=np.int64)
+        self.sum, self.sums, sha = 0, np.zeros_like(self._ends), hashlib.sha256()
+        first = 0
+        while first < len(self._ends) and self.sum >> FRACTION_BITS <= MOST_SAMPLES:
+            # Many small shards are summed in one go.
+            last = max(first + 1, int(np.searchsorted(self._ends, self._starts[first] + _CHUNK, side="right")))
+            begin, end = int(self._starts[first]), int(self._ends[last - 1])
+            chunk = self._fixed(begin, end)
             sha.update(chunk.astype("<i8", copy=False).data)
-            if total >> FRACTION_BITS > MOST_SAMPLES:
-                break
-        self.sum = total
-        self.length = (total + (1 << FRACTION_BITS - 1)) >> FRACTION_BITS
+            self.sum += _exact_sum(chunk)
+            running = np.concatenate([[0], np.cumsum(chunk)])
+            self.sums[first:last] = running[self._ends[first:last] - begin] - running[self._starts[first:last] - begin]
+            first = last
+        self.length = (self.sum + (1 << FRACTION_BITS - 1)) >> FRACTION_BITS
         self.digest = sha.hexdigest()
         if not 1 <= self.length <= MOST_SAMPLES:
-            found = f"more than {MOST_SAMPLES:,}" if self.length > MOST_SAMPLES else f"{total / 2**FRACTION_BITS:.6g}"
+            most = f"more than {MOST_SAMPLES:,}"
+            found = most if self.length > MOST_SAMPLES else f"{self.sum / 2**FRACTION_BITS:.6g}"
             raise ConfigError(
                 "a weight is the expected number of times that a sample comes in an epoch, and their sum is "
                 f"the number of samples in an epoch: it must be 1 … {MOST_SAMPLES:,}, found {found}"
@@ -97,17 +105,14 @@ class Weights:
                 number, value = begin + int(bad[0]), chunk[bad[0]]
                 raise ConfigError(f"weights must be 0 … {MOST_SAMPLES:,}; that of {what} {number} is {value}")
 
-    def fixed(self, start: int, stop: int) -> I64:
-        """Return the weights of samples from `start` to `stop` as multiples of 2**-31, int64."""
-        if self._classes is not None:
-            fixed: I64 = _fixed(self._values)[self._classes[start:stop]]
-            return fixed
-        return _fixed(self._values[start:stop])
+    def fixed(self, shard: int) -> I64:
+        """Return the weights of the records of a shard as multiples of 2**-31, int64."""
+        return self._fixed(int(self._starts[shard]), int(self._ends[shard]))
 
-
-def _fixed(values: npt.NDArray[Any]) -> I64:
-    fixed: I64 = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
-    return fixed
+    def _fixed(self, start: int, stop: int) -> I64:
+        values = self._values[start:stop] if self._classes is None else self._values
+        fixed: I64 = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
+        return fixed if self._classes is None else fixed[self._classes[start:stop]]
 
 
 def _exact_sum(fixed: I64) -> int:
@@ -115,53 +120,24 @@ def _exact_sum(fixed: I64) -> int:
     return (int((fixed >> FRACTION_BITS).sum()) << FRACTION_BITS) + int((fixed % (1 << FRACTION_BITS)).sum())
 
 
-class ShardWeights:
-    """The weights of a split, summed up by shard.
-
-    Args:
-        weights: Weights of all samples.
-        shard_samples: Number of samples of each shard, int64; their sum is the number of weights.
-    """
-
-    def __init__(self, weights: Weights, shard_samples: I64) -> None:
-        self.weights = weights
-        self._ends = np.cumsum(shard_samples)
-        self._starts = self._ends - shard_samples
-        self.sums = np.fromiter(self._sums(), dtype=np.int64, count=len(shard_samples))
-
-    def _sums(self) -> Iterator[int]:
-        """Yield the sum of each shard; many small shards are summed in one go."""
-        at = 0
-        while at < len(self._ends):
-            last = max(at + 1, int(np.searchsorted(self._ends, self._starts[at] + _CHUNK, side="right")))
-            begin, end = int(self._starts[at]), int(self._ends[last - 1])
-            running = np.concatenate([[0], np.cumsum(self.weights.fixed(begin, end))])
-            yield from (running[self._ends[at:last] - begin] - running[self._starts[at:last] - begin]).tolist()
-            at = last
-
-    def fixed(self, shard: int) -> I64:
-        """Return the weights of the records of a shard as multiples of 2**-31, int64."""
-        return self.weights.fixed(int(self._starts[shard]), int(self._ends[shard]))
-
-
 class SystematicSample:
     """How often each record comes in one epoch.
 
     Args:
-        shard_weights: Weights by shard.
+        weights: The weights.
         key: 64-bit key of the epoch; it decides u, and the order of the running sum.
 
     Attributes:
         counts: Samples that each shard contributes, int64.
     """
 
-    def __init__(self, shard_weights: ShardWeights, key: int) -> None:
-        self._shards, self._key = shard_weights, key
-        self._sum, self._length = shard_weights.weights.sum, shard_weights.weights.length
+    def __init__(self, weights: Weights, key: int) -> None:
+        self._weights, self._key = weights, key
+        self._sum, self._length = weights.sum, weights.length
         self._step, self._rest = divmod(self._sum, self._length)
         self._shift, self._carry = divmod((key * self._sum) >> 64, self._length)
-        order = keyed_rng.permutation(keyed_rng.fold(key, "shards"), len(shard_weights.sums))
-        sums = shard_weights.sums[order]
+        order = keyed_rng.permutation(keyed_rng.fold(key, "shards"), len(weights.sums))
+        sums = weights.sums[order]
         self._begins, self.counts = np.empty_like(sums), np.empty_like(sums)  # of each shard in the running sum
         self._begins[order] = np.cumsum(sums) - sums
         self.counts[order] = np.diff(self._first_place(np.cumsum(sums)), prepend=0)
@@ -187,7 +163,7 @@ class SystematicSample:
     def _record_ends(self, shard: int) -> npt.NDArray[np.int32]:
         """Return how many samples the records of a shard up to each contribute."""
         if (ends := self._ends.get(shard)) is None:
-            weights, begin = self._shards.fixed(shard), self._begins[shard]
+            weights, begin = self._weights.fixed(shard), self._begins[shard]
             order = keyed_rng.permutation(keyed_rng.fold(self._key, shard), len(weights))
             places = self._first_place(begin + np.concatenate([[0], np.cumsum(weights[order])]))
             counts = np.empty(len(weights), dtype=np.int32)

@@ -251,7 +251,7 @@ class _Nested:
 
 def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
     """From the second batch on, images decoded into a slot are not moved to make room for another large field."""
-    pool = shared_memory.SlotPool(3)
+    pool = shared_memory.BatchSender(3)
     moved = []
     with patch.object(shared_memory, "get_worker_info", return_value=object()):
         for number in range(4):

@@ -242,9 +242,15 @@ def test_changing_an_array_of_weights_changes_no_order(dataset: Path) -> None:
 
 
 def test_weights_that_change_in_the_middle_end_the_epoch(dataset: Path) -> None:
-    """After `break`, new weights begin with the next epoch; a position that was loaded keeps its weights."""
+    """After `break`, new weights begin with the next epoch, but after a peek with the epoch that it looked at.
+
+    A position that was loaded keeps its weights.
+    """
     loader = make_loader(dataset, 1)
     next(iter(loader))
+    loader.set_sampler(Weighted(3))
+    assert loader.state_dict()["epoch"] == 0
+    list(itertools.islice(loader, 2))
     loader.set_sampler(Weighted(2))
     assert loader.state_dict()["epoch"] == 1
     assert counts(loader).tolist() == [2] * TOTAL

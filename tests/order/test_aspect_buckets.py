@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardflow.order.aspect_buckets import BucketPlan
 from shardflow.order.shuffle_plan import ShufflePlan
-from shardflow.order.weights import ShardWeights, Weights
+from shardflow.order.weights import Weights
 
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
 
@@ -23,7 +23,7 @@ def make(
 ) -> tuple[BucketPlan, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """A bucket plan, and the bucket and the first number of each sample and shard."""
     own = np.random.default_rng(sum(sizes)).integers(0, buckets, sum(sizes))
-    shard_weights = None if weights is None else ShardWeights(Weights(weights), np.array(sizes))
+    shard_weights = None if weights is None else Weights(weights, np.array(sizes))
     plan = ShufflePlan(sizes, seed=1, epoch=epoch, streams=2 * world_size, buffer=16, weights=shard_weights)
     firsts = np.cumsum(sizes) - np.array(sizes)
     return BucketPlan(plan, own, firsts, group=batch_size * world_size, streams=2 * world_size), own, firsts

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
 from shardflow.order.shuffle_plan import ShufflePlan
-from shardflow.order.weights import ShardWeights, SystematicSample, Weights
+from shardflow.order.weights import SystematicSample, Weights
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0)
 SHORT = [(0, 1, 0), (1, 2, 0), (1, 2, 2), (0, 0, 0), (1, 1, 0), (1, 2, 1), (0, 1, 1)]
@@ -24,7 +24,7 @@ def weighted_plans(draw: st.DrawFn) -> tuple[ShufflePlan, list[int], Weights]:
     """Any weighted plan of up to some thousand positions, its shard sizes and its weights."""
     sizes = draw(SIZES)
     values = draw(st.lists(WEIGHT, min_size=sum(sizes), max_size=sum(sizes)).filter(lambda values: sum(values) >= 1))
-    weights = Weights(np.array(values, dtype=np.float64))
+    weights = Weights(np.array(values, dtype=np.float64), sizes)
     plan = ShufflePlan(
         sizes,
         seed=draw(st.integers(-(2**63), 2**63)),
@@ -33,7 +33,7 @@ def weighted_plans(draw: st.DrawFn) -> tuple[ShufflePlan, list[int], Weights]:
         buffer=draw(st.integers(1, 200)),
         shuffle=draw(st.booleans()),
         shard_affinity=draw(st.booleans()),
-        weights=ShardWeights(weights, np.array(sizes)),
+        weights=weights,
     )
     return plan, sizes, weights
 
@@ -41,7 +41,7 @@ def weighted_plans(draw: st.DrawFn) -> tuple[ShufflePlan, list[int], Weights]:
 def plan_of(values: Any, sizes: list[int], **options: Any) -> ShufflePlan:
     """A plan with weights."""
     options = {"seed": 1, "epoch": 2, "streams": 3, "buffer": 16, **options}
-    return ShufflePlan(sizes, weights=ShardWeights(Weights(values), np.array(sizes)), **options)
+    return ShufflePlan(sizes, weights=Weights(values, np.array(sizes)), **options)
 
 
 def counts(plan: ShufflePlan, sizes: list[int]) -> np.ndarray[Any, Any]:
@@ -55,7 +55,7 @@ def counts(plan: ShufflePlan, sizes: list[int]) -> np.ndarray[Any, Any]:
 def test_each_sample_comes_as_often_as_its_weight(drawn: tuple[ShufflePlan, list[int], Weights]) -> None:
     """The epoch has the rounded sum of the weights, each count differs by less than one, and weight 0 never comes."""
     plan, sizes, weights = drawn
-    fixed = weights.fixed(0, weights.samples)
+    fixed = weights._fixed(0, sum(sizes))
     assert plan.length == weights.length == round(Fraction(int(fixed.sum()), 2**31) + Fraction(1, 2**40))
     came = counts(plan, sizes)
     scale = Fraction(weights.length * 2**31, weights.sum)  # the sum is rounded to whole samples
@@ -125,10 +125,10 @@ def test_balanced_classes_are_no_worse_than_drawn_ones() -> None:
     per_class = (2000 / (1 + np.arange(100) / 10)).astype(np.int64)
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(100), per_class))
     sizes = np.minimum(500, len(labels) - np.arange(0, len(labels), 500))
-    weights = Weights(len(labels) / (100 * per_class), labels)
+    weights = Weights(len(labels) / (100 * per_class), sizes, labels)
     counts, epochs = np.zeros(100), -(-1_000_000 // weights.length)
     for epoch in range(epochs):
-        plan = ShufflePlan(sizes, seed=3, epoch=epoch, streams=8, buffer=1000, weights=ShardWeights(weights, sizes))
+        plan = ShufflePlan(sizes, seed=3, epoch=epoch, streams=8, buffer=1000, weights=weights)
         shards, records = plan.locate(np.arange(plan.length))
         counts += np.bincount(labels[500 * shards + records], minlength=100)
     expected = counts.sum() / 100
@@ -156,18 +156,18 @@ def test_extreme_sums_are_exact() -> None:
     assert ((repeats >= 0) & (repeats < most)).all()
     thin = plan_of(np.full(2_000_000, 1e-6), [1_000_000, 1_000_000])
     assert thin.length == 2
-    assert ShardWeights(Weights([2.0**30, 2.0**-31]), np.array([2])).sums.tolist() == [2**61 + 1]
+    assert Weights([2.0**30, 2.0**-31], np.array([2])).sums.tolist() == [2**61 + 1]
 
 
 def test_sums_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of shards, and those within them, are exact, whether read in one go or in several, and cached."""
     sizes, values = np.array([3, 0, 5, 20, 1, 0, 7]), np.arange(36) % 5
-    digest = Weights(values / 8).digest
+    digest = Weights(values / 8, sizes).digest
     monkeypatch.setattr("shardflow.order.weights._CHUNK", 8)
     monkeypatch.setattr("shardflow.order.weights._CACHED_SAMPLES", 8)
     expected = np.split(2**28 * values, np.cumsum(sizes)[:-1])
-    found = ShardWeights(Weights(values / 8), sizes)
-    assert (found.weights.sum, found.weights.digest) == (2**28 * values.sum(), digest)
+    found = Weights(values / 8, sizes)
+    assert (found.sum, found.digest) == (2**28 * values.sum(), digest)
     assert found.sums.tolist() == [int(each.sum()) for each in expected]
     sample = SystematicSample(found, key=5)
     for shard in (0, 2, 0, 3, 3, 1, 6, 4, 0, 2, 6):
@@ -181,7 +181,7 @@ def test_sums_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_point_at_the_border_of_two_samples() -> None:
     """A point at which the weight of a sample begins, as all are of the key 0, is that sample's first."""
-    shards = ShardWeights(Weights([2, 1, 3]), np.array([1, 2]))
+    shards = Weights([2, 1, 3], np.array([1, 2]))
     sample = SystematicSample(shards, key=0)
     assert sample.counts.tolist() == [2, 4]
     records, repeats = sample.locate(np.array([1, 1, 1, 1, 0, 0]), np.array([0, 1, 2, 3, 0, 1]))
@@ -190,7 +190,7 @@ def test_a_point_at_the_border_of_two_samples() -> None:
 
 def counts_of_epochs(values: Any, sizes: list[int], epochs: int, **options: Any) -> np.ndarray[Any, Any]:
     """How often each sample comes in each of the epochs: [epochs, samples]."""
-    shards = ShardWeights(Weights(values), np.array(sizes))
+    shards = Weights(values, np.array(sizes))
     plans = [
         ShufflePlan(sizes, seed=11, epoch=epoch, streams=2, weights=shards, **{"buffer": 1, **options})
         for epoch in range(epochs)
@@ -260,7 +260,7 @@ def test_each_epoch_has_each_class(labels: Any, sizes: list[int]) -> None:
 def test_a_shard_affine_order_with_weights_keeps_the_shards_of_a_stream() -> None:
     """With weights, a stream has the shards that it has in other epochs, but for a few at its borders."""
     sizes, streams = [20] * 200, 4
-    shards = ShardWeights(Weights(np.linspace(0, 1.3, 4000)), np.array(sizes))
+    shards = Weights(np.linspace(0, 1.3, 4000), np.array(sizes))
     read: list[set[int]] = [set() for _ in range(streams)]
     for epoch in range(20):
         plan = ShufflePlan(sizes, seed=3, epoch=epoch, streams=streams, buffer=64, weights=shards, shard_affinity=True)
@@ -272,11 +272,11 @@ def test_a_shard_affine_order_with_weights_keeps_the_shards_of_a_stream() -> Non
 def test_equal_weights_have_equal_digests() -> None:
     """The digest is of the weights, not of the way in which they were given."""
     classes = np.array([0, 1, 1, 0, 2], dtype=np.int32)
-    by_class = Weights([0.5, 2, 1], classes)
+    by_class = Weights([0.5, 2, 1], [3, 2], classes)
     for values in ([0.5, 2, 2, 0.5, 1], np.array([0.5, 2, 2, 0.5, 1], dtype=np.float32)):
-        assert Weights(values).digest == by_class.digest
-    assert Weights([0.5, 2, 2, 0.5, 2]).digest != by_class.digest
-    assert Weights([True, False, True]).length == 2
+        assert Weights(values, [5]).digest == by_class.digest
+    assert Weights([0.5, 2, 2, 0.5, 2], [5]).digest != by_class.digest
+    assert Weights([True, False, True], [3]).length == 2
 
 
 @pytest.mark.parametrize(
@@ -299,10 +299,10 @@ def test_equal_weights_have_equal_digests() -> None:
 def test_weights_that_cannot_be_are_refused(values: Any, message: str) -> None:
     """A weight that is negative, not finite or no number, and a sum beyond its limits, are errors."""
     with pytest.raises(ConfigError, match=message):
-        Weights(values)
+        Weights(values, [len(values)])
 
 
 def test_a_bad_class_weight_names_the_class() -> None:
     """With weights by class, the message counts classes."""
     with pytest.raises(ConfigError, match="that of class 1 is -2"):
-        Weights([1, -2], np.array([0, 1]))
+        Weights([1, -2], [2], np.array([0, 1]))

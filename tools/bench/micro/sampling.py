@@ -17,7 +17,7 @@ from bench.report import markdown
 from shardflow.order import keyed_rng
 from shardflow.order.shuffle import BUFFER, STREAMS_PER_RANK
 from shardflow.order.shuffle_plan import ShufflePlan
-from shardflow.order.weights import ShardWeights, Weights
+from shardflow.order.weights import Weights
 
 I64 = npt.NDArray[np.int64]
 
@@ -56,7 +56,7 @@ def class_counts(labels: I64, sizes: I64, power: float, epoch: int) -> I64:
         epoch=epoch,
         streams=STREAMS_PER_RANK,
         buffer=BUFFER,
-        weights=ShardWeights(Weights(weights, labels), sizes),
+        weights=Weights(weights, sizes, labels),
     )
     shards, records = plan.locate(np.arange(plan.length))
     return np.bincount(labels[(np.cumsum(sizes) - sizes)[shards] + records], minlength=CLASSES)
