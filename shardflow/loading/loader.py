@@ -99,13 +99,14 @@ class Loader(Engine):
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
             `device.Prefetcher`.
-        transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
+        transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any torchvision v2
+            transform that does not crop again: then a warning names the decoder that does the same.
             With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
             the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
             numpy's global generator depend on (seed, epoch, sample) alone. With `MultiView`, one for all views, with
             random numbers of its own for each, or a list with one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
-            that it, `transform` or `decoder` raises arrives as it is, with a note (Python 3.11) that names the sample.
+            that it, `transform` or `decoder` raises is re-raised unchanged, with a note (Python 3.11) of the sample.
         fields: What a batch consists of, in order: "image", "flipped" (bool [B], whether the decoder mirrored the
             image), "crop" (float32 [B, 4], the part of the stored image that it shows: left, top, right, bottom in
             pixels; both with `MultiView` a tuple with one for each view), "pixel_mask" (bool [B, H, W], False where a
