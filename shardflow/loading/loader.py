@@ -30,6 +30,7 @@ from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
 from .decoders.decoder import Decoder, check_decoder
 from .decoders.random_resized_crop import RandomResizedCrop
+from .decoders.repeated_crops import warn_of_repeated_crops
 from .distributed import check_equal_on_ranks, resolve_group
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
@@ -37,7 +38,6 @@ from .facts import split_facts
 from .fields import check_image_fields, check_stackable, resolve_fields, split_options
 from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
-from .repeated_crops import warn_of_repeated_crops
 from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import EpochStart, Source
 from .stages import Transforms
@@ -99,10 +99,10 @@ class Loader(Engine):
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
             `device.Prefetcher`.
-        transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any torchvision v2
-            transform that does not crop again: then a warning names the decoder that does the same.
-            With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
-            the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
+        transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2 transform
+            of torchvision; if it crops or flips again, a warning names the decoder that does the same. With masks, boxes
+            or keypoints among the fields, called with a dict of them and the image as tv_tensors, by the names of the
+            fields, and returns the dict. Random numbers that it draws from torch's, Python's or
             numpy's global generator depend on (seed, epoch, sample) alone. With `MultiView`, one for all views, with
             random numbers of its own for each, or a list with one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
@@ -209,7 +209,7 @@ class Loader(Engine):
         names, boxes = split_options(fields)
         fields = resolve_fields(names, opened, chosen, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, fields, transform)
-        warn_of_repeated_crops(decoder, transform, batch_transform, is_default=given is None)
+        warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
         annotations = AnnotationFields(fields, opened.manifest.annotations, boxes, decoder.max_pixels)
         if transform is not None and annotations.names:
             check_movable(annotations.names)
