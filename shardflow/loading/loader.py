@@ -100,8 +100,8 @@ class Loader(Engine):
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
             `device.Prefetcher`.
         transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2 transform
-            of torchvision; if it crops or flips again, a warning names the decoder that does the same. With masks, boxes
-            or keypoints among the fields, called with a dict of them and the image as tv_tensors, by the names of the
+            of torchvision; if it crops or flips again, a warning names the decoder that does so. With masks, boxes or
+            keypoints among the fields, called with a dict of them and the image as tv_tensors, by the names of the
             fields, and returns the dict. Random numbers that it draws from torch's, Python's or
             numpy's global generator depend on (seed, epoch, sample) alone. With `MultiView`, one for all views, with
             random numbers of its own for each, or a list with one (or None) for each view.
