@@ -42,7 +42,7 @@ def to_8_bits(image: Image.Image) -> Image.Image:
 
 
 def unchanged(band: Image.Image) -> Image.Image:
-    """Return a band as it is."""
+    """Return a band unchanged."""
     return band
 
 

@@ -41,7 +41,7 @@ _Array = TypeVar(
 def orientation_of(image: Image.Image) -> int:
     """Return the orientation of an image, 1 … 8; 1 is upright. It must be loaded: a PNG may end in its metadata.
 
-    A TIFF is turned as it is loaded, see `load_tiff`.
+    A TIFF is turned while it is loaded, see `load_tiff`.
     """
     with contextlib.suppress(Exception):  # broken metadata around an intact image
         if (found := _exif_orientation(image)) is not None:
@@ -70,7 +70,7 @@ def load_stored(image: Image.Image) -> int:
 
 
 def opened_size(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of an opened image as it is upright. A PNG may be loaded for that."""
+    """Return width and height of an opened image when it is upright. A PNG may be loaded for that."""
     width, height = image.size
     if getattr(image, "tag_v2", {}).get(_EXIF_TAG) in range(5, 9):
         return width, height  # of a TIFF with this tag, Pillow has the size of the upright image before it is loaded
@@ -97,7 +97,7 @@ def turn_array(pixels: _Array, orientation: int) -> _Array:
 
 
 def stored_view(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
-    """Return an upright array [H, W, C] as it is stored with this orientation, as a view of it."""
+    """Return an upright array [H, W, C] in the stored orientation, as a view of it."""
     return turn_array(pixels, {6: 8, 8: 6}.get(orientation, orientation))
 
 

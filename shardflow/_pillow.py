@@ -85,7 +85,7 @@ def open_image(
         raise DecodeError("the file is empty")
     check_image(data, max_pixels)
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # asked for: Pillow would refuse what is allowed here
+        Image.MAX_IMAGE_PIXELS = max_pixels  # because Pillow would refuse images that are allowed here
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
     except Image.DecompressionBombError as error:  # its limit is not below `max_pixels`

@@ -59,7 +59,7 @@ def is_plain_jpeg(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> 
 
 
 def upright_size(payload: memoryview | bytes) -> tuple[int, int]:
-    """Return width and height of an image as it is shown, turned upright; (0, 0) if its header cannot be read."""
+    """Return width and height of an image after it is turned upright; (0, 0) if its header cannot be read."""
     size = image_size(payload)
     if size[0] and not may_be_turned(payload):
         return size

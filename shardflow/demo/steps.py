@@ -62,7 +62,7 @@ def run_demo(
             raise ConfigError(f"{name} must be 0 or more, found {value}")
     processes = workers if workers is not None else min(allowed_cores(), _WORKERS)
     if images is not None and not Path(images).is_dir():
-        raise NotFoundError(f"{images} is no folder; name the folder of your images with --images")
+        raise NotFoundError(f"{images} is not a folder; name the folder of your images with --images")
     folder = _new_folder(Path(output))
     if folder != Path(output):
         report("output", f"{output} is in use; this run writes to {folder}")
@@ -85,7 +85,7 @@ def run_demo(
         report("train", "skipped: there is only one class")
     elif epochs:
         not_learned = _train(url, split, val_split, epochs, processes, report, 1 / len(dataset.classes))
-        failures += not_learned if drawn else []  # with images of the user it is no failure
+        failures += not_learned if drawn else []  # not a failure with the user's images
     report("sheet", f"drawing {_SHEET_SAMPLES} samples as packed, and as augmented in {COLUMNS - 1} epochs")
     draw_samples(url, folder / _SHEET, split=split)
     report("", f"{folder / _SHEET}")

@@ -9,7 +9,7 @@ of libjpeg-turbo, rare pixels may differ by one level.
 
 - Crops lie inside the image, from 1 x 1 pixel up, and are enlarged or reduced to any size. Any other crop is a problem
   of that image, as is a file that is not a JPEG: its pixels are zero, and the other images of the batch are complete.
-- The kernel decodes baseline JPEGs by itself, in the samplings that photographs have; progressive ones, rare ones and
+- The kernel itself decodes baseline JPEGs in the samplings that photographs have; progressive ones, rare ones and
   whatever a fault was found in are libjpeg-turbo's, by its public interface: any version will do.
 - Grey is replicated to RGB. CMYK, 12 bits and arithmetic coding are `Status.UNSUPPORTED`: use a general decoder.
 - A file that is cut short is `Status.TRUNCATED`, even where the crop lies above the cut. Corrupt data after which

@@ -118,7 +118,7 @@ class Way(enum.IntEnum):
     """How JPEGs are decoded; the pixels and the problems are the same."""
 
     LIBRARY = 0  # by libjpeg-turbo alone
-    PLAIN = 1  # those that the kernel can, by itself, in plain C
+    PLAIN = 1  # by the kernel in plain C where it can
     FAST = 2  # those, in vectors
 
 

@@ -80,7 +80,7 @@ static void on_source_skip(j_decompress_ptr info, long bytes) {
 /* Point the decompressor at the image, in the state of a new one.
  *
  * It is reused, because some versions ask the processor for its abilities whenever one is made, which costs 10 us in
- * a virtual machine. What libjpeg keeps from the image before are its tables, so that a file without tables of its own
+ * a virtual machine. What libjpeg keeps from the image before are its tables, so that a file without tables
  * would be decoded with its neighbour's. Forgotten, they stay allocated (about 2 KB) until the decompressor goes, and
  * lengthen a list that every allocation walks: hence few images per decompressor. */
 static void open_with_library(sf_decoder *d) {
@@ -157,7 +157,7 @@ static void check_coding(sf_decoder *d) {
     if (info->data_precision != 8) FAIL(d, SF_UNSUPPORTED, "%d bits per component, not 8", info->data_precision);
     const sf_coding coding = sf_coding_of(d->library, info);
     if (coding.arithmetic) FAIL(d, SF_UNSUPPORTED, "arithmetic coding");
-    /* Their scans have no coefficients, but a predictor in place of the first one's number. */
+    /* Their scans have no coefficients, but a predictor instead of the first one's number. */
     if (!coding.progressive && coding.Ss > 0 && coding.Se == 0) FAIL(d, SF_UNSUPPORTED, "lossless coding");
 }
 

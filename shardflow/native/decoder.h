@@ -1,9 +1,9 @@
 /* A decoder of one image after another: its problems, and who decodes it, the kernel itself or libjpeg-turbo.
  *
- * libjpeg-turbo, through its public interface, gets what is not plain: several scans, arithmetic coding, rare samplings; and,
+ * libjpeg-turbo, through its public interface, decodes the rest: several scans, arithmetic coding, rare samplings; and,
  * from its beginning, whatever a fault was found in. So what becomes of a damaged image is decided in one place.
  *
- * Every failure is a longjmp to the one setjmp of the image at hand. Nothing on the way holds memory of its own: buffers
+ * Every failure is a longjmp to the one setjmp of the image at hand. Nothing on the way owns memory: buffers
  * belong to the workspace, and libjpeg's pools are freed by sf_close_image.
  */
 #ifndef SHARDFLOW_DECODER_H
@@ -64,7 +64,7 @@ void sf_describe(sf_decoder *d, int status, const char *format, ...);
 
 void sf_need(sf_decoder *d, bool got); /* fail for want of memory, unless it was got */
 
-/* The steps of an image, in their order. All but the first and the last are called behind `setjmp(d->escape)`. */
+/* The steps of an image, in their order. All but the first and the last are called after `setjmp(d->escape)`. */
 void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem);
 void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size); /* reads the header */
 /* ... then one of the next three, at the scale of 1 / reduction ... */

@@ -85,7 +85,7 @@ typedef struct {
     const uint8_t *end; /* of the room */
 } writer;
 
-/* Write up to 32 bits, but not none. A word is written each time, behind which the next one begins as soon as it can: a branch
+/* Write 1 to 32 bits. A word is written each time, and the next one begins as soon as it can: a branch
  * that waits for a whole word is foreseen by no processor. */
 static ALWAYS_INLINE void put(writer *w, uint32_t bits, unsigned length) {
     w->bits = w->bits << length | bits;
@@ -214,7 +214,7 @@ static size_t write_data(sf_encoder *e, scan *s, sf_place *places) {
     return (size_t)(w.next - (uint8_t *)e->data.data);
 }
 
-/* Copy data with a zero behind each FF, and move the places in it; returns where the copy ends. */
+/* Copy data with a zero after each FF, and move the places in it; returns the end of the copy. */
 static uint8_t *stuff(const uint8_t *data, size_t bytes, sf_place *places, size_t count, uint8_t *to) {
     const sf_place *const last = places + count;
     for (size_t at = 0, zeros = 0; at < bytes; zeros++) {

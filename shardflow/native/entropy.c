@@ -24,7 +24,7 @@ static const uint8_t PLACES[] = {
 #undef LAST
 _Static_assert(sizeof PLACES > 63 + 16 + END, "a run and an end may follow the last index");
 
-/* ---- symbols: how many bits a code and the value behind it have, and by how much the index moves on ---- */
+/* ---- symbols: the bits of a code and of the value after it, and how far the index moves ---- */
 
 static inline uint32_t symbol_of(unsigned bits_of_value, unsigned by) {
     return bits_of_value | bits_of_value << 16 | by << 24;
@@ -215,7 +215,7 @@ static void begin(sf_entropy *e) {
     memset(e->predictions, 0, sizeof e->predictions);
 }
 
-/* Go on behind the restart marker that has to be next. */
+/* Continue after the restart marker, which must be next. */
 static bool restart(sf_entropy *e) {
     while (e->end - e->marker >= 2 && e->marker[1] == 0xFF) e->marker++; /* fill bytes before the marker */
     if (bits_left(e) >= 8 || e->end - e->marker < 2 || e->marker[1] != RST0 + e->restarts) return false;
@@ -290,7 +290,7 @@ static bool is_behind_the_stretch_before(sf_entropy *e, size_t number) {
 }
 
 /* Read the stretches of a row that the window touches, from its first MCU on. In each row one place is compared, the last one
- * inside the window; where there is none, the one behind it. The end of the scan has no predictors to compare, so that
+ * inside the window; or if there is none, the next one. The end of the scan has no predictors to compare, so that
  * there the row's first place is compared as well. */
 static bool begin_row(sf_entropy *e, int32_t row) {
     const sf_seek_table *const table = e->table;

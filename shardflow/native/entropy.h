@@ -46,11 +46,11 @@ typedef struct {
         int component;
     } blocks[MAX_BLOCKS_IN_MCU];
     int count; /* of the blocks in an MCU */
-    const uint8_t *marker, *end;    /* the one behind the data, and the end of the file */
+    const uint8_t *marker, *end;    /* the marker after the data, and the end of the file */
     unsigned interval, left;        /* MCUs between two restart markers, 0 without any, and until the next one */
     int restarts;
     uint32_t predictions[MAX_COMPS_IN_SCAN];
-    sf_buffer data; /* up to that marker, without the zeros that are stuffed into it, and zeros behind */
+    sf_buffer data; /* up to that marker, without stuffed zeros, then zeros */
     size_t size;
     sf_reader reader; /* of the data */
     const uint8_t *scan; /* in the file */
@@ -72,7 +72,7 @@ bool sf_entropy_start(sf_entropy *entropy, const sf_jpeg *jpeg);
 /* From a scan that was started decode no MCUs but those of the window. */
 void sf_entropy_narrow(sf_entropy *entropy, const sf_seek_table *table, sf_window window);
 
-/* Decode the next MCU into blocks of zeros, one behind the other, or with NULL pass over it. False: there is a fault, or the
+/* Decode the next MCU into consecutive blocks of zeros, or with NULL skip it. False: there is a fault, or the
  * table is not that of the scan. */
 bool sf_entropy_decode(sf_entropy *entropy, sf_coefficients *into);
 

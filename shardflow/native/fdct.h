@@ -23,7 +23,7 @@ typedef struct {
 /* Of steps from 1 to 255. */
 void sf_quantiser_set(sf_quantiser *quantiser, const uint8_t steps[DCTSIZE2]);
 
-/* Transform and quantise `count` blocks that lie beside each other in eight rows of samples. An even number of them is read,
+/* Transform and quantise `count` neighbouring blocks in eight rows of samples. An even number of them is read,
  * and written. */
 typedef void sf_fdct(const uint8_t *const rows[DCTSIZE], int32_t count, const sf_quantiser *quantiser, sf_block *blocks);
 

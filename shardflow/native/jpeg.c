@@ -175,7 +175,7 @@ bool sf_jpeg_read(sf_jpeg *jpeg, const uint8_t *image, size_t size) {
     *jpeg = (sf_jpeg){.image = image, .end = end};
     set_standard_codes(jpeg);
     if (size < 4 || at[0] != 0xFF || at[1] != SOI) return false;
-    bool are_segments = true; /* one behind the other: where there are other bytes, none counts as a seek table */
+    bool are_segments = true; /* and nothing between them: other bytes mean that no segment counts as a seek table */
     for (at += 2;;) {
         if (end - at < 4 || at[0] != 0xFF) return false;
         if (at[1] == 0xFF) { /* a fill byte */

@@ -270,7 +270,7 @@ static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
 }
 
 /* Decode the smallest part of an image that holds the crops of all its views. Rows end in what the horizontal pass reads
- * behind them, with zero weight: the begin of the next row. They are off 32 bytes as those of `reserve_rows`. */
+ * after them, with zero weight: the begin of the next row. They are off 32 bytes as those of `reserve_rows`. */
 static void decode_frame(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index, sf_frame *frame) {
     sf_decoder *const d = &w->decoder;
     sf_source source = {.left = INT32_MAX, .top = INT32_MAX};
@@ -341,7 +341,7 @@ static void decode(sf_workspace *w, const sf_batch *views, int32_t count, int32_
     }
 }
 
-/* setjmp is called in functions without locals of their own, so that none is indeterminate after a longjmp. */
+/* setjmp is called in functions without locals, so that none is indeterminate after a longjmp. */
 static void try_to_decode(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
     sf_prepare(&w->decoder, &views->limits, problem);
     if (!setjmp(w->decoder.escape)) decode(w, views, count, index);

@@ -30,7 +30,7 @@ enum sf_status {
     SF_WRONG_SIZE = 8,  /* the image does not have the size that the caller expected */
 };
 
-/* How JPEGs are decoded: by libjpeg-turbo alone; those that the kernel can by itself, in plain C; and in vectors. */
+/* How JPEGs are decoded: by libjpeg-turbo alone; by the kernel in plain C where it can; and by the kernel in vectors. */
 enum sf_way { SF_BY_LIBRARY = 0, SF_PLAIN = 1, SF_FAST = 2 };
 
 enum sf_filter { SF_TRIANGLE = 0, SF_BICUBIC = 1, SF_LANCZOS3 = 2 };
@@ -81,7 +81,7 @@ typedef struct {
     size_t size;
     sf_limits limits;
     int32_t stored[2];    /* width and height of the image; another one is SF_WRONG_SIZE */
-    int32_t resized[2];   /* its width and height afterwards, as it is stored */
+    int32_t resized[2];   /* its stored width and height afterwards */
     int32_t orientation;  /* 1 ... 8, as in EXIF */
     int32_t window[4];    /* left, top, width and height in the upright image */
     int32_t filter, oversampling; /* as of a batch */
@@ -118,7 +118,7 @@ SF_API const char *sf_workspace_about(const sf_workspace *workspace);
 SF_API int64_t sf_workspace_faults(const sf_workspace *workspace);
 
 /* Decode one view of each image, or several: batches of the same images, sizes, decoded, expected, seek_tables, limits and count. With
- * several, an image is decoded once, as much of it as all of its crops need, at full scale; each view is as by itself.
+ * several, an image is decoded once, as much of it as all of its crops need, at full scale; each view has the pixels that it would have alone.
  * Returns how many images have a problem and describes each in `problems` (room for the images), by ascending index.
  * The pixels of an image that has one are all zero, in every view, unless it is SF_DAMAGED. */
 SF_API int32_t sf_decode(sf_workspace *workspace, const sf_batch *views, int32_t count, sf_problem *problems);

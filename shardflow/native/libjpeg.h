@@ -98,7 +98,7 @@ struct jpeg_common_struct {
     SF_COMMON_FIELDS
 };
 
-/* What lies behind `comp_info`; version 80 has fields in three places that version 62 has not. */
+/* The fields after `comp_info`; version 80 has fields in three places that version 62 lacks. */
 #define SF_LATER_FIELDS(baseline, second_size, block)                                            \
     struct {                                                                                     \
         baseline                                                                                 \

@@ -3,7 +3,7 @@
 #include <string.h>
 
 enum {
-    ROWS_AT_ONCE = 4,               /* go through the horizontal pass, in place of the channels of RGBX */
+    ROWS_AT_ONCE = 4,               /* go through the horizontal pass, instead of the channels of RGBX */
     MAX_ROWS_PER_READ = 4 * DCTSIZE, /* of a component */
     NEUTRAL = 128,                  /* of chroma */
 };
@@ -78,7 +78,7 @@ static void unweave(const uint8_t *restrict woven, int32_t width, size_t row_byt
 }
 
 /* Pass rows `first` to `end` of a component through its horizontal filter. Rows that carry no weight are left out, and what
- * is written behind `end` is written anew by the next call, or not read. */
+ * is written after `end` is written again by the next call, or not read. */
 static void pass_rows(sf_planes *p, const sf_loops *loops, sf_channel *c, int32_t first, int32_t end) {
     const sf_axis *const across = &c->axes[0], *const down = &c->axes[1];
     const int32_t width = across->high - across->low, begin = first < down->low ? down->low : first;
@@ -116,7 +116,7 @@ static void reserve_channel(sf_decoder *d, sf_channel *c, int index) {
     c->decoded = c->rows.data;
 }
 
-/* What the horizontal pass reads behind the last pixel has zero weight, but must have been written. */
+/* The horizontal pass reads after the last pixel, with zero weight: those bytes must have been written. */
 static void reserve_woven(sf_planes *p, sf_decoder *d, int count) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {

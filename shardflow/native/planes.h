@@ -1,4 +1,4 @@
-/* Planes: a JPEG decoded and resized in its own colours, each component by itself.
+/* Planes: a JPEG decoded and resized in its own colours, each component separately.
  *
  * On the way to a JPEG, chroma need be neither upsampled nor converted: it goes from its own resolution to the target's.
  * Where a component has fewer samples than there are pixels, a sample lies in the middle of the pixels that it stands for,
@@ -10,7 +10,7 @@
 #include "decoder.h"
 #include "plane.h"
 
-/* One of them on its way. Axis 0 is across and axis 1 down the image as it is stored. */
+/* A plane in progress. Axis 0 is across and axis 1 down the stored image. */
 typedef struct {
     int32_t made[2]; /* samples that are wanted, along each axis */
     sf_axis axes[2];

@@ -7,7 +7,7 @@
 #include "jpeg.h"
 #include "resample.h"
 
-enum { SF_LINE = 32 }; /* samples may be read so many at once: so much room is behind a plane */
+enum { SF_LINE = 32 }; /* samples that one read may take: a plane has so many bytes of room after it */
 
 /* Those of a component: a ring of as many rows of MCUs as there are slots. */
 typedef struct {

@@ -1,7 +1,7 @@
 /* Seek tables: where stretches of MCUs begin in the entropy-coded data of a baseline JPEG, and the DC predictors there.
  *
  * A table lies in an APP9 segment before the scan, where other readers pass over it; docs/format.md specifies it. With it
- * a crop is decoded without what lies above it, beside it and below it.
+ * a crop is decoded without the blocks around it.
  *
  * A table is data like any other: it may be damaged, or may belong to another scan. Reading checks its sum, and that its
  * places ascend within the scan; and the entropy decoder compares the place and the predictors that it comes to with an
@@ -29,7 +29,7 @@ typedef struct {
     int32_t columns, rows, components; /* of the scan: MCUs, and what an MCU is made of */
     int32_t stretch;                   /* MCUs from one place to the next in a row; its last stretch goes on to its end */
     int32_t per_row;                   /* stretches */
-    size_t scan_bytes;                 /* up to the marker behind it */
+    size_t scan_bytes;                 /* up to the marker after it */
     sf_buffer places;                  /* sf_place [rows * per_row + 1], the last one is the end of the scan */
 } sf_seek_table;
 

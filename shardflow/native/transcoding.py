@@ -1,7 +1,7 @@
 """Transcoding: a JPEG becomes a smaller one without leaving its own colours.
 
 It is decoded to planes of luma and chroma (at a reduced scale where twice the target is left for the filter), each of
-which is resized by itself, turned, cropped and encoded again. Nothing is converted to RGB and back, and chroma is not
+which is resized separately, turned, cropped and encoded again. Nothing is converted to RGB and back, and chroma is not
 upsampled to be downsampled again: that is both faster and nearer to the original.
 
 Grey images get neutral chroma. RGB without YCbCr, CMYK, 12 bits, arithmetic and lossless coding are
@@ -79,7 +79,7 @@ def transcode(
     Args:
         payload: The encoded image.
         stored: Its width and height in pixels.
-        resized: Width and height that it is resized to, as it is stored, 1 … 65500 each.
+        resized: Stored width and height after the resize, 1 … 65500 each.
         orientation: How it is to be turned, 1 … 8, as in EXIF.
         window: Left, top, right and bottom in the upright resized image.
         interpolation: The filter; all are antialiased.

@@ -1,8 +1,8 @@
-"""Calls a function of this package in a process and an interpreter of its own.
+"""Calls a function of this package in its own process and interpreter.
 
     python child.py MODULE FUNCTION ARGUMENTS
 
-ARGUMENTS is a JSON object. The result is printed as a line of JSON behind `MARK`, because libraries print as well. A
+ARGUMENTS is a JSON object. The result is printed as a line of JSON after `MARK`, because libraries print as well. A
 generator prints such a line for every value, and goes on when it reads a line; it is closed at the end of the input.
 """
 

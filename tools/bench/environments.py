@@ -33,7 +33,7 @@ BUILT_LATER = {"ffcv": ("ffcv==1.0.2",)}
 """Packages that are built against those already installed."""
 
 WITH_SHARDFLOW = ("common", "streaming")
-"""Environments with a copy of shardflow as it is in this checkout."""
+"""Environments with a copy of this checkout's shardflow."""
 
 
 class Environments:

@@ -100,7 +100,7 @@ class Stopwatch:
 
 
 class PeakMemory:
-    """Records the memory of this process tree from a thread: shared pages count once. Takes CPU time of its own.
+    """Records the memory of this process tree from a thread: shared pages count once. It takes CPU time itself.
 
     `memory` returns the bytes of a process, by kind if that matters; `bytes_by_kind` are those of all at the peak.
     """

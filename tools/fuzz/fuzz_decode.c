@@ -1,6 +1,6 @@
 /* libFuzzer's entry: the input is 16 bytes that choose a crop and its settings, and a JPEG, or pixels.
  *
- * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
+ * One decoder lives through all inputs, as in a worker process, so that the state that an image leaves is tested with the
  * next one. Inputs are decoded by the kernel, in vectors or in plain C, and by libjpeg-turbo, which must agree, and every
  * fourth between two copies of a good image, whose pixels must not change. Images that can have a seek table are decoded with
  * it as well, and with others. A table that an input holds is made anew after many mutations, and has a right sum after most,
@@ -68,7 +68,7 @@ static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
     return (int32_t)(((int64_t)byte * 256 + fine) * limit / 65536);
 }
 
-/* Decode the batch as a view beside one of whole images; where no fault is found, it is as by itself, unless it `may_differ`. */
+/* Decode the batch as a view next to one of whole images; without a fault it equals the view alone, unless it `may_differ`. */
 static void check_views(sf_workspace *decoder, const sf_batch *batch, int32_t found, int may_differ) {
     const size_t bytes = (size_t)batch->count * batch->image_stride;
     sf_batch views[2] = {*batch, *batch};
@@ -79,12 +79,12 @@ static void check_views(sf_workspace *decoder, const sf_batch *batch, int32_t fo
     }
     sf_problem problems[3];
     if (!sf_decode(decoder, views, 2, problems)) {
-        check(may_differ || (!found && !memcmp(views[0].out, batch->out, bytes)), "a view is as by itself");
+        check(may_differ || (!found && !memcmp(views[0].out, batch->out, bytes)), "a view equals the view alone");
     }
     for (int v = 0; v < 2; v++) free(views[v].out);
 }
 
-/* Where the header of the scan begins in an image of segments one behind the other; 0 where it has others. */
+/* Where the header of the scan begins in an image of consecutive segments; 0 in others. */
 static size_t scan_of(const uint8_t *image, size_t size) {
     for (size_t at = 2; at + 4 <= size && image[at] == 0xFF; at += 2 + (image[at + 2] << 8 | image[at + 3])) {
         if (image[at + 1] == 0xDA) return at;
@@ -101,7 +101,7 @@ static void set_sum(uint8_t *segment, size_t bytes) {
     for (int i = 0; i < 4; i++) segment[bytes - 4 + i] = (uint8_t)((b << 16 | a) >> (24 - 8 * i));
 }
 
-/* Return the first seek table of an image of segments one behind the other, NULL where it has none. */
+/* Return the first seek table of an image of consecutive segments, NULL without one. */
 static uint8_t *table_of(uint8_t *image, size_t size, size_t *bytes) {
     const size_t scan = scan_of(image, size);
     for (size_t at = 2; at < scan; at += *bytes) {
@@ -259,7 +259,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < CHOICE_BYTES) return 0;
     const uint8_t *choice = data;
     decoders[1] = ways[choice[15] & 128 ? SF_PLAIN : SF_FAST];
-    /* A copy of its own size, so that a read beyond the image is seen too. */
+    /* A copy of the exact size, so that a read beyond the image is seen too. */
     const size_t image_size = size - CHOICE_BYTES;
     uint8_t *image = malloc(image_size ? image_size : 1);
     if (!image) return 0;

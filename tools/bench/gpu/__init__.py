@@ -3,7 +3,7 @@
     python3 tools/bench gpu --output FOLDER
     python3 tools/bench gpu --output FOLDER --device cpu --tiny     that every phase runs, on any machine
 
-Each phase is a process of its own with a time limit. FOLDER/gpu.json and FOLDER/gpu.md, the tables of docs/device.md,
+Each phase is a process with a time limit. FOLDER/gpu.json and FOLDER/gpu.md, the tables of docs/device.md,
 are written after each of them, so that what was measured is kept however the run ends. A phase that fails is a line
 with its reason, and FOLDER/gpu.log has what it printed; phases for which no time is left are skipped.
 

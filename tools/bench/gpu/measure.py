@@ -1,4 +1,4 @@
-"""What the phases do, each in a process of its own: functions that return or yield results for JSON."""
+"""The work of the phases, each in its own process: functions that return or yield results for JSON."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def prepare(setting: dict[str, Any], peer: str) -> dict[str, Any]:
     recipe.WORKERS = given.workers
     folder = Path(given.data, peer)
     folder.mkdir()
-    # Every worker of webdataset needs a shard of its own.
+    # Every worker of webdataset needs its own shard.
     size = 20 if given.tiny and peer == "shardflow" else None
     loaders.prepare(peer, f"{given.data}/pictures", str(folder), size)
     return {}
@@ -177,7 +177,7 @@ def fed(setting: dict[str, Any], model: str, way: str) -> Iterator[dict[str, Any
     source = open_way(way, given)
     batches = itertools.chain.from_iterable(itertools.repeat(source))
     train = Training(model, given)
-    with PeakMemory() as peak:  # it needs CPU time of its own, so it does not watch what counts
+    with PeakMemory() as peak:  # it needs CPU time itself, so it does not run during what is measured
         for images, labels in itertools.islice(batches, given.steps[0]):
             train(images, labels)
         synchronize(given)

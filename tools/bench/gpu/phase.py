@@ -1,4 +1,4 @@
-"""A phase of the run: one function, called in a process of its own, with a limit in time.
+"""A phase of the run: one function, called in its own process, with a limit in time.
 
 The processes are forked from one that has imported what they need (the fork server of `multiprocessing`): imports take
 seconds, and there are some fifty phases. That one has not touched the GPU, because CUDA does not work after a fork.
@@ -73,7 +73,7 @@ class Phase:
 
 
 def _call(function: str, arguments: dict[str, Any], sender: connection.Connection, log: str) -> None:
-    os.setpgrp()  # with a group of its own, workers that outlive it can be found
+    os.setpgrp()  # so that workers that outlive it can be found by their group
     multiprocessing.set_start_method(None, force=True)  # the platform's: loaders start workers as they do elsewhere
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for descriptor in (1, 2):

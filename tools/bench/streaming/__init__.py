@@ -53,7 +53,7 @@ ROWS = (
 
 
 class Proxy:
-    """A proxy before the server, in a process of its own."""
+    """A proxy before the server, in another process."""
 
     def __init__(self, process: Child) -> None:
         self._process, self.pid = process, process.pid
@@ -66,7 +66,7 @@ class Proxy:
 
 
 class Streaming(harness.Workload):
-    """The workload: a server, a proxy before it, and loaders of what is in it."""
+    """The workload: a server, a proxy before it, and loaders of its objects."""
 
     name, rows, rounds = "streaming", ROWS, 2
 

@@ -1,4 +1,4 @@
-"""The S3 server and the proxies before it, each in a process of its own, and uploads to the bucket."""
+"""The S3 server and the proxies before it, each in its own process, and uploads to the bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.environments import PROJECT
 
-sys.path.append(str(PROJECT))  # behind the installed packages, for the helpers of the tests
+sys.path.append(str(PROJECT))  # after the installed packages, for the helpers of the tests
 
 from tests.helpers.s3_proxy import proxying
 from tests.helpers.s3_server import Server, running
