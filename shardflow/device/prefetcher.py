@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
+from shardflow.loading.decoders.repeated_crops import warn_of_repeated_crops
 from shardflow.loading.stats import Stats, StatsRecorder
 
 from .buffers import BatchBuffer
@@ -81,6 +82,8 @@ class Prefetcher:
             raise ConfigError(f"dtype must be a torch.dtype, such as torch.bfloat16, found {dtype!r}")
         self.loader = loader
         self.device = resolve_device(device)
+        decoder = getattr(loader, "decoder", None)
+        warn_of_repeated_crops(decoder, transforms=transforms, batch_transform=batch_transform)
         self._transforms = TransformChain(
             transforms, getattr(loader, "fields", None), batch_transform, getattr(loader, "annotations", None)
         )

@@ -29,6 +29,7 @@ from .decoders.center_crop import CenterCrop
 from .decoders.cover import Cover
 from .decoders.decoder import Decoder, check_decoder
 from .decoders.random_resized_crop import RandomResizedCrop
+from .decoders.repeated_crops import warn_of_repeated_crops
 from .distributed import Group, check_equal_on_ranks, resolve_group
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
@@ -36,7 +37,6 @@ from .facts import split_facts
 from .fields import check_image_fields, resolve_fields
 from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
-from .repeated_crops import warn_of_repeated_crops
 from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import EpochStart, Source, Transforms
 from .workers import Workers, check_sendable
@@ -96,13 +96,14 @@ class Loader(Engine):
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
             `device.Prefetcher`.
-        transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
-            With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
-            the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
+        transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2 transform
+            of torchvision; if it crops or flips again, a warning names the decoder that does so. With masks, boxes or
+            keypoints among the fields, called with a dict of them and the image as tv_tensors, by the names of the
+            fields, and returns the dict. Random numbers that it draws from torch's, Python's or
             numpy's global generator depend on (seed, epoch, sample) alone. With `MultiView`, one for all views, with
             random numbers of its own for each, or a list with one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
-            that it, `transform` or `decoder` raises arrives as it is, with a note (Python 3.11) that names the sample.
+            that it, `transform` or `decoder` raises is re-raised unchanged, with a note (Python 3.11) of the sample.
         fields: What a batch consists of, in order: "image", "flipped" (bool [B], whether the decoder mirrored the
             image), "crop" (float32 [B, 4], the part of the stored image that it shows: left, top, right, bottom in
             pixels; both with `MultiView` a tuple with one for each view), "pixel_mask" (bool [B, H, W], False where a
@@ -206,7 +207,7 @@ class Loader(Engine):
         _check_epoch(chosen.name, epochs, partition)
         names, annotations = resolve_fields(fields, opened, chosen, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, names, transform)
-        warn_of_repeated_crops(decoder, transform, batch_transform, is_default=given is None)
+        warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
         check_sendable(

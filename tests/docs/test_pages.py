@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -199,6 +200,27 @@ def _headings(path: Path) -> set[str]:
     """Return the names by which the headings of a page are linked to."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_text_of_the_drawing_stays_in_its_box() -> None:
+    """No text is wider than its box, or runs into the next one, in fonts with wide letters either."""
+    drawing = ElementTree.parse(PROJECT / "docs/architecture.svg").getroot()
+    boxes, texts = [], []
+    for each in drawing.iter():
+        kind, numbers = each.tag.rpartition("}")[2], {name: float(each.get(name, 0)) for name in ("x", "y")}
+        if kind == "rect":
+            boxes.append((numbers["x"], numbers["y"], float(each.get("width", 0)), float(each.get("height", 0))))
+        elif kind == "text":
+            size, width = {"small": (13, 0.63), "head": (15, 0.7)}.get(each.get("class", ""), (15, 0.63))
+            length = len(each.text or "") * size * width
+            left = numbers["x"] - (length / 2 if each.get("text-anchor") == "middle" else 0)
+            texts.append((left, left + length, numbers["y"], numbers["x"]))
+    assert len(boxes) > 5
+    for left, right, y, at in texts:
+        inside = [(x, x + width) for x, top, width, height in boxes if x < at < x + width and top < y < top + height]
+        assert max(x for x, _ in inside) + 5 < left
+        assert right < min(end for _, end in inside) - 5
+        assert not [other for other in texts if other[2] == y and left < other[0] < right]
 
 
 def test_messages_are_those_of_the_package() -> None:

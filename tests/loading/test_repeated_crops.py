@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.decoders import CenterCrop, MultiView, RandomResizedCrop
-from shardflow.loading.repeated_crops import warn_of_repeated_crops
+from shardflow.loading.decoders.repeated_crops import warn_of_repeated_crops
 from tests.helpers.making import jpeg
 
 TRAIN = v2.Compose([v2.RandomResizedCrop(32, scale=(0.2, 1.0)), v2.RandomHorizontalFlip(), v2.ColorJitter()])
@@ -47,7 +47,7 @@ def calls_a_global(image: torch.Tensor) -> Any:
 def warning(caplog: pytest.LogCaptureFixture, decoder: Any, transform: Any, batch: Any = None, **options: Any) -> str:
     """Return the warning for a transform, "" if there is none; there are never two."""
     caplog.clear()
-    warn_of_repeated_crops(decoder, transform, batch, **options)
+    warn_of_repeated_crops(decoder, transform=transform, batch_transform=batch, **options)
     assert len(caplog.records) <= 1
     return caplog.text
 
@@ -131,6 +131,20 @@ def test_views_and_batches_are_looked_at(caplog: pytest.LogCaptureFixture) -> No
     message = warning(caplog, RandomResizedCrop(32), None, kornia_crop)
     assert "out of batch_transform" in message
     assert WHOLE not in message  # whole images of several sizes form no batch
+
+
+def test_transforms_on_a_device_are_looked_at(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A prefetcher warns of a crop on the device after that of the loader's decoder, and of no other transform."""
+    device = shardflow.device
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "fields": ("image", "label", "random_key")}
+    loader = shardflow.Loader(photos.parent / "packed", **options)
+    device.Prefetcher(loader, "cpu", [device.Normalize(), device.RandomErasing(0.1), device.MixUp(num_classes=2)])
+    whole = shardflow.Loader(photos.parent / "packed", decoder=shardflow.decoders.Image(), **options)
+    device.Prefetcher(whole, "cpu", [device.RandomResizedCrop(32)])
+    assert not caplog.records
+    device.Prefetcher(loader, "cpu", [device.RandomResizedCrop(32)])
+    assert "cropped twice" in caplog.text
+    assert "RandomResizedCrop out of transforms" in caplog.text
 
 
 def test_what_cannot_be_looked_into_is_left(caplog: pytest.LogCaptureFixture) -> None:

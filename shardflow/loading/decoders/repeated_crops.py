@@ -16,14 +16,14 @@ from typing import Any
 
 from shardflow.errors import ConfigError
 
-from .decoders.center_crop import CenterCrop
-from .decoders.cover import Cover
-from .decoders.decoder import Decoder
-from .decoders.random_resized_crop import RandomResizedCrop
+from .center_crop import CenterCrop
+from .cover import Cover
+from .decoder import Decoder
+from .random_resized_crop import RandomResizedCrop
 
 logger = logging.getLogger(__name__)
 
-_PACKAGES = {"torchvision", "timm", "albumentations", "kornia"}
+_PACKAGES = ("torchvision.", "timm.", "albumentations.", "kornia.", "shardflow.device.")
 
 _RANDOM_RESIZED_CROPS = {"RandomResizedCrop", "RandomResizedCropAndInterpolation"}
 _CROPS = {*_RANDOM_RESIZED_CROPS, "CenterCrop", "FiveCrop", "ImageClassification", "RandomSizedCrop", "TenCrop"}
@@ -38,13 +38,16 @@ _FLIPS = {"HorizontalFlip", "RandomHorizontalFlip"}
 _MOST_OBJECTS = 1000  # that are looked into: a transform may hold a whole model
 
 
-def warn_of_repeated_crops(
-    decoder: Decoder, transform: object, batch_transform: object, *, is_default: bool = False
-) -> None:
-    """Log a warning for a transform, of a sample or of a batch, that repeats what the decoder does before it."""
+def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **arguments: object) -> None:
+    """Log a warning for each argument whose transform repeats what the decoder, if it is one, does before it.
+
+    A list as `transform` has one for each view.
+    """
+    if not isinstance(decoder, Decoder):
+        return
     views = decoder.views or (decoder,)
-    transforms = transform if isinstance(transform, Sequence) else [transform] * len(views)
-    for argument, values in (("transform", transforms), ("batch_transform", [batch_transform] * len(views))):
+    for argument, given in arguments.items():
+        values = given if argument == "transform" and isinstance(given, Sequence) else [given] * len(views)
         for view, value in zip(views, values, strict=True):
             known = _known_transforms(value)
             if repeated := _repeated(view, known, is_default=is_default):
@@ -76,7 +79,8 @@ def _same_decoder(known: Mapping[str, Any]) -> str | None:
     crops, flips = known.keys() - _FLIPS, known.keys() & _FLIPS
     with contextlib.suppress(AttributeError, ConfigError, TypeError, ValueError):  # settings that no decoder has
         if len(crops) == 1 and crops <= _RANDOM_RESIZED_CROPS:
-            crop, hflip = known[min(crops)], known[min(flips)].p if flips else 0
+            crop = known[min(crops)]
+            hflip = known[min(flips)].p if flips else getattr(crop, "hflip", 0)
             given = {"scale": tuple(crop.scale), "ratio": tuple(crop.ratio), "hflip": hflip}
             return _code(RandomResizedCrop, _side(crop.size), given)
         if crops == {"Resize", "CenterCrop"} and not flips:
@@ -115,7 +119,7 @@ def _known_transforms(root: object) -> dict[str, object]:
 
 def _known_name(value: object) -> str | None:
     for base in type(value).__mro__:
-        if base.__module__.partition(".")[0] in _PACKAGES and base.__name__ in _CROPS | _SIZES | _FLIPS:
+        if base.__module__.startswith(_PACKAGES) and base.__name__ in _CROPS | _SIZES | _FLIPS:
             return base.__name__
     return None
 
