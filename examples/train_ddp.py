@@ -9,12 +9,16 @@ batch size: what was trained on stays so, and the rest of the epoch comes once. 
 - The loader takes rank and world size from torch.distributed, so the process group is made first.
 - The state of the loader is a few numbers, equal on all ranks: one rank saves it, next to the weights.
 - Every rank has as many batches as the others, so DDP needs no `join`.
+- At SIGTERM and SIGUSR1, as schedulers send them before they end a job, all ranks save after the same step and end
+  with exit code 85, by which slurm.sh and kubernetes.yaml know that the job is to be started again.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -24,6 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardflow
 from net import Net
+
+START_AGAIN = 85
+"""The exit code of a run that was told to end before it was done."""
 
 
 def main() -> None:
@@ -42,13 +49,18 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
-        train(arguments, torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu"))
+        done = train(arguments, torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu"))
     finally:
         dist.destroy_process_group()
+    if not done:
+        sys.exit(START_AGAIN)
 
 
-def train(arguments: argparse.Namespace, device: torch.device) -> None:
-    """Train from the checkpoint, or from scratch, to the last epoch."""
+def train(arguments: argparse.Namespace, device: torch.device) -> bool:
+    """Train from the checkpoint, or from scratch, to the last epoch; return False if a signal ended that."""
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: signals.append(number))
     loader = shardflow.Loader(
         arguments.dataset,
         split=arguments.split,
@@ -75,14 +87,26 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
             optimiser.step()
             samples_and_loss += torch.stack([torch.tensor(len(labels), device=device), len(labels) * loss.detach()])
             step += 1
-            if step % arguments.save_every == 0 or step == arguments.stop_after:
+            signalled = on_any_rank(bool(signals), device)
+            if signalled or step % arguments.save_every == 0 or step == arguments.stop_after:
                 save(arguments.checkpoint, model, optimiser, loader)
+            if signalled:
+                dist.barrier()  # a launcher may end all ranks when the first one has ended
+                return False
             if step == arguments.stop_after:
                 break
         report(epoch, samples_and_loss)
         if step == arguments.stop_after:
-            return
+            return True
     save(arguments.checkpoint, model, optimiser, loader)
+    return True
+
+
+def on_any_rank(condition: bool, device: torch.device) -> bool:
+    """Return whether a condition holds on any rank: a signal comes to one of them before the others."""
+    holds = torch.tensor(condition, dtype=torch.int32, device=device)
+    dist.all_reduce(holds)
+    return bool(holds)
 
 
 def save(

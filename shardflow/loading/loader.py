@@ -374,6 +374,34 @@ class Loader(Engine):
         self._control.end()
         self._pool.end()  # the workers have the old one
 
+    def set_batch_size(self, batch_size: int) -> None:
+        """Set another batch size for the batches to come; all ranks call this together.
+
+        In the middle of an epoch, leave its loop: the next iteration goes on where it stands, so that the epoch still
+        has each sample once. New worker processes are started. A state fits any batch size.
+
+        >>> for images, labels in loader:      # doctest: +SKIP
+        ...     train_step(images, labels)
+        ...     if step == 10_000:
+        ...         loader.set_batch_size(512)
+        ...         break
+
+        Raises:
+            ConfigError: The size does not fit, differs on another rank, or the sampler composes batches of one size.
+        """
+        old, batch_size = self.source, check_integer("batch_size", batch_size, 1, MOST_BATCH)
+        check_equal_on_ranks("batch_size", str(batch_size), old.partition.world_size)
+        if old.epochs.sampler.together != "sample":
+            raise ConfigError("ClassBatches and AspectBuckets compose batches of one size; make another loader")
+        partition = replace(old.partition, batch_size=batch_size)
+        _check_epoch(old.split.name, old.epochs, partition)
+        self.batch_size, self._facts = batch_size, replace(self._facts, batch_size=batch_size)
+        self.source = self._plan.sources[0] = replace(old, partition=partition)
+        self._plan.unit = partition.global_batch
+        self._cursor.set(self._cursor.epoch, self._cursor.position)
+        self._control.end()
+        self._pool.end()  # the workers have the old one
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts: a few plain values, to be saved with the model.
 

@@ -165,8 +165,8 @@ class Mix(Engine):
         for number, (loader, source) in enumerate(zip(self.loaders, self._given, strict=True)):
             if loader.source is not source:
                 raise ConfigError(
-                    f"{_describe(number, loader)} has another sampler now; a mix keeps its samplers, as its epochs and "
-                    "states count on them: make another mix"
+                    f"{_describe(number, loader)} has another sampler or batch size now; a mix keeps them, as its "
+                    "epochs and states count on them: make another mix"
                 )
             check_sampler_on_ranks(source)
 
@@ -183,6 +183,10 @@ class Mix(Engine):
     def set_sampler(self, sampler: object) -> NoReturn:  # noqa: ARG002 - a loader's
         """Raise ConfigError: shares, and the sampler of each loader, stay as the mix was made."""
         raise ConfigError("a mix keeps its samplers, as its epochs and states count on them; make another mix")
+
+    def set_batch_size(self, batch_size: int) -> NoReturn:  # noqa: ARG002 - a loader's
+        """Raise ConfigError: the steps of an epoch count batches of the size that the mix was made with."""
+        raise ConfigError("a mix keeps its batch size, as its epochs and states count on it; make another mix")
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts, in the mix and in each of its sources."""

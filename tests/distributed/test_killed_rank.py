@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
-from tests.helpers.making import make_dataset
+import shardflow
+from tests.helpers.making import flip, make_dataset
 from tests.helpers.training import SIZES, TOTAL
 from tests.helpers.warm_python import python
 
@@ -38,3 +40,14 @@ def test_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:
     for epoch in range(2):
         labels = [label for line in kept + second if line["epoch"] == epoch for label in line["labels"]]
         assert sorted(labels) == list(range(TOTAL))
+
+
+def test_a_failed_rank_ends_the_others_with_its_error(tmp_path: Path) -> None:
+    """A sample that is damaged ends a run of two ranks at once, not at the time-out of a collective half an hour later;
+    the error names rank, shard and sample."""
+    dataset = make_dataset(tmp_path / "set", SIZES)
+    shard, payload = dataset / "train/000002.tar", shardflow.open(dataset)["train"][30]["jpg"]
+    flip(shard, shard.read_bytes().index(payload) + len(payload) // 2)
+    failed = torchrun(2, dataset, tmp_path, 1)
+    assert failed.returncode == 1
+    assert re.search(r"\[rank[01]\]: shardflow\.errors\.\w+: .*000002\.tar.*sample 000000030", failed.stderr)

@@ -262,7 +262,7 @@ def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
         with pytest.raises(ConfigError, match="a mix keeps its samplers"):
             some.set_sampler(Weighted(2))
         one.set_sampler(Weighted(2))
-        with pytest.raises(ConfigError, match=r"loader 0 of the mix.* has another sampler now"):
+        with pytest.raises(ConfigError, match=r"loader 0 of the mix.* has another sampler or batch size now"):
             next(iter(some))
 
 
