@@ -88,7 +88,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2200,
-    "dataset": 3960,
+    "dataset": 3970,
     "demo": 750,
     "device": 2150,
     "diagnostics": 1100,

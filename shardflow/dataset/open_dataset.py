@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.quarantine import Quarantined
@@ -127,6 +128,10 @@ class Dataset(Mapping[str, Split]):
             name: Split(storage, name, shards, cache, content.packed_tables) for name, shards in content.splits.items()
         }
 
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{name}: {plural(len(split), 'sample')}" for name, split in self._splits.items())
+        return f"<Dataset {self.url!r}, {splits}>"
+
     def _repr_html_(self) -> str:
         readers = {name: split.reader for name, split in self._splits.items()}
         return dataset_html(self.url, self.fingerprint, self.classes, readers)
@@ -189,7 +194,8 @@ class Dataset(Mapping[str, Split]):
 
     def __getitem__(self, split: str) -> Split:
         if split not in self._splits:
-            raise ConfigError(f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}")
+            remedy = f"; `shardflow split {self.url} DST` holds one out" if split == "val" and "train" in self else ""
+            raise ConfigError(f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}{remedy}")
         return self._splits[split]
 
     def __iter__(self) -> Iterator[str]:

@@ -156,7 +156,8 @@ def refuse_dataset(storage: Storage) -> None:
     """Raise a DatasetExistsError where a dataset is, after removing what was left at its commit."""
     if storage.size(manifest.FILE_NAME) is not None:
         clean_up(storage)
-        raise DatasetExistsError(f"{storage} already holds a dataset; choose another destination or remove it")
+        remedy = "choose another destination, add images to it with `shardflow extend`, or remove it"
+        raise DatasetExistsError(f"{storage} already holds a dataset; {remedy}")
 
 
 def is_lock(name: str) -> bool:

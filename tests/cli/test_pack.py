@@ -44,6 +44,19 @@ def test_pack(tmp_path: Path) -> None:
     assert "images/s" in done.stderr
 
 
+def test_images_that_grow_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pack that is larger than its images says so, and how to avoid it; enlarged images are counted."""
+    small = {f"a/{n}.jpg": photo(n, 32, 24) for n in range(3)}
+    write_tree(tmp_path / "src", small)
+    for name, more, pattern in (
+        ("same", (), r"grown +[\d.]+ times.*--preset original"),
+        ("large", ("--enlarge",), r"operations +3 enlarged"),
+    ):
+        arguments = ("pack", str(tmp_path / "src"), str(tmp_path / name), "--executor", "serial", *more)
+        assert command.exit_code(*arguments) == 0
+        assert re.search(pattern, capsys.readouterr().out)
+
+
 def test_any_locale(tmp_path: Path) -> None:
     """Arguments, names and output are UTF-8 under an ASCII locale; none of them ends in a traceback."""
     write_tree(tmp_path, {"bild é.jpg": photo(1), "größen.csv": "Bild,größe\nbild é.jpg,groß\n".encode()})
