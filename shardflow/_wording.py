@@ -12,7 +12,7 @@ def size_text(count: int) -> str:
     """Return a number of bytes with the unit that suits it: "812 bytes", "36 kB", "7.2 MB", "12.5 GB"."""
     if count < 1000:
         return plural(count, "byte")
-    if count < 1e6:
+    if count < 1e5:
         return f"{count / 1e3:,.0f} kB"
     return f"{count / 1e6:,.1f} MB" if count < 10e9 else f"{count / 1e9:,.1f} GB"
 

@@ -47,18 +47,8 @@ def gallery(split: str, tiles: Iterable[Tile], count: int) -> str:
     for tile in tiles:
         if tile.picture is not None:
             tile.picture.thumbnail((side, side))
-        samples.append(
-            {
-                "number": tile.number,
-                "key": tile.key,
-                "classes": list(tile.classes),
-                "detail": tile.detail,
-                "problem": tile.problem,
-                "pixels": tile.size[0] * tile.size[1],
-                "bytes": tile.bytes,
-                "picture": "" if tile.picture is None else data_url(tile.picture, "JPEG"),
-            }
-        )
+        picture = "" if tile.picture is None else data_url(tile.picture, "JPEG")
+        samples.append({**tile._asdict(), "picture": picture})
     data = json.dumps({"split": split, "samples": samples}, separators=(",", ":"))
     for mark in "<>&":  # inside of a script element only these could end it, or begin a comment
         data = data.replace(mark, f"\\u{ord(mark):04x}")

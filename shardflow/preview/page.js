@@ -21,13 +21,11 @@ function picture(sample) {
   return image;
 }
 
-const title = (sample) => [`${sample.number}`, ...(sample.classes.length ? [sample.classes.join(", ")] : [])].join(": ");
-
 function tile(sample, place) {
   const item = element("li"), button = element("button");
   button.type = "button";
   button.tabIndex = place === current ? 0 : -1;
-  button.append(picture(sample), element("span", title(sample), "name"), element("span", sample.detail, "faint"));
+  button.append(picture(sample), element("span", sample.title, "name"), element("span", sample.detail, "faint"));
   if (sample.problem) button.append(element("span", sample.problem, "bad"));
   item.append(button);
   return item;
@@ -92,6 +90,7 @@ async function copyNumber() {
 }
 
 for (const sample of samples) {
+  sample.pixels = sample.size[0] * sample.size[1];
   sample.text = [sample.number, sample.key, ...sample.classes, sample.detail, sample.problem].join(" ").toLowerCase();
 }
 const names = [...new Set(samples.flatMap((sample) => sample.classes))].sort((a, b) => a.localeCompare(b));

@@ -93,6 +93,8 @@ class SampleReader:
 
     def spread_samples(self, count: int) -> list[int]:
         """Return the numbers of up to `count` samples, evenly spread over few shards."""
+        if count >= len(self.split):
+            return list(range(len(self.split)))
         chosen = self.spread_shards(count)
         firsts = self.split.first_sample(np.array(chosen, dtype=np.int64)).tolist()
         found: list[int] = []

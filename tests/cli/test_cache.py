@@ -48,7 +48,7 @@ def test_shows_what_it_holds(far: str, directory: Path) -> None:
     assert described["disk_free_bytes"] > 0
     printed = run()
     assert str(directory) in printed
-    assert re.search(r"shards +4 files, \d+ kB", printed)
+    assert re.search(r"shards +4 files, [\d.]+ [kM]B", printed)
     assert re.search(r"limit +100\.0 GB, unless a loader sets another limit", printed)
 
 
@@ -98,7 +98,7 @@ def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
     described = json.loads(run("--json"))
     assert (described["files"], described["decoded_files"]) == (4, 2)
     assert described["decoded_bytes"] >= 8 * 48 * 40 * 3
-    assert re.search(r"decoded +2 files, \d+ kB", run())
+    assert re.search(r"decoded +2 files, [\d.]+ [kM]B", run())
     assert "removed 6 files" in run("prune", "--all")
     assert not list(directory.glob("decoded/*"))
 

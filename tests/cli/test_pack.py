@@ -32,7 +32,7 @@ def test_pack(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for pattern in (
         r"packed +50 of 51 inputs into 1 shard",
-        r"bytes +\d+ kB -> \d+ kB",
+        r"bytes +[\d.]+ [kM]B -> [\d.]+ [kM]B",
         r"time +[\d.]+ s, \d+ images/s",
         r"fingerprint +sha256:[0-9a-f]{64}\n",
         r"quarantined +1 input, listed in quarantine\.jsonl\n +1  decode: ",
@@ -42,6 +42,19 @@ def test_pack(tmp_path: Path) -> None:
     ):
         assert re.search(pattern, done.stdout), pattern
     assert "images/s" in done.stderr
+
+
+def test_images_that_grow_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pack that is larger than its images says so, and how to avoid it; enlarged images are counted."""
+    small = {f"a/{n}.jpg": photo(n, 32, 24) for n in range(3)}
+    write_tree(tmp_path / "src", small)
+    for name, more, pattern in (
+        ("same", (), r"grown +[\d.]+ times.*--preset original"),
+        ("large", ("--enlarge",), r"operations +3 enlarged"),
+    ):
+        arguments = ("pack", str(tmp_path / "src"), str(tmp_path / name), "--executor", "serial", *more)
+        assert command.exit_code(*arguments) == 0
+        assert re.search(pattern, capsys.readouterr().out)
 
 
 def test_any_locale(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_shows_the_augmentation_of_the_users_own_loader(tmp_path: Path) -> None:
     assert (sheets[0] == sheets[1]).all()
     assert (sheets[0] != sheets[2]).any()
     page = (tmp_path / "page.html").read_text()
-    assert (page.count("<figure>"), page.count('"pixels":')) == (6, 6)
+    assert (page.count("<figure>"), page.count('"number":')) == (6, 6)
     assert "Sample 9 of val" in page
     assert "as returned by the loader" in page
 

@@ -199,10 +199,11 @@ def gallery_page(path: Path, tiles: Sequence[Tile]) -> Path:
 def test_ten_thousand_samples_are_filtered_and_sorted(browser: Browser, tmp_path: Path) -> None:
     """Few of them are drawn at a time, more on demand, and every one is found by number, key, class or size."""
     picture = Image.new("RGB", (8, 8), "teal")
-    tiles = [
-        Tile("", "", picture.copy(), "torn" * (n == 77), n, f"k{n:05}", [f"class{n % 10}"], (n % 100 + 1, 9), 9999 - n)
-        for n in range(10_000)
-    ]
+    tiles = []
+    for n in range(10_000):
+        name = f"class{n % 10}"
+        problem, size = "torn" * (n == 77), (n % 100 + 1, 9)
+        tiles.append(Tile(f"{n}: {name}", "", picture.copy(), problem, n, f"k{n:05}", [name], size, 9999 - n))
     path = gallery_page(tmp_path / "many.html", tiles)
     assert path.stat().st_size < 20_000_000
     browser.render(path, width=1400, dark=False, evaluate={})
@@ -246,7 +247,7 @@ def test_the_gallery_is_used_by_keys(browser: Browser, page: Path) -> None:
 def test_text_of_samples_is_only_text(browser: Browser, tmp_path: Path) -> None:
     """No class, key or problem ends the script element, or becomes an element."""
     hostile = "</script><script>window.ran=1</script><!--<script><img src=x onerror=window.ran=1>"
-    tile = Tile(hostile, hostile, None, hostile, 0, f"{hostile}\u2028\ud800", [hostile], (1, 1), 1)
+    tile = Tile(f"0: {hostile}", hostile, None, hostile, 0, f"{hostile}\u2028\ud800", [hostile], (1, 1), 1)
     path = gallery_page(tmp_path / "hostile.html", [tile])
     rendered = browser.render(path, width=390, dark=False, evaluate={})
     browser.evaluate("document.querySelector('#grid button').click()")

@@ -30,7 +30,7 @@ def test_no_whole_shard_is_fetched(
     arguments = [server.url(prefix), "--html", str(tmp_path / "page.html"), "--output", str(tmp_path / "sheet.png")]
     result = CliRunner().invoke(preview, [*arguments, "--count", "6"], catch_exceptions=False)
     assert result.exit_code == 0
-    assert (tmp_path / "page.html").read_text().count('"pixels":') == 6
+    assert (tmp_path / "page.html").read_text().count('"number":') == 6
     loader = shardflow.Loader(server.url(prefix), batch_size=4, num_workers=0)
     assert len(augment_with_loader(loader, 250, epochs=2).tiles) == 3
     ranges = [requested for _, target, requested in proxy.log if ".tar" in target]

@@ -109,3 +109,13 @@ def test_no_profile_is_packed(format_name: str) -> None:
     """What is packed is sRGB and need not say so."""
     packed = pack_image(_file(Image.fromarray(SHADES), "JPEG", ADOBE), Recipe(short_side=32, format=format_name))
     assert "icc_profile" not in Image.open(io.BytesIO(packed.image)).info
+
+
+@pytest.mark.parametrize(
+    ("mode", "opacity", "done"),
+    [("RGBA", 254, ("on_white",)), ("RGBA", 255, ()), ("LA", 0, ("on_white",)), ("L", 9, ())],
+)
+def test_what_shows_through_is_counted(mode: str, opacity: int, done: tuple[str, ...]) -> None:
+    """An image with a pixel that is not opaque counts as composited on white; one with an unused channel does not."""
+    image = Image.new(mode, (8, 8), (9,) * (len(mode) - 1) + (opacity,) if mode != "L" else opacity)
+    assert LOSSLESS.process(encoded(image, "PNG")).done == done
