@@ -37,7 +37,7 @@ def store(endpoint: str) -> Store:
 def serving(folder: Path) -> Iterator[str]:
     """Run Azurite until the body ends, with one container, and yield its endpoint."""
     environment = Path(sys.prefix)
-    script = environment / "azurite/node_modules/azurite/dist/src/blob/main.js"
+    script = environment / "npm/node_modules/azurite/dist/src/blob/main.js"
     assert script.exists(), "the tests need Azurite: tools/environment test"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

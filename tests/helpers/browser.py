@@ -87,8 +87,9 @@ class Browser:
         )
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
-        return self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        """Return the value of a JavaScript expression in the page, or that of its promise."""
+        result = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)["result"]
+        return result.get("value")
 
     def press(self, *keys: str) -> None:
         """Press and release keys, by their names in JavaScript: "Enter", "ArrowLeft", "a"."""

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,27 @@ def test_page_can_be_read(pages: dict[tuple[int, bool], Rendered], dark: bool) -
     with Image.open(io.BytesIO(rendered.picture)) as picture:
         corner = np.asarray(picture.convert("RGB"))[:5, :5]
     assert (corner.mean() < 60) == dark
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_is_accessible(browser: Browser, page: Path, width: int, dark: bool) -> None:
+    """axe-core finds no violation, with the dialog of a sample closed and open; and of a button without a name it does."""
+    browser.render(page, width=width, dark=dark, evaluate={})
+    assert violations(browser) == []
+    browser.evaluate("document.querySelector('#grid button').click()")
+    assert browser.evaluate("document.querySelector('dialog').open")
+    assert violations(browser) == []
+    browser.evaluate("document.querySelector('#next').textContent = ''")
+    assert violations(browser) == ["button-name"]
+
+
+def violations(browser: Browser) -> list[str]:
+    """Return the names of axe-core's rules that the page in the browser violates."""
+    axe = Path(sys.prefix) / "npm/node_modules/axe-core/axe.min.js"
+    browser.evaluate(axe.read_text(encoding="utf-8"))
+    found: list[str] = browser.evaluate("axe.run().then(found => found.violations.map(each => each.id))")
+    return found
 
 
 def test_broken_pages_are_noticed(browser: Browser, tmp_path: Path) -> None:
