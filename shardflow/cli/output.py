@@ -54,7 +54,7 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
 
 @contextlib.contextmanager
 def show_waiting(doing: str, *, disable: bool = False) -> Iterator[None]:
-    """Show in a terminal what is being done and for how long, if it takes longer than `DELAY_S`."""
+    """Show the running task in a terminal, and for how long, if it takes longer than `DELAY_S`."""
     hidden = disable or not sys.stderr.isatty()
     shown = tqdm(desc=doing, bar_format="{desc}: {elapsed}", delay=DELAY_S, leave=False, disable=hidden)
     with shown as bar, ticking(bar):

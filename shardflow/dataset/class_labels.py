@@ -34,7 +34,7 @@ def read_labels(
         progress: Called after each shard.
 
     Raises:
-        IntegrityError: A label that had to be read is damaged, or is no label.
+        IntegrityError: A label that had to be read is damaged, or is not a label.
         StoreError: A shard cannot be read.
     """
     for shard, numbers in _by_shard(split, classes, progress):

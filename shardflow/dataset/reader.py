@@ -74,7 +74,7 @@ class ShardReader:
 
     Raises:
         StoreError: By every method that reads: a shard is missing or out of reach.
-        IntegrityError: Likewise: a shard is not the one packed, or what is read of it is damaged. The error names the
+        IntegrityError: Likewise: a shard is not the one packed, or a part that is read is damaged. The error names the
             shard, and the key of a damaged sample.
     """
 

@@ -1,4 +1,4 @@
-"""A sample as it is read from a shard: its parts, and what is known of it without reading more."""
+"""A sample as it is read from a shard: its parts, and its known properties."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def sync(
             return sizes.get(target.url(shard.name)) == shard.bytes if finished else _is_copied(target, shard)
 
         def copy(shard: Shard) -> bool:
-            """Copy what is missing of a shard; return whether its tar was copied."""
+            """Copy the missing files of a shard; return whether its tar was copied."""
             is_missing = shard.name in first_of_tar and not has_tar(shard)
             if is_missing:
                 path = writer.staging / f"{TEMPORARY}{shard.name.replace('/', '-')}.{secrets.token_hex(4)}"

@@ -24,7 +24,7 @@ from torch.utils import _pytree
 
 from .copy_stream import CopyStream, Event, EventTimer
 
-_SMALL_BYTES = 1 << 16  # copying so few bytes once more on the host costs less than a copy to the device of their own
+_SMALL_BYTES = 1 << 16  # copying so few bytes once more on the host costs less than a separate copy to the device
 _ALIGNMENT = 64
 
 

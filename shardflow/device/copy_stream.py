@@ -1,6 +1,6 @@
 """The copy stream: what copying batches to a device beside the training step needs, and nothing else.
 
-A device runs its work in streams, each of them a queue. Copies have a stream of their own, the copy stream. The
+A device runs its work in streams, each of them a queue. Copies have a separate stream, the copy stream. The
 training step is queued on the compute stream: the stream that is current in the caller's thread. An event marks a point
 in a stream, and lets the other stream or the host wait for that point. The rules that keep a copy from being read too
 early or overwritten too early are in `buffers`. Tests put another class in the place of `CopyStream`, and need no GPU.

@@ -53,7 +53,7 @@ class TransformChain:
     torch, Python and numpy. Where batches have keys, these generators are seeded from the key of the batch's first
     sample, so the draws depend on (seed, epoch, first sample).
 
-    Images in several views, a tuple of tensors, are augmented view by view, each with random numbers of its own; the
+    Images in several views, a tuple of tensors, are augmented view by view, each with its own random numbers; the
     first one as it would be alone. There is no target that mixed views share, so mixing is an error.
 
     Masks, boxes, the fields of boxes and keypoints follow the images through `SpatialTransform`s, see

@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 
 def failed_checks(loader: Loader, *, shared_bytes: int) -> list[Check]:
-    """Return what is likely to make a loader slow, or to stop it, if its batches take this much shared memory."""
+    """Return the likely reasons why a loader is slow, or stops, if its batches take this much shared memory."""
     limits, hardware = _limits(shared_bytes), _hardware(loader)
     return [*limits, *_fork(loader), *hardware, *_shards(loader.split), *_storage(loader.split)]
 

@@ -61,7 +61,7 @@ def read_coordinates(
         size: Of the image to which the coordinates belong, for those that are fractions of it.
 
     Raises:
-        DecodeError: A part is missing or no JSON, a path leads nowhere, or the values there are not what is declared.
+        DecodeError: A part is missing or not JSON, a path leads nowhere, or the values differ from their declaration.
     """
     found = _Documents(annotations, read_part)
     return _coordinates(found.boxes(size), found.box_fields(), found.keypoints(size))

@@ -188,7 +188,7 @@ def is_jpeg(payload: memoryview | bytes) -> bool:
 
 
 def jpeg_components(payload: memoryview | bytes) -> int:
-    """Return the number of components of a JPEG: 1 is grey, 3 colour, 4 CMYK; 0 for what is not or has no header."""
+    """Return the number of components of a JPEG: 1 is grey, 3 colour, 4 CMYK; 0 for other data or no header."""
     frame = frame_of(payload) if is_jpeg(payload) else None
     return 0 if frame is None else frame.components
 

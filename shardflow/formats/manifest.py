@@ -215,7 +215,7 @@ def _from_written(data: bytes) -> Manifest | None:
         claimed = content["fingerprint"]
         others = {name: value for name, value in content.items() if name not in ("version", "fingerprint")}
         manifest = Manifest.from_json(others)
-        if manifest._to_bytes(claimed) != rest:  # what is read must be all that the file says
+        if manifest._to_bytes(claimed) != rest:  # all of the file's content must have been read
             return None
         manifest = replace(manifest, splits=tables)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -242,7 +242,7 @@ def _from_json(data: bytes) -> Manifest:
                 "restore it"
             )
         manifest = Manifest.from_json(content)
-        # What is read must be all that the file says, or an edit could hide in the rest.
+        # All of the file's content must have been read, or an edit could hide in the rest.
         if manifest.fingerprint != found or _canonical(_others(content)) != _canonical(_others(manifest.to_json())):
             raise ManifestError("manifest has values in a form that no shardflow writes; it was edited: restore it")
     except ManifestError:

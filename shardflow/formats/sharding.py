@@ -1,4 +1,4 @@
-"""Sharding: how the inputs of a dataset were cut into shards. What is added to it later is cut in the same way."""
+"""Sharding: how the inputs of a dataset were divided into shards. Later inputs are divided in the same way."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from shardflow.loading.mix import Mix
 class Trainer(transformers.Trainer):
     """transformers' `Trainer`, with a `Loader` or `Mix` as `train_dataset`, `eval_dataset` or both.
 
-    The loaders have batch sizes of their own; give `TrainingArguments` the same ones, which it logs. Their
+    The loaders have their own batch sizes; give `TrainingArguments` the same ones, which it logs. Their
     `batch_transform` makes a batch what the model takes, usually a dict. `trainer.train(resume_from_checkpoint=True)`
     goes on at the batch after the checkpoint, and reads nothing twice.
 

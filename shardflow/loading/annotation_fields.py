@@ -104,7 +104,7 @@ class AnnotationFields:
         """Return the annotations of a sample, which is image `index` of these crops; `max_pixels` limits its masks.
 
         Raises:
-            DecodeError: A part is missing or damaged, or is not what is declared.
+            DecodeError: A part is missing, damaged, or differs from its declaration.
             TooLargeError: A mask is too large.
         """
         width, height = crops.source[index].tolist()

@@ -69,7 +69,7 @@ _ELSEWHERE = {
     "shardshuffle": "shuffle=True shuffles the shards too",
     "size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
-    "timeout": "waits for storage and workers have limits of their own",
+    "timeout": "waits for storage and workers have their own limits",
     "transforms": "use transform, called with each image, or batch_transform",
     "weights": "sampler=shardflow.samplers.Weighted(...) draws samples by weight",
     "worker_init_fn": "transforms are seeded for each sample, so workers need none",
@@ -101,7 +101,7 @@ class Loader(Engine):
             keypoints among the fields, called with a dict of them and the image as tv_tensors, by the names of the
             fields, and returns the dict. Random numbers that it draws from torch's, Python's or
             numpy's global generator depend on (seed, epoch, sample) alone. With `MultiView`, one for all views, with
-            random numbers of its own for each, or a list with one (or None) for each view.
+            other random numbers for each, or a list with one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
             that it, `transform` or `decoder` raises is re-raised unchanged, with a note (Python 3.11) of the sample.
         fields: What a batch consists of, in order: "image", "flipped" (bool [B], whether the decoder mirrored the

@@ -54,7 +54,7 @@ Words = npt.NDArray[np.uint64]
 class PixelCache:
     """Decoded images of a split, for one decoder. Can be sent to other processes; each opens its own files.
 
-    Problems with the files are no errors: images are then decoded, as without the cache.
+    Problems with the files are not errors: images are then decoded, as without the cache.
     """
 
     def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:

@@ -64,7 +64,7 @@ class ShardPrefetcher:
         self._split, self._needs, self._period = split, needs, period
         # An open shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
         self._keep_open = sum(split.shards.bytes.tolist()) <= cache.limit_bytes
-        # What is fetched ahead is evicted last, so half of the limit is safe. But where not all shards fit, it takes
+        # Prefetched shards are evicted last, so half of the limit is safe. But where not all shards fit, it takes
         # room from those that stay until the next epoch. Shards that are needed now are fetched in any case.
         budget = cache.limit_bytes // 2
         if not self._keep_open:

@@ -3,7 +3,7 @@
 By default the DataLoader takes fresh shared memory for every tensor, which can cost half as much as decoding, in page
 faults alone. Here each worker owns a slab of shared memory, cut into slots. The decode stage borrows a slot and decodes
 into it; `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In
-the training process the tensors are views of the slot, and when the last of them is gone, with all of its own views,
+the training process the tensors are views of the slot, and when the last of them is gone, with all of its views,
 the slot is free again. When none is free, the worker falls back to fresh memory. So memory is never overwritten while
 it can be seen, and nothing waits.
 
@@ -34,7 +34,7 @@ SLOTS_BEYOND_PREFETCH = 3
 """One for the batch being decoded, one for the batch that the caller holds, and one for the batch it just dropped."""
 
 _ALIGNMENT = 64
-_LEAST_BYTES = 1 << 16  # smaller tensors go through the pipe: a label is worth no slot or file descriptor of its own
+_LEAST_BYTES = 1 << 16  # smaller tensors go through the pipe: a label is not worth a slot or a file descriptor
 _AS_NUMPY = {
     torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64
 }  # fmt: skip

@@ -35,7 +35,7 @@ from .distributed import usable_cores
 from .shared_memory import forget
 from .worker_errors import SentError
 
-_RUN_AGAIN = 78  # the exit code of a worker that was about to start workers of its own
+_RUN_AGAIN = 78  # the exit code of a worker that was about to start workers
 _UNGUARDED = (
     "workers that are not forked run the training script again, and it starts workers at once: put what starts the "
     'training below `if __name__ == "__main__":`'
@@ -112,7 +112,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                 pin_memory=bool(workers.pin_memory),
                 multiprocessing_context=workers.multiprocessing_context if num_workers else None,
                 worker_init_fn=functools.partial(_start_worker, os.getpid()),
-                # A generator of its own: creating an iterator draws from it, and must not disturb the user's state.
+                # A separate generator: creating an iterator draws from it, and must not disturb the user's state.
                 generator=torch.Generator(),
             )
 

@@ -50,7 +50,7 @@ def _below(bound: int, numbers: int) -> int:
 def _floor_sum(terms: int, begin: int) -> int:
     """Return the sum of ⌊(begin + k · golden) / 2**64⌋ for k = 0 … terms - 1, by Euclid's algorithm.
 
-    The terms count the points with whole coordinates below a line. What is left of them when slope and height are
+    The terms count the points with whole coordinates below a line. Their remainders when slope and height are
     reduced to less than one step are counted along the other axis.
     """
     total, slope, unit = 0, _GOLDEN, _TURN

@@ -6,9 +6,9 @@
     coordinates   boxes and keypoints in a JSON are moved, everything else in it is kept
     others        kept byte for byte
 
-Which parts are masks, and where boxes and keypoints stand, is what `formats.annotations` declares; a sample that lacks
-a declared part, or whose part is not what is declared, cannot be packed. Coordinates are in pixels of the upright image
-(see `geometry`).
+`formats.annotations` declares which parts are masks, and where boxes and keypoints stand. A sample that lacks a
+declared part, or whose part differs from its declaration, cannot be packed. Coordinates are in pixels of the upright
+image (see `geometry`).
 
 Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that values which run in parallel stay
 in step; one without area inside of it is kept, and loading decides about it. Keypoints may lie beyond the borders; one

@@ -45,7 +45,7 @@ class PackPreview:
         conflicting: Paths of the inputs that conflict with one of the base version.
         skipped: Images of kinds that are not read.
         bad: Inputs that the listing has found unusable, such as rows whose file is missing.
-        ignored: Extension → number of files that are no images.
+        ignored: Extension → number of files that are not images.
         shards: Number of shards that would be written, or are.
         finished: Number of those that an earlier attempt has finished.
     """

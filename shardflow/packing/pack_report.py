@@ -36,7 +36,7 @@ class PackReport:
         quarantined: Number of images that could not be read, decoded or encoded.
         skipped: Number of images of kinds that are not read.
         reasons: Reason why images were not packed → their number; of reasons that differ in figures alone, the first.
-        ignored: Extension → number of files that are no images.
+        ignored: Extension → number of files that are not images.
         samples: Split → number of samples.
         classes: Number of classes of the dataset; None where the images have no labels.
         new_classes: Names of those that it had not before, in the order of their labels.

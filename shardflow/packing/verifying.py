@@ -187,7 +187,7 @@ class _Check:
     inputs: FoundInputs
 
     def problem(self, sample: _Sample) -> str:
-        """Return what is wrong with a sample; "" if there is nothing."""
+        """Return the fault of a sample; "" if there is none."""
         try:
             source, job = job_again(sample.shard, sample.receipt, [sample.slot], self.inputs, self.recipe)
         except (NotFoundError, IntegrityError) as error:
@@ -228,7 +228,7 @@ class _Check:
         return ""
 
     def _is_alike(self, part: str, packed: bytes, again: bytes, geometry: Geometry, job: Job) -> bool:
-        """Whether a part, which other codecs have made, shows the same as what is packed here."""
+        """Whether a part, which other codecs have made, shows the same as the part packed here."""
         recipe = self.recipe.image
         most = recipe.max_pixels
         try:

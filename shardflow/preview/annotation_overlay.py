@@ -23,12 +23,12 @@ PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#c
 """Colours that are told apart on pictures, also by most colour-blind people: Okabe and Ito's, and some more."""
 
 _MASK_STRENGTH = 0.5
-_MOST_CLASSES = 64  # values of a mask up to which they have colours of their own
+_MOST_CLASSES = 64  # values of a mask up to which each has its own colour
 _LINE, _POINT = 3, 4  # pixels, on a picture that is drawn at half its size
 
 
 class Overlay(NamedTuple):
-    """A picture with its annotations, and what is drawn there, such as "2 boxes"."""
+    """A picture with its annotations, and their description, such as "2 boxes"."""
 
     picture: Image.Image
     detail: str
@@ -40,7 +40,7 @@ def draw_annotations(
     """Draw the annotations of a sample over its picture in RGB, which may be smaller than its image of this size.
 
     Raises:
-        DecodeError: The sample lacks a part that is declared, or it is not what is declared.
+        DecodeError: The sample lacks a declared part, or the part differs from its declaration.
         TooLargeError: A mask is larger than is decoded by default.
     """
     if missing := annotations.missing(parts):

@@ -1,4 +1,4 @@
-"""The transport for schemes that have none of their own, on the methods that all of fsspec's file systems have.
+"""The transport for schemes without a special one, on the methods that all of fsspec's file systems have.
 
 They have no conditional reads, so only its checksum shows that a file was replaced while it was read.
 """

@@ -1,7 +1,7 @@
 """The transport for Google Cloud Storage. It takes configuration, credentials and connections from gcsfs.
 
 The requests are its own, of the JSON API (https://cloud.google.com/storage/docs/json_api): those of gcsfs return no
-byte before a body is complete, replace an object only unconditionally, and have retries of their own. A tag is the
+byte before a body is complete, replace an object only unconditionally, and have their own retries. A tag is the
 object's generation, in quotes like an ETag.
 """
 

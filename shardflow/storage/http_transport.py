@@ -1,7 +1,7 @@
 """The transport for https://, and for whatever else sends files over HTTP that can be read, and only read.
 
 Connections, headers and credentials come from fsspec's file systems; the requests are our own, because theirs return no
-byte before a body is complete, send no `If-Match`, and have retries of their own.
+byte before a body is complete, send no `If-Match`, and have their own retries.
 """
 
 from __future__ import annotations

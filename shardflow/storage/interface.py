@@ -146,7 +146,7 @@ class Storage(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Delete a blob or a leftover. A missing one is no error."""
+        """Delete a blob or a leftover. A missing one is not an error."""
         ...
 
     def abort_uploads(self, names: Collection[str]) -> None:

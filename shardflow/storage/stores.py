@@ -236,5 +236,5 @@ def store_of(url: str) -> Store:
 
 
 def has_record(scheme: str) -> bool:
-    """Return whether URLs of a scheme have a record of their own."""
+    """Return whether URLs of a scheme have a record."""
     return scheme in _BY_SCHEME

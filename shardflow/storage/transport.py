@@ -166,7 +166,7 @@ class Transport(abc.ABC):
                 return found
 
     async def remove(self, name: str) -> None:
-        """Delete a blob. A missing one is no error."""
+        """Delete a blob. A missing one is not an error."""
         with contextlib.suppress(NotFoundError):
             await self._retry(lambda: self._delete(name), name)
 

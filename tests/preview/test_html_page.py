@@ -114,7 +114,7 @@ def test_page_can_be_read(pages: dict[tuple[int, bool], Rendered], dark: bool) -
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_is_accessible(browser: Browser, page: Path, width: int, dark: bool) -> None:
-    """axe-core finds no violation, with the dialog of a sample closed and open; and of a button without a name it does."""
+    """axe-core finds no violation, with the dialog closed and open; it finds a button without a name."""
     browser.render(page, width=width, dark=dark, evaluate={})
     assert violations(browser) == []
     browser.evaluate("document.querySelector('#grid button').click()")

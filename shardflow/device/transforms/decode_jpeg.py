@@ -103,7 +103,7 @@ class DecodeJpeg:
             with _naming(index):
                 check_file(payload, self.crop.max_pixels)
         if device.type == "cuda":
-            # torchvision decodes on a stream of its own, which does not wait for the current one, into memory that the
+            # torchvision decodes on another stream, which does not wait for the current one, into memory that the
             # current one has freed. Work that is queued here may still read images of the previous batch there.
             queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             queued.record(torch.cuda.current_stream(device))

@@ -128,7 +128,7 @@ def _decode_in_kernel(
     """Decode into `images` with the native kernel, and return the images that remain, with the kernel's reason."""
     if not native.available() or images[0].shape[1] != 3 or images[0].dtype != torch.uint8:
         return dict.fromkeys(range(len(payloads)))
-    # Formats other than JPEG are problems of their own; so an image's pixels do not depend on the rest of the batch.
+    # Formats other than JPEG are separate problems, so an image's pixels do not depend on the rest of the batch.
     problems = native.decode_views(
         payloads.files,
         _kernel_views(crops, images),

@@ -44,7 +44,7 @@ class Worker:
         same_names = ["-X", f"utf8={sys.flags.utf8_mode}"]  # or paths would be decoded otherwise there
         arguments = [str(other.fileno()), str(os.getpid()), *map(str, sys.path)]
         command = [sys.executable, *same_names, "-c", _BOOT, *arguments]
-        # In a session of its own, Ctrl-C reaches the caller alone, which then ends the worker.
+        # In another session, Ctrl-C reaches the caller alone, which then ends the worker.
         with held_back():  # for as long as it lives
             self._process = subprocess.Popen(
                 command,
