@@ -183,7 +183,6 @@ def test_code_of_the_user_is_called(kind: str, tmp_path: Path) -> None:
         assert np.array_equal(_pixels(sample), np.asarray(samples[number][0]))
 
 
-
 def test_any_indexable_collection(tmp_path: Path) -> None:
     """Whatever has a length and an index will do, and what it raises at a sample quarantines that one."""
 
