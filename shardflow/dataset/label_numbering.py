@@ -38,7 +38,7 @@ class LabelNumbering:
     """
 
     def __init__(self, classes: Classes, found: Iterable[Named], where: object) -> None:
-        known = _class_names(classes)
+        known = class_names(classes)
         labels = {one for label in found for one in _classes_of(label, where)}
         numbers = {label for label in labels if isinstance(label, int)}
         names = {label for label in labels if isinstance(label, str)}
@@ -109,7 +109,8 @@ def _classes_of(label: Named, where: object) -> Sequence[str | int]:
     return classes
 
 
-def _class_names(classes: Classes) -> tuple[str, ...] | None:
+def class_names(classes: Classes) -> tuple[str, ...] | None:
+    """Return class names that are given, or the lines of their file; raise a ConfigError for none, or one twice."""
     if classes is None:
         return None
     if isinstance(classes, str | os.PathLike):

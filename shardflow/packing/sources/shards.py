@@ -55,8 +55,9 @@ class Shards:
         url: A shardflow dataset; or a directory or URL with tars; or a pattern with braces or wildcards:
             "s3://bucket/{00000..00099}.tar". Tars in folders named like splits belong to these; if none is, all are for
             training, or belong to the split that the directory itself is named like.
-        classes: Class names in the order of their labels, or a file with one per line. Without them, numbers in `.cls`
-            are their own names. A shardflow dataset has names already: its labels get the numbers of these names here.
+        classes: Class names in the order of their labels, or a file with one per line. A number in `.cls` is the place
+            of its name, whatever the names look like; without names it is its own. A shardflow dataset has names
+            already: its labels get the numbers of these names here.
         storage_options: Options of fsspec's file system.
 
     Example:

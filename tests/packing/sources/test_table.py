@@ -91,6 +91,19 @@ def test_numbers_are_labels(tmp_path: Path) -> None:
         list_source(sf.sources.Table(table, classes=tmp_path / "classes.txt"))
 
 
+@pytest.mark.parametrize("kind", [".csv", ".tsv"])
+def test_names_may_look_like_numbers(tmp_path: Path, kind: str) -> None:
+    """A text is the class of that name if `classes` has one, and such names beside other numbers are refused."""
+    write_tree(tmp_path, {"1.jpg": photo(1), "digits.txt": b"1\n2\n9\n0\n"})
+    table = _write(tmp_path / f"t{kind}", [{"path": "1.jpg", "label": label} for label in (0, 1, 9)])
+    source = list_source(sf.sources.Table(table, classes=tmp_path / "digits.txt"))
+    assert [item.label for item in source.splits["train"]] == [3, 0, 2]
+    with pytest.raises(ConfigError, match=r"class '0'.*3 given"):
+        list_source(sf.sources.Table(table, classes=["1", "2", "9"]))
+    numbered = list_source(sf.sources.Table(table, classes=[f"n{number}" for number in range(10)]))
+    assert [item.label for item in numbered.splits["train"]] == [0, 1, 9]
+
+
 def test_classes_in_another_encoding(tmp_path: Path) -> None:
     """A file of class names that is not UTF-8 is refused by name; a byte order mark is no part of a name."""
     write_tree(tmp_path, {"1.jpg": photo(1), "latin.txt": b"caf\xe9\n", "utf.txt": "\ufeffcafé\n".encode()})
