@@ -39,7 +39,7 @@ class LabelNumbering:
 
     def __init__(self, classes: Classes, found: Iterable[Named], where: object) -> None:
         known = class_names(classes)
-        labels = {one for label in found for one in _classes_of(label, where)}
+        labels = {one for label in found for one in (label if isinstance(label, list | tuple) else (label,))} - {None}
         numbers = {label for label in labels if isinstance(label, int)}
         names = {label for label in labels if isinstance(label, str)}
         for name in (*names, *(known or ())):
@@ -99,14 +99,6 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
                 "and use the new datasets"
             )
     return None if longest is None else tuple(longest)
-
-
-def _classes_of(label: Named, where: object) -> Sequence[str | int]:
-    classes = () if label is None else label if isinstance(label, list | tuple) else (label,)
-    for one in classes:
-        if not isinstance(one, str | int):
-            raise ConfigError(f"{where} has the label {one!r}; expected the number or the name of a class")
-    return classes
 
 
 def class_names(classes: Classes) -> tuple[str, ...] | None:
