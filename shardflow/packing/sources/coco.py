@@ -197,7 +197,7 @@ class _Content:
             message = f"an image, an annotation or a category has no proper {error}"
             raise ConfigError(f"{where} is not a COCO set: {message}") from error
         if annotations and left_out == len(annotations):
-            message = f"{where}: no annotation is of an image that is listed, such as {annotations[0]['image_id']!r:.60}"
+            message = f"{where}: no annotation is of a listed image, such as {annotations[0]['image_id']!r:.60}"
             raise ConfigError(f"{message}; write the ids of images alike in both")
         if left_out:
             logger.warning("%s: left out %s of images that are not listed", where, plural(left_out, "annotation"))
