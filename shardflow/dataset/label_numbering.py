@@ -114,7 +114,10 @@ def class_names(classes: Classes) -> tuple[str, ...] | None:
             raise ConfigError(
                 f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
             ) from error
-        names = tuple(line.strip() for line in text.splitlines() if line.strip())
+        names = tuple(line.strip() for line in text.rstrip().split("\n"))
+        if "" in names[:-1]:
+            raise ConfigError(f"{path}, line {names.index('') + 1} is blank, and lines number the classes; remove it")
+        names = tuple(filter(None, names))
     else:
         path, names = None, tuple(classes)
     if not names:

@@ -78,7 +78,7 @@ def test_named_columns(tmp_path: Path) -> None:
 
 def test_numbers_are_labels(tmp_path: Path) -> None:
     """Numbers stay the numbers of classes, in text tables as well, and a file can name them."""
-    write_tree(tmp_path, {"1.jpg": photo(1), "classes.txt": b"ant\nbee\n\ncat\n"})
+    write_tree(tmp_path, {"1.jpg": photo(1), "classes.txt": b"ant\nbee\r\ncat\n\n"})
     table = _write(tmp_path / "t.csv", [{"path": "1.jpg", "label": label} for label in (10, 2)])
     source = list_source(table)
     assert [item.label for item in source.splits["train"]] == [10, 2]
@@ -111,6 +111,15 @@ def test_classes_in_another_encoding(tmp_path: Path) -> None:
     assert list_source(sf.sources.Table(table, classes=tmp_path / "utf.txt")).classes == ("café",)
     with pytest.raises(ConfigError, match=r"latin\.txt is not UTF-8 .*save it as UTF-8"):
         list_source(sf.sources.Table(table, classes=tmp_path / "latin.txt"))
+
+
+def test_a_line_of_class_names_is_a_class(tmp_path: Path) -> None:
+    """A blank line between class names is refused, because it may hold a number; only line feeds end a line."""
+    table = _write(tmp_path / "t.csv", [{"path": "1.jpg", "label": "cat"}])
+    write_tree(tmp_path, {"gap.txt": b"ant\n\ncat\n", "one.txt": "ant\u2028bee\ncat\n".encode()})
+    with pytest.raises(ConfigError, match=r"gap\.txt, line 2"):
+        list_source(sf.sources.Table(table, classes=tmp_path / "gap.txt"))
+    assert list_source(sf.sources.Table(table, classes=tmp_path / "one.txt")).classes == ("ant\u2028bee", "cat")
 
 
 def test_lists_are_several_labels(tmp_path: Path) -> None:
