@@ -317,3 +317,11 @@ def test_coordinates_of_images_of_another_size(tmp_path: Path, scaled: bool) -> 
     assert [bad.path.rpartition("/")[2] for bad in report.bad] == ([] if scaled else ["2", "3", "4"])
     assert all("of an image with 96x80 pixels, and this one has 48x40" in bad.reason for bad in report.bad)
     assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == list("012345" if scaled else "015")
+
+
+def test_a_part_does_not_replace_the_key(tmp_path: Path) -> None:
+    """A member of another writer that is called `__key__` changes neither the key nor the URL of its sample."""
+    write_tar(tmp_path / "a.tar", [("1.jpg", jpeg(1)), ("1.__key__", b"x"), ("1.__url__", b"x")])
+    sf.index(tmp_path)
+    sample = sf.open(tmp_path)["train"][0]
+    assert (sample["__key__"], sample["__url__"]) == ("1", str(tmp_path / "a.tar"))
