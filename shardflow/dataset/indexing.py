@@ -19,6 +19,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import is_name
 from shardflow.formats.shard_index import KEY_PART, Index
+from shardflow.formats.tar_splits import tar_splits
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.transfers import TransferPool
@@ -83,9 +84,9 @@ def index(
     A sample is what stands together in a tar under one key and has an image. A sample that is incomplete, comes twice,
     is split between two tars, or lies in the damaged part of a tar is left out and reported, as are samples whose
     declared coordinates are of an image of another size: of the `width` and `height` beside them in the JSON. Tars in
-    folders named like splits (`train`, `val`, `test`, …) belong to these splits, all others to `train`. Files whose
-    names are not KEY.PART are ignored. Four tars are read at a time, each in blocks, so that long ones take no more
-    memory.
+    folders named like splits (`train`, `val`, `test`, …) belong to these splits; if none is, all belong to `train`.
+    Files whose names are not KEY.PART are ignored. Four tars are read at a time, each in blocks, so that long ones
+    take no more memory.
 
     >>> shardflow.index("laion/{00000..00099}.tar")                                       # doctest: +SKIP
     >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")            # doctest: +SKIP
@@ -101,8 +102,8 @@ def index(
         progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
 
     Raises:
-        ConfigError: There are no such tars, a label has no class, only some tars of a split have labels, samples have
-            not the parts that are declared, or `to` is missing.
+        ConfigError: There are no such tars, only some are in folders of splits, a label has no class, only some tars of
+            a split have labels, samples have not the parts that are declared, or `to` is missing.
         DatasetExistsError: There is a dataset already.
         PackIncompleteError: More than `max_errors` samples cannot be used.
         StoreError: A tar cannot be read, or the manifest cannot be written. A directory is tried before tars are read.
@@ -175,10 +176,8 @@ def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
     for name in names:
         if not is_name(name):
             raise ConfigError(f"{storage.url(name)}: a name may only have the characters A-Z a-z 0-9 . _ -, rename it")
-    folders = [(name.partition("/")[0] if "/" in name else root.rpartition("/")[2]).lower() for name in names]
-    are_splits = set(folders) <= set(SPLITS)
-    for name, folder in zip(names, folders, strict=True):
-        yield _TarFile(storage, name, folder if are_splits else SPLITS[0])
+    for name, split in tar_splits(str(storage), names).items():
+        yield _TarFile(storage, name, split)
 
 
 def _tar_names(storage: Storage, pattern: str) -> set[str]:

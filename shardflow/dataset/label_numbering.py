@@ -38,8 +38,8 @@ class LabelNumbering:
     """
 
     def __init__(self, classes: Classes, found: Iterable[Named], where: object) -> None:
-        known = _class_names(classes)
-        labels = {one for label in found for one in _classes_of(label, where)}
+        known = class_names(classes)
+        labels = {one for label in found for one in (label if isinstance(label, list | tuple) else (label,))} - {None}
         numbers = {label for label in labels if isinstance(label, int)}
         names = {label for label in labels if isinstance(label, str)}
         for name in (*names, *(known or ())):
@@ -101,15 +101,8 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
     return None if longest is None else tuple(longest)
 
 
-def _classes_of(label: Named, where: object) -> Sequence[str | int]:
-    classes = () if label is None else label if isinstance(label, list | tuple) else (label,)
-    for one in classes:
-        if not isinstance(one, str | int):
-            raise ConfigError(f"{where} has the label {one!r}; expected the number or the name of a class")
-    return classes
-
-
-def _class_names(classes: Classes) -> tuple[str, ...] | None:
+def class_names(classes: Classes) -> tuple[str, ...] | None:
+    """Return class names that are given, or the lines of their file; raise a ConfigError for none, or one twice."""
     if classes is None:
         return None
     if isinstance(classes, str | os.PathLike):
@@ -121,7 +114,10 @@ def _class_names(classes: Classes) -> tuple[str, ...] | None:
             raise ConfigError(
                 f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
             ) from error
-        names = tuple(line.strip() for line in text.splitlines() if line.strip())
+        names = tuple(line.strip() for line in text.rstrip().split("\n"))
+        if "" in names[:-1]:
+            raise ConfigError(f"{path}, line {names.index('') + 1} is blank, and lines number the classes; remove it")
+        names = tuple(filter(None, names))
     else:
         path, names = None, tuple(classes)
     if not names:

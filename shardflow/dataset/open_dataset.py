@@ -84,7 +84,7 @@ class Split:
             return [self[each] for each in range(len(self))[number]]
         sample = self.reader.read(*self.locate(check_integer("the number of a sample", number)))
         parts = {part: bytes(payload) for part, payload in sample.parts.items()}
-        return {"__key__": sample.key, "__url__": sample.url, **parts}
+        return {**parts, "__key__": sample.key, "__url__": sample.url}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))

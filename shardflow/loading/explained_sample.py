@@ -27,7 +27,7 @@ class ExplainedSample(NamedTuple):
 
     Attributes:
         key: Its key.
-        random_key: The key of its random numbers.
+        random_key: The key of its random numbers, int64 as in a batch.
         images: Each view of its image, as the transform returns it, or else uint8 [C, H, W].
         crops: The crop of each view; None where the decoder does not say.
         masks: Field → mask [C, H, W].
@@ -64,7 +64,7 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
         (batch,) = batches
     return ExplainedSample(
         key=sample.key,
-        random_key=visit.key,
+        random_key=int(batch.keys.view(np.int64)[0]),
         images=tuple(view[0] for view in as_views(batch.images)),
         crops=None if batch.crops is None else as_views(batch.crops),
         masks={field: masks[0] for field, masks in batch.masks.items()},

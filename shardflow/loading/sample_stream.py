@@ -89,4 +89,4 @@ class Samples(IterableDataset[dict[str, Any]]):
                 for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
                     sample = self._split.reader.read(shard, record, sequential=True)
                     payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
-                    yield {"__key__": sample.key, "__url__": sample.url, **payloads}
+                    yield {**payloads, "__key__": sample.key, "__url__": sample.url}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from shardflow._version import __version__
 from shardflow.dataset.write_lock import abort_uploads
 from shardflow.errors import DatasetExistsError, PackIncompleteError
-from shardflow.formats import quarantine
+from shardflow.formats import manifest, quarantine
 from shardflow.formats.manifest import FILE_NAME, Manifest, kept_name
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
@@ -34,6 +34,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
 
     Raises:
         PackIncompleteError: More inputs could not be packed, or none could. The quarantine names them.
+        ManifestError: Readers would refuse the manifest, which is not written.
         DatasetExistsError: Another process committed the dataset, or another version of it, meanwhile.
         StoreError: The destination cannot be written, or another process has replaced a shard there.
     """
@@ -75,6 +76,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         sharding=plan.sharding,
         annotations=plan.recipe.annotations,
     )
+    manifest.from_bytes(new.to_bytes())
     abort_uploads(ledger.storage, {shard.name for shard in shards.values()})
     _publish(plan, results, new, sorted([*before.quarantined, *totals.quarantined, *skipped]))
     lock.release()

@@ -63,6 +63,35 @@ def test_what_webdataset_writes_trains(tmp_path: Path) -> None:
     assert sorted(rows) == sorted((n % 4, f"caption {n}", f"{n}") for n in range(9))
 
 
+LAYOUTS = {
+    "below": (["ds/train/0.tar", "ds/val/a/0.tar"], "", {"train": 1, "val": 1}),
+    "named": (["tars/Val/0.tar", "tars/Val/1.tar"], "tars/Val/*.tar", {"val": 2}),
+    "folder": (["val/a/0.tar", "val/b/0.tar"], "val", {"val": 2}),
+    "chosen": (["train/0.tar", "val/0.tar", "extra/0.tar"], "{train,val}/*.tar", {"train": 1, "val": 1}),
+    "others": (["a/0.tar", "b/0.tar", "0.tar"], "**", {"train": 3}),
+    "beside": (["train/0.tar", "val/0.tar", "more.tar"], "", ("train/0.tar", "more.tar")),
+    "extra": (["train/0.tar", "val/0.tar", "extra/0.tar"], "**/*.tar", ("train/0.tar", "extra/0.tar")),
+    "both": (["train/val/0.tar"], "", ("train/val/0.tar",)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_folders_give_splits(tmp_path: Path, layout: str) -> None:
+    """Tars in folders named like splits belong to these; beside other tars they are refused. A pack agrees."""
+    names, pattern, expected = LAYOUTS[layout]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_tar(tmp_path / name, members_of([number]))
+    url = f"{tmp_path}/{pattern}"
+    for run in (sf.index, functools.partial(sf.pack, executor="serial")):
+        if isinstance(expected, dict):
+            assert run(url, tmp_path / run.__class__.__name__).samples == expected
+        else:
+            with pytest.raises(ConfigError) as refusal:
+                run(url, tmp_path / "refused")
+            assert all(name in str(refusal.value) for name in expected)
+
+
 def test_unusable_samples_are_reported(tmp_path: Path) -> None:
     """Incomplete, torn, repeated, unreadable and unlabelled samples are reported with the reasons; the rest is kept."""
     write_tar(
@@ -288,3 +317,11 @@ def test_coordinates_of_images_of_another_size(tmp_path: Path, scaled: bool) -> 
     assert [bad.path.rpartition("/")[2] for bad in report.bad] == ([] if scaled else ["2", "3", "4"])
     assert all("of an image with 96x80 pixels, and this one has 48x40" in bad.reason for bad in report.bad)
     assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == list("012345" if scaled else "015")
+
+
+def test_a_part_does_not_replace_the_key(tmp_path: Path) -> None:
+    """A member of another writer that is called `__key__` changes neither the key nor the URL of its sample."""
+    write_tar(tmp_path / "a.tar", [("1.jpg", jpeg(1)), ("1.__key__", b"x"), ("1.__url__", b"x")])
+    sf.index(tmp_path)
+    sample = sf.open(tmp_path)["train"][0]
+    assert (sample["__key__"], sample["__url__"]) == ("1", str(tmp_path / "a.tar"))

@@ -122,6 +122,14 @@ def test_it_is_what_a_batch_has(url: Path, fields: tuple[str, ...], options: dic
             assert made is None or any(is_row(made, row) for row in rows[number])
 
 
+def test_random_keys_are_those_of_a_batch(url: Path) -> None:
+    """The key of a sample's random numbers is the number that a batch has in its field."""
+    loader = shardflow.Loader(url, fields=("image", "key", "random_key"), batch_size=COUNT, num_workers=0)
+    ((_, names, keys),) = [tuple(batch) for batch in loader]
+    made = [loader.explain(number, epoch=0) for number in range(COUNT)]
+    assert {each.key: each.random_key for each in made if each} == dict(zip(names, keys.tolist(), strict=True))
+
+
 def test_passes_over_the_split(url: Path) -> None:
     """With epochs of a chosen length, a pass has the crops of the epoch in which the sample comes."""
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "fields": PLAIN, "decoder": GROWING}

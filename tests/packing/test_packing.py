@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow import native
-from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, StoreError
+from shardflow.errors import ConfigError, DatasetExistsError, FormatError, PackIncompleteError, StoreError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.packing.executors import Serial
 from shardflow.packing.ledger import Ledger
@@ -183,6 +184,20 @@ def test_nothing_packed(tmp_path: Path) -> None:
     write_tree(tmp_path / "src", {"1.jpg": b"no image"})
     with pytest.raises(PackIncompleteError, match="the only input could not be packed"):
         sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_errors=5)
+
+
+def test_a_manifest_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    """A pack whose manifest readers would refuse fails, and makes no dataset."""
+
+    class Wrong(sf.sources.Folder):
+        def list(self) -> sf.sources.Source:
+            listed = sf.sources.Folder.list(self)
+            splits = {split: items.relabelled(lambda label: label == 0) for split, items in listed.splits.items()}
+            return replace(listed, splits=splits)
+
+    with pytest.raises(FormatError, match="statistics"):
+        sf.pack(Wrong(image_folder(tmp_path / "src", 3)), tmp_path / "dst", executor="serial")
+    assert not (tmp_path / "dst" / "shardflow.json").exists()
 
 
 def test_dataset_is_never_overwritten(tmp_path: Path) -> None:

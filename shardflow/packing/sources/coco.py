@@ -179,7 +179,12 @@ class _Content:
                 if image["id"] in self.annotations:
                     raise ConfigError(f"{where} has the image {image['id']!r} twice")
                 self.annotations[image["id"]] = []
-            self.categories = {int(each["id"]): str(each["name"]) for each in categories}
+            self.categories: dict[int, str] = {}
+            for each in categories:
+                if type(each["id"]) is not int or each["id"] in self.categories:
+                    message = f"expected whole numbers, each once, as ids of categories, found {each['id']!r:.60}"
+                    raise ConfigError(f"{where} is not a COCO set: {message}")
+                self.categories[each["id"]] = str(each["name"])
             left_out = 0
             for annotation in annotations:
                 if annotation["image_id"] in self.annotations:
@@ -191,6 +196,9 @@ class _Content:
                 raise
             message = f"an image, an annotation or a category has no proper {error}"
             raise ConfigError(f"{where} is not a COCO set: {message}") from error
+        if annotations and left_out == len(annotations):
+            message = f"{where}: no annotation is of a listed image, such as {annotations[0]['image_id']!r:.60}"
+            raise ConfigError(f"{message}; write the ids of images alike in both")
         if left_out:
             logger.warning("%s: left out %s of images that are not listed", where, plural(left_out, "annotation"))
         if annotations and not any("bbox" in annotation for annotation in annotations):

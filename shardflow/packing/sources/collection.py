@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
@@ -212,9 +213,11 @@ def _samples(samples: Any) -> Iterator[Any]:
 
 
 def _files_of(samples: Any) -> list[tuple[str, int]] | None:
-    """Return paths and classes of torchvision's ImageFolder; None for others, and where transforms change images."""
-    files = getattr(samples, "samples", None)
-    changes = any(getattr(samples, name, None) for name in ("transform", "target_transform", "transforms"))
-    if changes or not isinstance(files, list) or len(files) != len(samples):
+    """Return paths and classes of torchvision's ImageFolder; None where code may change its images or labels."""
+    folder: Any = sys.modules.get("torchvision.datasets.folder")
+    if folder is None or getattr(type(samples), "__getitem__", None) is not folder.DatasetFolder.__getitem__:
         return None
-    return files if all(isinstance(path, str) for path, _ in files) else None
+    changes = samples.transforms or samples.transform or samples.target_transform
+    if changes or samples.loader is not folder.default_loader or len(samples.samples) != len(samples):
+        return None
+    return samples.samples  # type: ignore[no-any-return]

@@ -79,8 +79,8 @@ class Folder:
         url: `photos/`, `s3://bucket/photos`.
         parts: Parts beside each image, files with its name: ("txt", "json") for `x.txt` and `x.json` beside `x.jpg`;
             parts that are declared as annotations are added. An image that lacks one of them is quarantined. None:
-            there are no parts, and files that look like an image and its mask are refused; (): each image file is an
-            image of its own.
+            there are no parts; (): each image file is an image of its own. Unless it is (), other files that look like
+            an image and its mask are refused.
         classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
             sorted.
         storage_options: Options of fsspec's file system.
@@ -109,10 +109,10 @@ class Folder:
         empty, others = set[Ends](), set[Ends]()
         files = counted(_files(storage, empty), "listing")
         images: Iterable[_File] = self._images(storage, files, beside, skipped, ignored, others)
+        if self.parts != ():
+            images = _refuse_masks(images, storage)
         if self.parts:  # a part may come after its image
             images = list(images)
-        elif self.parts is None:
-            images = _refuse_masks(images, storage)
         unlabelled = UnlabelledInputs.of(self._unlabelled_input(file, beside) for file in images)
         if not unlabelled:
             raise _no_images(storage, skipped, ignored)

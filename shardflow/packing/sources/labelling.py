@@ -27,13 +27,11 @@ SplitLabel: TypeAlias = "tuple[str, Named]"
 def unlabelled_input(
     split: str, label: Named, path: str, size: int, identity: int, more: bytes = b""
 ) -> UnlabelledInput[SplitLabel]:
-    """Return an input with a split and a label."""
-    key = (split, tuple(label) if isinstance(label, list) else label)
-    try:
-        hash(key)
-    except TypeError:
-        raise ConfigError(f"{path} has the label {label!r}; expected the number or the name of a class") from None
-    return UnlabelledInput(path, key, size, identity, more)
+    """Return an input with a split and a label; raise a ConfigError for a label of another type."""
+    for one in label if isinstance(label, list | tuple) else (() if label is None else (label,)):
+        if isinstance(one, bool) or not isinstance(one, str | int):  # True would be the same key as 1
+            raise ConfigError(f"{path} has the label {one!r}; expected the number or the name of a class")
+    return UnlabelledInput(path, (split, tuple(label) if isinstance(label, list) else label), size, identity, more)
 
 
 def number_labels(unlabelled: UnlabelledInputs[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:

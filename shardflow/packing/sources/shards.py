@@ -25,11 +25,11 @@ from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityErr
 from shardflow.formats import manifest, shard_index
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
-from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
 from shardflow.formats.shard import Shard
 from shardflow.formats.tar_bytes import TarBytes, TarInMemory, crc32
 from shardflow.formats.tar_samples import read_samples
+from shardflow.formats.tar_splits import tar_splits
 from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
@@ -52,10 +52,12 @@ class Shards:
     the shard and the number of the record in it: "train/000003.tar#17".
 
     Args:
-        url: A shardflow dataset; or a directory or URL with tars, below folders named like splits or all for training;
-            or a pattern with braces or wildcards: "s3://bucket/{00000..00099}.tar".
-        classes: Class names in the order of their labels, or a file with one per line. Without them, numbers in `.cls`
-            are their own names. A shardflow dataset has names already: its labels get the numbers of these names here.
+        url: A shardflow dataset; or a directory or URL with tars; or a pattern with braces or wildcards:
+            "s3://bucket/{00000..00099}.tar". Tars in folders named like splits belong to these; if none is, all are for
+            training, or belong to the split that the directory itself is named like.
+        classes: Class names in the order of their labels, or a file with one per line. A number in `.cls` is the place
+            of its name, whatever the names look like; without names it is its own. A shardflow dataset has names
+            already: its labels get the numbers of these names here.
         storage_options: Options of fsspec's file system.
 
     Example:
@@ -107,12 +109,10 @@ class Shards:
         return replace(source, annotations=dataset.annotations)
 
     def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
-        folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}
-        in_splits = folders <= {*SPLITS}
         unlabelled = UnlabelledInputs.of(
             each
-            for name, tag in tags.items()
-            for each in _tar_samples(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
+            for name, split in tar_splits(str(storage), tags).items()
+            for each in _tar_samples(storage, name, tags[name], split)
         )
         if not unlabelled:
             message = f"{storage}: no sample in {plural(len(tags), 'tar')}, such as {next(iter(tags))!r}"

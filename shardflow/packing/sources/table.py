@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequ
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from shardflow.dataset.label_numbering import Classes
+from shardflow.dataset.label_numbering import Classes, class_names
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
@@ -72,6 +72,7 @@ class Table:
             that fsspec supports; None for the first of `IMAGE_COLUMNS` that the table has. A table behind a URL names
             paths below its folder, and URLs of stores, but no file of this machine.
         label: Column with the name or number of a class, or a list of those; None for "label", if the table has it.
+            Text that looks like a number, as in CSV, is one unless `classes` has it as a name.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
         caption: Column with a text for `.txt`.
@@ -119,15 +120,16 @@ class Table:
         unlabelled = UnlabelledInputs.of(counted(self._unlabelled_inputs(rows, folder, base, unused), "listing"))
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
-        if name.lower().endswith(_TEXT_TABLES) and all(
-            label is None or NUMBER.fullmatch(str(label)) for _, label in unlabelled.keys
-        ):
+        classes = class_names(self.classes)
+        labels = {label for _, label in unlabelled.keys if label is not None}
+        are_numbers = labels.isdisjoint(classes or ()) and all(NUMBER.fullmatch(str(label)) for label in labels)
+        if are_numbers and name.lower().endswith(_TEXT_TABLES):
             unlabelled = unlabelled.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
         images = open_storage(base, remote_options(base, self.storage_options))
         reader = Reader.at(images, base, self.storage_options)
         if any(is_remote(each.path) for each in unlabelled):
             reader = replace(reader, remote=True)
-        source = number_labels(unlabelled, self.classes, self, reader)
+        source = number_labels(unlabelled, classes, self, reader)
         for warning in unused:  # after all errors
             logger.warning("%s", warning)
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))

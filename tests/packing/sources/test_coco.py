@@ -206,6 +206,12 @@ def test_bad_annotations(tmp_path: Path, changed: dict[str, Any], said: str) -> 
         ({**CONTENT, "annotations": [{"image_id": []}]}, "is not a COCO set"),
         ({**CONTENT, "annotations": [{"image_id": 70, "caption": "a dog"}]}, "annotations without boxes"),
         ({**CONTENT, "categories": [{"id": "x", "name": "dog"}]}, "is not a COCO set"),
+        ({**CONTENT, "categories": [{"id": 1.5, "name": "dog"}]}, "ids of categories, found 1.5"),
+        ({**CONTENT, "categories": [*CONTENT["categories"], {"id": 3, "name": "eel"}]}, "each once.* found 3"),
+        (
+            {**CONTENT, "annotations": [{"image_id": "70", "bbox": [1, 2, 3, 4]}]},
+            "no annotation is of a listed image.*'70'",
+        ),
     ],
 )
 def test_what_is_no_set(tmp_path: Path, content: Any, said: str) -> None:

@@ -144,6 +144,45 @@ def test_image_folder_of_torchvision(tmp_path: Path) -> None:
     assert (np.ptp(_pixels(sample), axis=-1) == 0).all()
 
 
+class _Turned(torchvision.datasets.ImageFolder):
+    """An ImageFolder with code that changes what it loads."""
+
+    def __getitem__(self, number: int) -> Any:
+        image, label = super().__getitem__(number)
+        return image.crop((0, 0, 20, 10)), 2 - label
+
+
+class _Listed:
+    """A user's dataset, with the paths of its images in a list as torchvision has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inner = _Turned(str(folder))
+        self.samples, self.classes = self._inner.samples, self._inner.classes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._inner[number]
+
+
+@pytest.mark.parametrize("kind", ["subclass", "loader", "alike"])
+def test_code_of_the_user_is_called(kind: str, tmp_path: Path) -> None:
+    """The files behind a dataset are packed only where nothing but torchvision's own code would load them."""
+    image_folder(tmp_path / "src", 4)
+    samples: Any = {
+        "subclass": lambda: _Turned(str(tmp_path / "src")),
+        "loader": lambda: torchvision.datasets.ImageFolder(
+            str(tmp_path / "src"), loader=lambda path: Image.open(path).crop((0, 0, 20, 10))
+        ),
+        "alike": lambda: _Listed(tmp_path / "src"),
+    }[kind]()
+    packed = _packed(samples, tmp_path / "dst")
+    assert [int(sample["cls"]) for sample in packed] == [samples[n][1] for n in range(4)]
+    for number, sample in enumerate(packed):
+        assert np.array_equal(_pixels(sample), np.asarray(samples[number][0]))
+
+
 def test_any_indexable_collection(tmp_path: Path) -> None:
     """Whatever has a length and an index will do, and what it raises at a sample quarantines that one."""
 

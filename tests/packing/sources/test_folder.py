@@ -130,6 +130,14 @@ def test_masks_are_not_images(tmp_path: Path, names: list[str], parts: str) -> N
         assert sf.sources.Folder(tmp_path, parts=(parts.split()[1],)).list().inputs == len(names) - 1
 
 
+@pytest.mark.parametrize("name", ["x.png", "x.depth.png"])
+def test_parts_do_not_make_masks_images(tmp_path: Path, name: str) -> None:
+    """A file that looks like the mask of an image is refused also where another part is named."""
+    write_tree(tmp_path, {"a/x.jpg": b"", f"a/{name}": b"", "a/x.txt": b"x"})
+    with pytest.raises(ConfigError, match=f"a/{name}.*look like an image and its mask"):
+        sf.sources.Folder(tmp_path, parts=("txt",)).list()
+
+
 def test_names_that_are_not_of_masks(tmp_path: Path) -> None:
     """Numbers in names, other lossy files, and files in other folders are images like any other."""
     names = ["x.jpg", "x.1.png", "x.old.jpg", "x.webp", "y.png", "y.pgm", "z/x.png", "z/shot.0001.png", "z/shot.png"]

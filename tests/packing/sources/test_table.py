@@ -78,7 +78,7 @@ def test_named_columns(tmp_path: Path) -> None:
 
 def test_numbers_are_labels(tmp_path: Path) -> None:
     """Numbers stay the numbers of classes, in text tables as well, and a file can name them."""
-    write_tree(tmp_path, {"1.jpg": photo(1), "classes.txt": b"ant\nbee\n\ncat\n"})
+    write_tree(tmp_path, {"1.jpg": photo(1), "classes.txt": b"ant\nbee\r\ncat\n\n"})
     table = _write(tmp_path / "t.csv", [{"path": "1.jpg", "label": label} for label in (10, 2)])
     source = list_source(table)
     assert [item.label for item in source.splits["train"]] == [10, 2]
@@ -91,6 +91,19 @@ def test_numbers_are_labels(tmp_path: Path) -> None:
         list_source(sf.sources.Table(table, classes=tmp_path / "classes.txt"))
 
 
+@pytest.mark.parametrize("kind", [".csv", ".tsv"])
+def test_names_may_look_like_numbers(tmp_path: Path, kind: str) -> None:
+    """A text is the class of that name if `classes` has one, and such names beside other numbers are refused."""
+    write_tree(tmp_path, {"1.jpg": photo(1), "digits.txt": b"1\n2\n9\n0\n"})
+    table = _write(tmp_path / f"t{kind}", [{"path": "1.jpg", "label": label} for label in (0, 1, 9)])
+    source = list_source(sf.sources.Table(table, classes=tmp_path / "digits.txt"))
+    assert [item.label for item in source.splits["train"]] == [3, 0, 2]
+    with pytest.raises(ConfigError, match=r"class '0'.*3 given"):
+        list_source(sf.sources.Table(table, classes=["1", "2", "9"]))
+    numbered = list_source(sf.sources.Table(table, classes=[f"n{number}" for number in range(10)]))
+    assert [item.label for item in numbered.splits["train"]] == [0, 1, 9]
+
+
 def test_classes_in_another_encoding(tmp_path: Path) -> None:
     """A file of class names that is not UTF-8 is refused by name; a byte order mark is no part of a name."""
     write_tree(tmp_path, {"1.jpg": photo(1), "latin.txt": b"caf\xe9\n", "utf.txt": "\ufeffcafé\n".encode()})
@@ -98,6 +111,15 @@ def test_classes_in_another_encoding(tmp_path: Path) -> None:
     assert list_source(sf.sources.Table(table, classes=tmp_path / "utf.txt")).classes == ("café",)
     with pytest.raises(ConfigError, match=r"latin\.txt is not UTF-8 .*save it as UTF-8"):
         list_source(sf.sources.Table(table, classes=tmp_path / "latin.txt"))
+
+
+def test_a_line_of_class_names_is_a_class(tmp_path: Path) -> None:
+    """A blank line between class names is refused, because it may hold a number; only line feeds end a line."""
+    table = _write(tmp_path / "t.csv", [{"path": "1.jpg", "label": "cat"}])
+    write_tree(tmp_path, {"gap.txt": b"ant\n\ncat\n", "one.txt": "ant\u2028bee\ncat\n".encode()})
+    with pytest.raises(ConfigError, match=r"gap\.txt, line 2"):
+        list_source(sf.sources.Table(table, classes=tmp_path / "gap.txt"))
+    assert list_source(sf.sources.Table(table, classes=tmp_path / "one.txt")).classes == ("ant\u2028bee", "cat")
 
 
 def test_lists_are_several_labels(tmp_path: Path) -> None:
@@ -166,6 +188,10 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "x", "label": "a"}\n', {}, "both numbers and names as labels"),
         ("t.jsonl", '{"path": "x", "label": 7000000}\n', {}, "label 7000000; expected a number from 0 to 999999"),
         ("t.jsonl", '{"path": "x", "label": 1.5}\n', {}, "label 1.5; expected the number or the name"),
+        ("t.jsonl", '{"path": "x", "label": true}\n', {}, "x has the label True; expected the number"),
+        ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "y", "label": true}\n', {}, "y has the label True"),
+        ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "y", "label": 1.0}\n', {}, "y has the label 1.0"),
+        ("t.jsonl", '{"path": "x", "label": [2, true]}\n', {}, "x has the label True; expected the number"),
         ("t.parquet", "no", {}, "is not a readable Parquet file"),
         ("t.csv", "path,label,label\nx,a,b\n", {}, "two columns 'label'; rename or remove one"),
         ("t.tsv", "path\tlabel\tpath\n", {}, "two columns 'path'"),
