@@ -88,20 +88,20 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2150,
-    "dataset": 4000,
+    "cli": 2200,
+    "dataset": 3950,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1100,
     "formats": 3100,
     "geometry": 400,
-    "interop": 610,
+    "interop": 650,
     "loading": 5700,
-    "native": 5550,
+    "native": 5500,
     "order": 1600,
-    "packing": 6500,
-    "preview": 1300,
-    "storage": 4450,
+    "packing": 6400,
+    "preview": 1250,
+    "storage": 4400,
     "": 1200,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""

@@ -511,11 +511,3 @@ def test_an_index_in_the_cache_that_cannot_be_read_is_fetched_again(root: Path, 
     for damage in (b"", b"x", copy.read_bytes()[:-1] + b"x"):
         copy.write_bytes(damage)
         assert split.reader.index(0).tolist() == whole
-
-
-def test_a_dataset_is_printed_by_its_place_and_splits(tmp_path: Path) -> None:
-    """Printing a dataset shows where it is and its samples; a missing validation split names the command."""
-    dataset = shardflow.open(make_dataset(tmp_path / "set", [3, 4]))
-    assert repr(dataset) == f"<Dataset '{tmp_path}/set', train: 7 samples>"
-    with pytest.raises(ConfigError, match=r"no split 'val'; it has train; `shardflow split .*set DST`"):
-        dataset["val"]

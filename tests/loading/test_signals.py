@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -86,4 +87,5 @@ def test_a_worker_that_is_stuck_ends_when_the_loader_is_closed(dataset: Path, mo
     next(iter(loader))
     pids = loader._pool.pids()
     loader.close()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    # Asking for the children buries those that have ended.
+    assert until(lambda: not any(child.pid in pids for child in multiprocessing.active_children()))

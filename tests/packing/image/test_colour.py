@@ -118,4 +118,4 @@ def test_no_profile_is_packed(format_name: str) -> None:
 def test_what_shows_through_is_counted(mode: str, opacity: int, done: tuple[str, ...]) -> None:
     """An image with a pixel that is not opaque counts as composited on white; one with an unused channel does not."""
     image = Image.new(mode, (8, 8), (9,) * (len(mode) - 1) + (opacity,) if mode != "L" else opacity)
-    assert LOSSLESS.process(encoded(image, "PNG")).done == done
+    assert pack_image(encoded(image, "PNG"), LOSSLESS).done == done

@@ -158,7 +158,7 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
     arguments = ["pack", str(path / "instances_train2017.json"), str(tmp_path / "dst"), "--short-side", "32"]
     with pytest.raises(ConfigError, match="name it with --image-folder"):
         list_source(path / "instances_train2017.json")
-    with pytest.raises(PackIncompleteError, match=r"none of the 4 inputs .* those of a COCO set, to --image-folder$"):
+    with pytest.raises(PackIncompleteError, match=r"none of the 4 inputs .*--image-folder$"):
         sf.pack(sf.sources.Coco(path / "instances_train2017.json", images=path), tmp_path / "none", **SMALL)
     arguments += ["--image-folder", str(tmp_path / "a/elsewhere"), "--classes", str(path / "names"), "--no-shuffle"]
     done = runner.invoke(shardflow, arguments)
