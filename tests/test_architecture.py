@@ -93,7 +93,7 @@ BUDGET = {
     "demo": 750,
     "device": 2100,
     "diagnostics": 1100,
-    "formats": 3100,
+    "formats": 3150,
     "geometry": 400,
     "interop": 650,
     "loading": 5700,

@@ -22,7 +22,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
 
-from .open_dataset import Dataset, open_dataset
+from .open_dataset import open_dataset
 from .shard_rows import read_index_bytes
 from .write_lock import FILE_NAME as LOCK_NAME
 from .write_lock import WriteLock, abort_uploads, acquire, clean_up
@@ -118,7 +118,7 @@ def sync(
         if lock is None:
             clean_up(target)
         else:
-            for name in _receipts(dataset):
+            for name in dataset.manifest.receipt_names:
                 with contextlib.suppress(NotFoundError):
                     target.put(name, source.read(name))
             if (record := dataset.read_quarantine()) is not None:
@@ -134,16 +134,6 @@ def sync(
         found_bytes=sum(found_bytes),
         fingerprint=dataset.fingerprint,
     )
-
-
-def _receipts(dataset: Dataset) -> list[str]:
-    """Return the names of the receipts of a dataset; some may be gone. A virtual dataset has none."""
-    if dataset.manifest.roots:
-        return []
-    if dataset.manifest.sharding is None:
-        return [shard.receipt_name for shard in dataset.shards]
-    # A job whose inputs could not be packed has a receipt and no shard.
-    return [f"{job}.json" for job in dataset.manifest.sharding.names()]
 
 
 def _is_copied(target: Storage, shard: Shard) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from shardflow import native
-from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError
-from shardflow.formats import quarantine, seek_table, shard_index, ustar
+from shardflow.errors import DecodeError, FormatError, IntegrityError, NotFoundError, StoreError
+from shardflow.formats import quarantine, receipt, seek_table, shard_index, ustar
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
 from shardflow.formats.labels import LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
@@ -78,7 +78,7 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
             findings += found
             if progress is not None:
                 progress(shard)
-    return findings + _check_quarantine(dataset)
+    return findings + _check_quarantine(dataset) + _check_receipts(dataset)
 
 
 def _check_quarantine(dataset: Dataset) -> list[Finding]:
@@ -96,6 +96,19 @@ def _check_quarantine(dataset: Dataset) -> list[Finding]:
     except (StoreError, FormatError) as error:
         return [Finding(name, str(error))]
     return []
+
+
+def _check_receipts(dataset: Dataset) -> list[Finding]:
+    """Return the damage of receipts, by which a dataset is extended and repaired. Readers do not need them."""
+    findings = []
+    for name in dataset.manifest.receipt_names:
+        try:
+            receipt.from_bytes(dataset.storage.read(name, most_bytes=receipt.MAX_BYTES))
+        except NotFoundError:
+            continue
+        except (StoreError, IntegrityError, FormatError) as error:
+            findings.append(Finding(name, str(error)))
+    return findings
 
 
 def verify_shard(dataset: Dataset, shard: Shard) -> list[Finding]:

@@ -164,6 +164,16 @@ class Manifest(JsonObject):
             return PackedTables(roots=frozenset(self.table_roots))
         return PackedTables(own=self.recipe.get("seek_tables", "none") != "none")
 
+    @property
+    def receipt_names(self) -> list[str]:
+        """The names of the receipts, of which some may be gone; a virtual dataset has none."""
+        if self.roots:
+            return []
+        if self.sharding is None:
+            return [shard.receipt_name for shards in self.splits.values() for shard in shards]
+        # A job whose inputs could not be packed has a receipt and no shard.
+        return [f"{job}.json" for job in self.sharding.names()]
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """The dataset's identity: "sha256:" and the digest of all entries but tools and roots."""

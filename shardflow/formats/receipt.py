@@ -6,6 +6,7 @@ It names every input of the job and its outcome. Two runs over the same content 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -117,9 +118,15 @@ class Receipt(JsonObject):
         Raises:
             ConfigError: They are more than is read.
         """
-        data = json.dumps({"version": VERSION, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
+        content = {"version": VERSION, **self.to_json()}
+        data = json.dumps({**content, "sha256": _digest(content)}, sort_keys=True, indent=1).encode() + b"\n"
         check_bytes(len(data), self.items)
         return data
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Return the checksum of a receipt: nothing else seals it, and `extend` goes by it."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_bytes(size: int, inputs: int) -> None:
@@ -144,6 +151,8 @@ def from_bytes(data: bytes) -> Receipt:
         raise FormatError(f"not a receipt: it has {len(data):,} bytes, {MAX_BYTES:,} is the most; restore it")
     try:
         content: dict[str, Any] = json.loads(data)
+        if content.pop("sha256") != _digest(content):
+            raise FormatError("its checksum differs, so it was changed after it was written; restore it from a copy")
         if (version := content.pop("version")) != VERSION:
             raise FormatError(f"a receipt of version {version}, expected {VERSION}")
         receipt = Receipt.from_json(content)

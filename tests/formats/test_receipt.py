@@ -15,8 +15,8 @@ from shardflow.formats.receipt import UNREAD, InputRecord, Receipt, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.formats.statistics import PixelSums, Statistics
 
-BYTES_SHA256 = "83b123ecc2c00b40f45b33ca847138c2705c031126d85a786006773abd518495"
-EMPTY_SHA256 = "7cc506a6e792a53b3f14c4a1be2052c0ce2ccf1afa35a6c5c6c1f81c84b3bc16"
+BYTES_SHA256 = "190c9b80f1a0065b10740938e394d6404daf3ed19d4c901fb715c4c5eea6eaf7"
+EMPTY_SHA256 = "74f1adec9e7a6467e1bea6ec227c346fe5fe51db330e630e8d322c0fe4ddc4b1"
 SHARD = Shard(name="train/0.tar", samples=1, bytes=2048, sha256="0" * 64, index_sha256="1" * 64)
 
 
@@ -53,11 +53,25 @@ def test_bytes_are_frozen(receipt: Receipt, digest: str) -> None:
     assert from_bytes(receipt.to_bytes()) == receipt
 
 
+def sealed(content: dict[str, Any]) -> bytes:
+    """Return the bytes of a receipt with these entries and their checksum."""
+    entries = {name: value for name, value in content.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**entries, "sha256": digest}).encode()
+
+
+def test_an_edited_receipt_is_a_format_error() -> None:
+    """A receipt in which any letter changed is refused, though it has the form of one."""
+    assert from_bytes(sealed(json.loads(example().to_bytes()))) == example()
+    with pytest.raises(FormatError, match="checksum"):
+        from_bytes(example().to_bytes().replace(b"x.jpg", b"y.jpg"))
+
+
 def test_inputs_are_in_the_order_of_the_job() -> None:
     """Quarantined inputs stand where they stood among the inputs; entries that contradict each other are an error."""
     assert example().inputs() == ["x.jpg", "y"]
     with pytest.raises(FormatError, match="do not add up"):
-        from_bytes(example().to_bytes().replace(b'"skipped": [\n  1\n ]', b'"skipped": [0, 1]')).inputs()
+        from_bytes(sealed({**json.loads(example().to_bytes()), "skipped": [0, 1]})).inputs()
 
 
 def test_records() -> None:
@@ -68,18 +82,18 @@ def test_records() -> None:
     content = json.loads(example().to_bytes())
     for wrong in ({"sizes": [7]}, {"contents": "0" * 31}, {"identities": "g" * 32}, {"version": 1}):
         with pytest.raises(FormatError, match="not a receipt"):
-            from_bytes(json.dumps({**content, **wrong}).encode())
+            from_bytes(sealed({**content, **wrong}))
 
 
-@pytest.mark.parametrize("entry", [*json.loads(example().to_bytes())])
+@pytest.mark.parametrize("entry", sorted(json.loads(example().to_bytes()).keys() - {"sha256"}))
 @given(value=st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2))
 def test_damage_is_a_format_error(entry: str, value: Any) -> None:
     """A receipt without an entry is a FormatError; with any value in its place it is one, or a receipt."""
     content = json.loads(example().to_bytes())
     with pytest.raises(FormatError):
-        from_bytes(json.dumps({name: content[name] for name in content if name != entry}).encode())
+        from_bytes(sealed({name: content[name] for name in content if name != entry}))
     with contextlib.suppress(FormatError):
-        from_bytes(json.dumps({**content, entry: value}).encode())
+        from_bytes(sealed({**content, entry: value}))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +113,7 @@ def test_entries_of_other_kinds_are_a_format_error(wrong: dict[str, Any]) -> Non
     """Paths and reasons are texts, numbers are whole and 0 or more, and each quarantined input has one place."""
     content = json.loads(example().to_bytes())
     with pytest.raises(FormatError, match="not a receipt"):
-        from_bytes(json.dumps({**content, **wrong}).encode())
+        from_bytes(sealed({**content, **wrong}))
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"version": 2}', b"[" * 100_000, b"\xff"], ids=repr)

@@ -325,11 +325,15 @@ def test_a_receipt_of_another_shard(dst: Path) -> None:
 
 
 def test_a_damaged_receipt(dst: Path) -> None:
-    """A receipt that cannot be read is an error that names its file and the remedy."""
+    """A changed receipt is a finding of `verify` and an error of `extend`, which name the file and the remedy."""
+    assert sf.verify(dst) == []
     receipt = dst / "train/000001.json"
     receipt.write_text(receipt.read_text().replace('"first": ', '"first": -'))
-    with pytest.raises(NotFoundError, match=r"dst/train/000001\.json: not a receipt: first must .*restore them"):
+    with pytest.raises(NotFoundError, match=r"dst/train/000001\.json: not a receipt: its checksum differs.*restore"):
         sf.extend(write_tree(dst.parent / "more", {"a/more.jpg": photo(1)}), dst, executor="serial")
+    (finding,) = sf.verify(dst)
+    assert finding.file == "train/000001.json"
+    assert "checksum" in finding.problem
 
 
 def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
