@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader as Loader
     from .loading.mix import Mix as Mix
     from .loading.sample_stream import Samples as _Samples
-    from .loading.workers import Workers as Workers
+    from .loading.worker_settings import Workers as Workers
     from .order.shuffle import Shuffle as Shuffle
     from .packing.creating import pack as pack
     from .packing.extending import extend as extend

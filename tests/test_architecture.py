@@ -96,7 +96,7 @@ BUDGET = {
     "formats": 3150,
     "geometry": 400,
     "interop": 650,
-    "loading": 5700,
+    "loading": 5750,
     "native": 5500,
     "order": 1600,
     "packing": 6400,

@@ -38,7 +38,7 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
     check_chosen(**chosen)
     with ending_at_once():  # here, because torch takes seconds to import
         from shardflow.diagnostics.tuning import tune as find_settings
-        from shardflow.loading.workers import Workers
+        from shardflow.loading.worker_settings import Workers
 
     make_loader, _ = loader_factory(**chosen)
     with user_code_errors(chosen["user_function"]):

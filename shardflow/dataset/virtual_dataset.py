@@ -23,9 +23,9 @@ from shardflow.formats import manifest, quarantine, shard_index, ustar
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import Quarantined
-from shardflow.formats.roots import Root, split_shard_name
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
+from shardflow.formats.virtual_roots import Root, split_shard_name
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import canonical_root

@@ -23,7 +23,7 @@ from shardflow.errors import DeadlineError
 from shardflow.formats.image_types import image_size
 from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.stages import image_part
-from shardflow.loading.workers import exit_with_parent
+from shardflow.loading.worker_pool import exit_with_parent
 
 from .loader_probe import Measurement
 

@@ -19,7 +19,7 @@ from shardflow.errors import ConfigError
 from shardflow.loading.distributed import usable_cores
 from shardflow.loading.loader import Loader
 from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
-from shardflow.loading.workers import Workers
+from shardflow.loading.worker_settings import Workers
 
 from .checks import Check, failed_checks
 from .loader_probe import LoaderProbe, Measurement

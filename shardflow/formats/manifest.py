@@ -18,11 +18,11 @@ from shardflow.errors import ConfigError, ManifestError
 
 from .annotations import Annotations
 from .json_object import JsonObject, entries, entry
-from .roots import Root, split_shard_name
 from .shard import MAX_BYTES, SHA256, Shard, is_count, is_name
+from .shard_layout import Sharding
 from .shard_table import ShardTable, cut_tables
-from .sharding import Sharding
 from .statistics import Statistics
+from .virtual_roots import Root, split_shard_name
 
 FILE_NAME = "shardflow.json"
 VERSION = 1

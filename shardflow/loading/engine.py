@@ -30,7 +30,8 @@ from .source import EpochStart
 from .stage_times import stage_cpu_ms
 from .stages import Read, sample_stages
 from .stats import Stats, StatsRecorder
-from .workers import WorkerPool, Workers, send_errors
+from .worker_pool import WorkerPool, send_errors
+from .worker_settings import Workers
 
 logger = logging.getLogger(__name__)
 

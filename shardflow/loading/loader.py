@@ -39,7 +39,8 @@ from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
 from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import EpochStart, Source, Transforms
-from .workers import Workers, check_sendable
+from .worker_pool import check_sendable
+from .worker_settings import Workers
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ Each is a WebDataset pipeline stage: called with the iterator of the stage befor
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.geometry.crops import Crops
 
 from .batch import Batch
+from .damaged_samples import DAMAGED, substitute
 from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
 from .decoders.multi_view import view_keys
 from .decoders.pixels import Pixels
@@ -29,8 +30,6 @@ from .worker_errors import add_context
 
 Batches = Iterator[Batch]
 Stage = Callable[[Batches], Batches]
-
-_DAMAGED = Sample({}, (0, 0), 0, 0, "", "")  # in the place of a sample that could not be read, until `substitute`
 
 
 class Read:
@@ -50,7 +49,7 @@ class Read:
             failures: dict[int, ShardflowError] = {}
             places = zip(batch.sources, batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (number, shard, record) in enumerate(places):
-                sample, source = _DAMAGED, self._sources[number]
+                sample, source = DAMAGED, self._sources[number]
                 pixels = None if source.pixel_cache is None else source.pixel_cache.read(shard, record, index)
                 unused = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
                 try:
@@ -58,7 +57,7 @@ class Read:
                     if self._keys:
                         sample.key  # noqa: B018 - reads the key, or raises
                 except IntegrityError as error:
-                    if sample is _DAMAGED and error.key is None:
+                    if sample is DAMAGED and error.key is None:
                         raise  # the whole shard is damaged
                     failures[index] = error
                 batch.samples.append(sample)
@@ -149,33 +148,6 @@ def check_mixable(decoders: Sequence[Decoder]) -> None:
         raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
     if any(decoder.padding != decoders[0].padding for decoder in decoders):
         raise ConfigError("the loaders' decoders stack or pad batches differently; give all of them the same")
-
-
-def substitute(batch: Batch, failures: Mapping[int, ShardflowError], sources: Sequence[Source]) -> dict[int, int]:
-    """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
-
-    A failed sample is replaced by the next good one of the batch, so the result is the same in every process, where its
-    source allows that. Return which sample replaces each that failed.
-    """
-    replaced: dict[int, int] = {}
-    if not failures:
-        return replaced
-    size = len(batch.samples)
-    refused = [index for index in failures if len(failures) == size or not sources[batch.sources[index]].max_errors]
-    if refused:
-        raise failures[min(refused)]
-    decoder = sources[batch.sources[0]].decoder
-    for index in failures:
-        good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
-        replaced[index] = good
-        batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
-        batch.sources[index] = batch.sources[good]
-        if batch.images is not None:
-            decoder.copy_image(batch.images, index, good)
-        for crops in () if batch.crops is None else as_views(batch.crops):
-            crops.replace(index, crops[good : good + 1])
-    batch.replaced += [str(failures[index]) for index in sorted(failures)]
-    return replaced
 
 
 class Annotate:

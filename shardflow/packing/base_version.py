@@ -13,7 +13,7 @@ from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.receipt import Receipt
-from shardflow.formats.sharding import Sharding
+from shardflow.formats.shard_layout import Sharding
 
 from .jobs import digest_of
 from .known_inputs import KnownInputs, compare_inputs

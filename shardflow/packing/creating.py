@@ -10,7 +10,7 @@ from typing import Any
 
 from shardflow._validation import check_integer, explain_unknown_arguments
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.sharding import Sharding
+from shardflow.formats.shard_layout import Sharding
 
 from .annotations import check_annotations, warn_of_undeclared
 from .executors import make_executor

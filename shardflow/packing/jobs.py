@@ -29,10 +29,8 @@ from shardflow.errors import (
 )
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
-from shardflow.formats.receipt import UNREAD, Receipt, check_bytes, from_bytes, least_bytes
-from shardflow.formats.sharding import Sharding, job_name
+from shardflow.formats.receipt import UNREAD, Receipt, from_bytes
 from shardflow.formats.statistics import PixelSums, Statistics
-from shardflow.order import keyed_rng
 from shardflow.storage.file_names import name_bytes
 from shardflow.storage.interface import TEMPORARY, Storage
 from shardflow.storage.local_files import map_os_errors
@@ -42,12 +40,10 @@ from . import shard_writer
 from .sample_recipe import PackedSample, SampleRecipe
 from .sources.items import Item
 from .sources.reader import Input, Reader
-from .sources.source import Source
 
 PIECE_ITEMS = 32
 """Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
 
-_CHECKED_INPUTS = 1 << 16
 
 Announce = Callable[[int | None], None]
 """Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
@@ -262,38 +258,6 @@ class Finish:
                 return receipt
         message = f"{self.job.staging}: parts of {self.job.name} have vanished; make sure that no process deletes"
         raise StoreError(f"{message} files there, and run the same command again")
-
-
-def plan_jobs(
-    source: Source,
-    recipe: SampleRecipe,
-    sharding: Sharding,
-    dst: str,
-    storage_options: Mapping[str, Any] | None = None,
-) -> list[Job]:
-    """Cut the inputs of each split, shuffled if the sharding says so, into jobs, numbered after those that it has."""
-    jobs: list[Job] = []
-    for split, items in source.splits.items():
-        if sharding.shuffle:
-            items = items.take(keyed_rng.permutation(keyed_rng.key(sharding.seed, "pack", split), len(items)))
-        jobs += [
-            Job(
-                name=job_name(split, number),
-                first=sharding.inputs.get(split, 0) + start,
-                items=items[start : start + sharding.shard_samples],
-                reader=source.reader,
-                dst=dst,
-                recipe=recipe,
-                storage_options=storage_options,
-            )
-            for number, start in enumerate(
-                range(0, len(items), sharding.shard_samples), start=sharding.jobs.get(split, 0)
-            )
-        ]
-    for job in jobs:
-        if len(job.items) > _CHECKED_INPUTS:  # before hours of work; of fewer inputs with very long names, after it
-            check_bytes(least_bytes(item.path for item in job.items), len(job.items))
-    return jobs
 
 
 def content_of(jobs: Iterable[Job]) -> str:

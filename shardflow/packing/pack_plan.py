@@ -21,12 +21,13 @@ from typing import Any
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.quarantine import Quarantined
-from shardflow.formats.sharding import Sharding
+from shardflow.formats.shard_layout import Sharding
 
 from .base_version import BaseVersion
-from .jobs import Job, plan_jobs
+from .jobs import Job
 from .ledger import Ledger
 from .sample_recipe import SampleRecipe
+from .sharding import plan_jobs
 from .sources.items import Item
 from .sources.source import Source
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shardflow.errors import ConfigError
-from shardflow.formats.roots import Root, split_shard_name
+from shardflow.formats.virtual_roots import Root, split_shard_name
 
 from .file_names import is_below
 from .interface import Storage

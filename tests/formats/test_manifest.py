@@ -14,7 +14,7 @@ from shardflow.errors import ConfigError, ManifestError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
-from shardflow.formats.sharding import Sharding
+from shardflow.formats.shard_layout import Sharding
 from shardflow.formats.statistics import Statistics
 
 ZERO, ONE = "0" * 64, "1" * 64

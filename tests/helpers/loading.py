@@ -21,7 +21,7 @@ from shardflow.loading.batch_sampler import WholeBatches
 from shardflow.loading.decoders.center_crop import CenterCrop
 from shardflow.loading.facts import split_facts
 from shardflow.loading.source import Source
-from shardflow.loading.workers import Workers
+from shardflow.loading.worker_settings import Workers
 from shardflow.order.epochs import Epochs
 from shardflow.order.mixture import Shares
 from shardflow.order.rank_partition import RankPartition

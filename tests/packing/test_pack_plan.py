@@ -9,7 +9,7 @@ import shardflow as sf
 from shardflow.dataset.open_dataset import open_dataset
 from shardflow.errors import IntegrityError, PackIncompleteError
 from shardflow.formats.receipt import from_bytes
-from shardflow.formats.sharding import Sharding
+from shardflow.formats.shard_layout import Sharding
 from shardflow.packing.base_version import BaseVersion
 from shardflow.packing.commit import commit
 from shardflow.packing.creating import plan_pack

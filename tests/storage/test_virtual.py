@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardflow.errors import ConfigError
-from shardflow.formats.roots import Root
+from shardflow.formats.virtual_roots import Root
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.virtual import VirtualStorage, relative_root, root_url, virtual_storage

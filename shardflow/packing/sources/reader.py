@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from shardflow.errors import SampleError, ShardflowError
-from shardflow.formats.roots import SCHEMES
 from shardflow.formats.shard import MAX_SAMPLE_BYTES
+from shardflow.formats.virtual_roots import SCHEMES
 from shardflow.storage.file_names import is_below, name_bytes, path_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage

@@ -25,11 +25,11 @@ from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityErr
 from shardflow.formats import manifest, shard_index
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
-from shardflow.formats.roots import split_shard_name
 from shardflow.formats.shard import Shard
 from shardflow.formats.tar_bytes import TarBytes, TarInMemory, crc32
 from shardflow.formats.tar_samples import read_samples
 from shardflow.formats.tar_splits import tar_splits
+from shardflow.formats.virtual_roots import split_shard_name
 from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage

@@ -7,8 +7,8 @@ import pytest
 from shardflow.errors import ManifestError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import Manifest
-from shardflow.formats.roots import Root, split_shard_name
 from shardflow.formats.shard import Shard
+from shardflow.formats.virtual_roots import Root, split_shard_name
 
 FINGERPRINT = "sha256:" + "a" * 64
 

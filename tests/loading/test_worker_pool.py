@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardflow.errors import ConfigError
-from shardflow.loading.workers import Workers
+from shardflow.loading.worker_settings import Workers
 from tests.helpers.loading import run_script
 from tests.helpers.making import make_dataset
 

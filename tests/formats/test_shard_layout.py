@@ -7,7 +7,7 @@ import pytest
 from shardflow.errors import ManifestError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.formats.shard import Shard
-from shardflow.formats.sharding import MOST_JOBS, Sharding
+from shardflow.formats.shard_layout import MOST_JOBS, Sharding
 
 SHARDING = Sharding(
     shard_samples=20, shuffle=True, seed=-3, jobs={"train": 2, "val": 1}, inputs={"train": 25, "val": 3}

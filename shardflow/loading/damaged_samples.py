@@ -1,0 +1,42 @@
+"""Damaged samples: replaced by others of their batch, or raised, as `max_errors` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardflow.dataset.sample import Sample
+from shardflow.errors import ShardflowError
+
+from .batch import Batch
+from .decoders.decoder import as_views
+from .source import Source
+
+DAMAGED = Sample({}, (0, 0), 0, 0, "", "")
+"""In the place of a sample that could not be read, until `substitute`."""
+
+
+def substitute(batch: Batch, failures: Mapping[int, ShardflowError], sources: Sequence[Source]) -> dict[int, int]:
+    """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
+
+    A failed sample is replaced by the next good one of the batch, so the result is the same in every process, where its
+    source allows that. Return which sample replaces each that failed.
+    """
+    replaced: dict[int, int] = {}
+    if not failures:
+        return replaced
+    size = len(batch.samples)
+    refused = [index for index in failures if len(failures) == size or not sources[batch.sources[index]].max_errors]
+    if refused:
+        raise failures[min(refused)]
+    decoder = sources[batch.sources[0]].decoder
+    for index in failures:
+        good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
+        replaced[index] = good
+        batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
+        batch.sources[index] = batch.sources[good]
+        if batch.images is not None:
+            decoder.copy_image(batch.images, index, good)
+        for crops in () if batch.crops is None else as_views(batch.crops):
+            crops.replace(index, crops[good : good + 1])
+    batch.replaced += [str(failures[index]) for index in sorted(failures)]
+    return replaced
