@@ -131,6 +131,11 @@ class Dataset(Mapping[str, Split]):
             name: Split(storage, name, shards, cache, content.packed_tables) for name, shards in content.splits.items()
         }
 
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The label of each class name; empty without labels."""
+        return {name: number for number, name in enumerate(self.classes or ())}
+
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(split)}" for name, split in self._splits.items())
         return f"<shardflow.Dataset {self.url}: samples {splits}>"

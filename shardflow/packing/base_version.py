@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from .jobs import digest_of
 from .known_inputs import KnownInputs, compare_inputs
 from .origin import read_receipt
 from .sources.source import Source
+
+_TAR = re.compile(r"([^/]+\.tar)(?=[/#])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,31 @@ class BaseVersion:
         return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped)
 
     def compare(self, source: Source) -> dict[str, npt.NDArray[np.int8]]:
-        """Return the `State` of each input of a source, by split; refuse another shardflow dataset than the base's."""
+        """Return the `State` of each input of a source, by split; refuse inputs that have other names in the base."""
+        self._refuse_other_names(source)
         if source.is_dataset:
             self._refuse_other_dataset(source)
         return {
             split: compare_inputs(items, KnownInputs(of for _, of in self._of_split(split)), source.reader)
             for split, items in source.splits.items()
         }
+
+    def _refuse_other_names(self, source: Source) -> None:
+        """Refuse tars that were packed in the other way: samples have a number in an index, and a key in a tar."""
+        packed = _tars(
+            (path for receipt in self.receipts.values() for path in receipt.sources), "/" if source.is_dataset else "#"
+        )
+        given = _tars(
+            (item.path for items in source.splits.values() for item in items), "#" if source.is_dataset else "/"
+        )
+        if both := packed & given:
+            first, again = (
+                ("by their names", "a pattern of tars") if source.is_dataset else ("by an index", "that index")
+            )
+            raise ConfigError(
+                f"{min(both)!r} is among the tars that were packed {first}, and the source leads to its samples in "
+                f"another way, so that old ones cannot be told from new ones; extend with {again}, as before"
+            )
 
     def _refuse_other_dataset(self, source: Source) -> None:
         """Refuse another dataset than the one in the receipts: samples of all datasets have the same names."""
@@ -84,3 +105,9 @@ class BaseVersion:
 
     def _of_split(self, split: str) -> Iterator[tuple[str, Receipt]]:
         return ((name, receipt) for name, receipt in self.receipts.items() if name.partition("/")[0] == split)
+
+
+def _tars(paths: Iterable[str], mark: str) -> set[str]:
+    """Return the names of the tars in paths of samples, where this mark follows the name."""
+    found = (_TAR.search(path) for path in paths)
+    return {match[1] for match in found if match and match.string[match.end()] == mark}

@@ -108,7 +108,9 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         absent = all(each.reason.endswith(os.strerror(errno.ENOENT)) for each in bad)
         parts = plan.recipe.annotations.parts
         remedy = "is this the right directory?"
-        if absent:
+        if absent and not any(os.path.splitext(each.path)[1] for each in bad):
+            remedy = "the paths have no extension, such as .jpg: write it into the table"
+        elif absent:
             remedy = "paths in a table are absolute, or relative to the table; or name their folder with --image-folder"
         elif all(any(part in each.reason for part in parts) for each in bad):
             remedy = "do --mask, --boxes and --keypoints name what is there?"

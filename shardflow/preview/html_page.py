@@ -11,6 +11,7 @@ from pathlib import Path
 from shardflow._wording import plural, size_text
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import Finding
+from shardflow.dataset.virtual_dataset import tar_bytes
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics
 from shardflow.storage.local_files import map_os_errors
@@ -95,7 +96,7 @@ def _facts(dataset: Dataset, statistics: Statistics) -> str:
     facts = [
         *((f"samples in {name}", f"{len(split):,}") for name, split in dataset.items()),
         ("shards", f"{len(dataset.shards):,}"),
-        ("size", size_text(sum(shard.bytes for shard in dataset.shards))),
+        ("size", size_text(tar_bytes(dataset, dataset.shards))),
         ("classes", "none" if dataset.classes is None else f"{len(dataset.classes):,}"),
     ]
     if images := statistics.counts["images"]:

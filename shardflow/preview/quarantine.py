@@ -39,7 +39,7 @@ def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> I
                 pass  # most likely the reason why it was not packed
             except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
                 detail = f"{each.stage}, no longer in the source"
-        yield Tile(each.path.rpartition("/")[2], detail, picture, each.reason)
+        yield Tile("/".join(name.split("/")[-2:]), detail, picture, each.reason)  # cameras repeat names in each folder
 
 
 def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:

@@ -25,7 +25,7 @@ from .cache_directory import CachedFile, CacheDirectory
 from .cache_eviction import RENEW_S, Evictor
 from .local_files import file_sha256, map_os_errors
 from .staging import temporary_staging
-from .urls import strip_file_scheme
+from .urls import is_remote, strip_file_scheme
 
 LIMIT = "100GB"
 STALL_TIMEOUT_S = 45.0
@@ -78,6 +78,8 @@ class Cache:
         limit: int | str = LIMIT,
         pixels: int | str | None = None,
     ) -> None:
+        if directory is not None and is_remote(directory):
+            raise ConfigError("the cache must be a local directory, found a URL; name a disk of this machine")
         self.directory = default_directory() if directory is None else Path(strip_file_scheme(directory))
         self.limit_bytes = size_in_bytes(limit)
         self.pixel_limit_bytes = None if pixels is None else size_in_bytes(pixels)

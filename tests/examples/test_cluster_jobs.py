@@ -40,7 +40,7 @@ exit "${highest:-0}"
 
 SCONTROL = '[ "$1" = show ] && echo localhost || echo "$@" >> requeued\n'
 
-TORCHRUN = "echo ready; trap 'echo told; exit 1' TERM; while true; do sleep 0.05; done\n"
+TORCHRUN = "trap 'echo told; exit 1' TERM; echo ready; while true; do sleep 0.05; done\n"
 
 
 def install(folder: Path, **commands: str) -> dict[str, str]:
@@ -124,7 +124,7 @@ def test_the_job_of_kubernetes_is_consistent(kubernetes: dict[str, Any]) -> None
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert pod["subdomain"] == service["metadata"]["name"]
     (script,) = container["args"]
-    torchrun = shlex.split(script.partition("&\n")[0].replace("\\\n", " "))
+    torchrun = shlex.split(script.partition("TERM\n")[2].partition("&\n")[0].replace("\\\n", " "))
     parsed = get_args_parser().parse_args(torchrun[1:])
     assert parsed.nnodes == str(job["spec"]["completions"])
     assert parsed.nproc_per_node == str(container["resources"]["limits"]["nvidia.com/gpu"])

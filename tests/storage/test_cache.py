@@ -183,6 +183,13 @@ def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         Cache(tmp_path / "cache")
 
 
+def test_a_url_is_not_a_cache(tmp_path: Path) -> None:
+    """A cache is a local directory: a URL is refused, and a file URL is its path."""
+    with pytest.raises(ConfigError, match="local directory"):
+        Cache("s3://bucket/cache")
+    assert Cache(f"file://{tmp_path}/cache").directory == tmp_path / "cache"
+
+
 def test_directory_that_cannot_be_made_is_named() -> None:
     """A directory that cannot be created is an error only when a file is fetched; the message names the remedy."""
     user = os.geteuid()

@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 Ends: TypeAlias = "tuple[str | None, str | None]"
 """The two folders of a path that may be its split and class: the first, and the second; None where there is none."""
 
+_LIKE_A_SPLIT = re.compile(
+    r"(train|training|val|valid|validation|test|testing)[_-]?(images?|imgs?|pictures|photos|set|data|\d+)?", re.I
+)
 _WORD = re.compile(r"\.[A-Za-z][^./]*$")  # a number, as in shot.0001.png, is no name of a part
 _COCO = re.compile(r"(^|/)(instances|person_keypoints)_[^/]*\.json$")
 _FIRST_BYTES = 32
@@ -119,6 +122,7 @@ class Folder:
         place = _detect_layout(unlabelled, storage)
         named = {place(ends)[1] for ends in unlabelled.keys}
         if self.classes is None:
+            _refuse_splits(storage, {name for name in named if name})
             without = {place(ends)[1] for ends in empty | others} - named - {None}
             _refuse_empty(storage, without, without & {place(ends)[1] for ends in others})
         numbering = LabelNumbering(self.classes, named, storage)
@@ -234,6 +238,16 @@ def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "")
         f"{storage} has {image!r} and {mask!r}, which look like an image and its mask: {first}pack both as one sample "
         f"with {option} {part}; or say with --parts none that each file is an image of its own"
     )
+
+
+def _refuse_splits(storage: Storage, classes: set[str]) -> None:
+    """Refuse folders that would become classes, though all of their names say that they are splits: `train_images`."""
+    if classes and all(_LIKE_A_SPLIT.fullmatch(name) for name in classes):
+        raise ConfigError(
+            f"{storage} has folders that look like splits, not classes: {', '.join(sorted(classes))}. Give the table "
+            f"with their labels, and --image-folder; or one of them, {storage}/{min(classes)}; or rename them to "
+            f"{', '.join(SPLITS)}; or list them in a file for --classes if they are classes"
+        )
 
 
 def _refuse_empty(storage: Storage, without: Collection[str | None], with_files: Collection[str | None]) -> None:

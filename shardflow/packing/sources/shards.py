@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,8 @@ from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, number_labels, refuse_renumbering, unlabelled_input
 from .reader import Reader, file_state, too_many_bytes
 from .source import Source
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Shards:
     def _list_dataset(self, storage: Storage, url: str, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
         tars = virtual_storage(storage, url, dataset.roots, self.storage_options)
+        _warn_of_more_tars(storage, dataset)
         unlabelled = UnlabelledInputs.of(
             each
             for split, shards in dataset.splits.items()
@@ -122,6 +126,16 @@ class Shards:
 
 def _is_dataset(storage: Storage) -> bool:
     return storage.version(manifest.FILE_NAME) is not None
+
+
+def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
+    """Warn of tars in the folder of an index that it does not know: they were added after it was made."""
+    here = {name for name, root in dataset.roots.items() if root.url == "."}
+    named = (split_shard_name(shard.name) for shards in dataset.splits.values() for shard in shards) if here else ()
+    indexed = {path for name, path in named if name in here}
+    if indexed and (more := sorted({name for name in storage.listing() if name.endswith(".tar")} - indexed)):
+        few = ", ".join(more[:3]) + (", ..." if len(more) > 3 else "")
+        logger.warning("%s has %s that its index does not know: %s; index anew", storage, plural(len(more), "tar"), few)
 
 
 def _matching(storage: Storage, pattern: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, class_names
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
@@ -115,6 +115,8 @@ class Table:
         storage = open_storage(folder, remote_options(folder, self.storage_options))
         name = name if is_remote(folder) else name_of(name)
         base = folder if self.images is None else str(self.images)
+        if self.images is not None and not is_remote(base) and not os.path.isdir(strip_file_scheme(base)):
+            raise NotFoundError(f"the folder of images, {base}, does not exist; check --image-folder")
         rows = _read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name)
         unused: list[str] = []
         unlabelled = UnlabelledInputs.of(counted(self._unlabelled_inputs(rows, folder, base, unused), "listing"))

@@ -249,3 +249,12 @@ def test_a_terminal_gets_a_counter(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     list_source(tmp_path)
     assert "listing: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names", [("train_images", "test_images"), ("train2017", "val2017"), ("test-set",)])
+def test_folders_that_look_like_splits_are_not_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Folders such as train_images are refused as classes, unless the classes are listed."""
+    write_tree(tmp_path / "src", {f"{name}/{n}.jpg": photo(n) for name in names for n in range(2)})
+    with pytest.raises(ConfigError, match=rf"look like splits.*{names[0]}"):
+        list_source(tmp_path / "src")
+    assert list_source(sf.sources.Folder(tmp_path / "src", classes=names)).classes == names

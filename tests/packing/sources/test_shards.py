@@ -227,3 +227,31 @@ def test_wildcards_mean_tars(tmp_path: Path) -> None:
     assert list_source(f"{tmp_path}/[01]*").inputs == 4
     sf.index(tmp_path)
     assert [item.path for item in list_source(tmp_path / "1.tar").splits["train"]] == ["1.tar/00002", "1.tar/00003"]
+
+
+@pytest.mark.parametrize("by_index_first", [False, True], ids=["tars first", "index first"])
+def test_the_same_tars_by_another_way_do_not_extend(tmp_path: Path, by_index_first: bool) -> None:
+    """Tars packed by a pattern are not packed again through their index, nor the other way round."""
+    tars, pattern, dst = tmp_path / "tars", str(tmp_path / "tars/*.tar"), tmp_path / "dst"
+    _foreign(tars / "00000.tar", _samples(3))
+    if by_index_first:
+        sf.index(tars)
+    sf.pack(tars if by_index_first else pattern, dst, **SMALL)
+    if not by_index_first:
+        sf.index(tars)
+    before = contents(dst)
+    with pytest.raises(ConfigError, match=r"00000\.tar.*extend with"):
+        sf.extend(pattern if by_index_first else tars, dst, executor="serial")
+    assert contents(dst) == before
+    assert sf.extend(tars if by_index_first else pattern, dst, executor="serial").packed == 0
+
+
+def test_tars_beside_an_index_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Tars that were added after the index was made are not in it: listing the index says so."""
+    _foreign(tmp_path / "00000.tar", _samples(3))
+    sf.index(tmp_path)
+    assert list_source(tmp_path).inputs == 3
+    assert not caplog.messages
+    _foreign(tmp_path / "00001.tar", _samples(3, 3))
+    assert list_source(tmp_path).inputs == 3
+    assert "1 tar that its index does not know: 00001.tar" in caplog.text

@@ -345,3 +345,13 @@ def test_a_remote_table_names_no_file_below_a_folder_of_this_machine(tmp_path: P
         file.write(data)
     items = list_source(sf.sources.Table("memory://tables/t.jsonl", images=tmp_path / "img")).splits["train"]
     assert [b"bad" in item.more for item in items] == [False, True, True, True]
+
+
+def test_wrong_folders_and_names_of_images(tmp_path: Path) -> None:
+    """A folder of images that does not exist is refused; where no path has an extension, the message says so."""
+    table = tmp_path / "t.csv"
+    write_tree(tmp_path, {"images/1.jpg": photo(1), "t.csv": b"image\n1\n"})
+    with pytest.raises(NotFoundError, match=r"nowhere.*--image-folder"):
+        list_source(sf.sources.Table(table, images=tmp_path / "nowhere"))
+    with pytest.raises(PackIncompleteError, match="no extension"):
+        sf.pack(sf.sources.Table(table, images=tmp_path / "images"), tmp_path / "dst", executor="serial")
