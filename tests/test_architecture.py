@@ -99,8 +99,8 @@ BUDGET = {
     "loading": 5750,
     "native": 5500,
     "order": 1600,
-    "packing": 6400,
-    "preview": 1250,
+    "packing": 6500,
+    "preview": 1300,
     "storage": 4400,
     "": 1200,
 }

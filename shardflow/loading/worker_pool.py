@@ -91,7 +91,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         if is_start:  # before the first batch: one of them may die while those of others have arrived already
             weakref.finalize(items, forget, set(self.pids()))
             for worker in getattr(items, "_workers", ()):
-                worker._popen.terminate = worker._popen.kill  # as it ignores SIGTERM
+                _end_by_kill(worker._popen)
         try:
             while True:
                 try:
@@ -130,6 +130,17 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         if getattr(iterator, "_worker_pids_set", False):
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
+
+
+def _end_by_kill(popen: Any) -> None:
+    """Make `terminate` kill a worker, since it ignores SIGTERM; without a cycle, which would keep its descriptors."""
+    kill = weakref.WeakMethod(popen.kill)
+
+    def terminate() -> None:
+        if (living := kill()) is not None:
+            living()
+
+    popen.terminate = terminate
 
 
 def check_sendable(workers: Workers, **objects: Any) -> None:
