@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -326,17 +327,18 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
 
 def test_public_names_survive_importing_every_module() -> None:
-    """Importing all modules of the package puts none of them in the place of a public name."""
+    """Importing all modules of the package puts none of them in the place of a public name, and ignores no signal."""
 
     def public() -> dict[tuple[str, str], object]:
         modules = {name: importlib.import_module(name) for name in NAMESPACES}
         return {(name, each): getattr(module, each) for name, module in modules.items() for each in module.__all__}
 
-    before = public()
+    before, dispositions = public(), [signal.getsignal(number) for number in signal.valid_signals()]
     for module in pkgutil.walk_packages(shardflow.__path__, "shardflow."):
         if not module.name.startswith("shardflow.native._") and not module.name.endswith("executors.ray"):
             importlib.import_module(module.name)
     assert public() == before
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == dispositions
 
 
 def test_import_is_light() -> None:

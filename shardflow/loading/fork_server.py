@@ -1,4 +1,4 @@
-"""Imported by multiprocessing's fork server alone: signals to the whole job must not end it, as its workers would end.
+"""For multiprocessing's fork server, which imports it: signals to the job must not end it, as its workers would end.
 
 Its children have the server's earlier dispositions: they may be of other libraries, which end them by SIGTERM.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from shardflow._signals import FOR_THE_JOB, ignore
 
+_IS_SERVER = any("multiprocessing.forkserver" in argument for argument in sys.orig_argv)
 _before = {number: signal.getsignal(number) for number in FOR_THE_JOB}
 
 
@@ -18,5 +20,6 @@ def _restore() -> None:
         signal.signal(number, disposition)
 
 
-ignore()
-os.register_at_fork(after_in_child=_restore)
+if _IS_SERVER:
+    ignore()
+    os.register_at_fork(after_in_child=_restore)

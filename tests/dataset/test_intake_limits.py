@@ -23,7 +23,7 @@ from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
 from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.formats.tar_samples import MAX_PARTS, read_samples
-from shardflow.packing import jobs, shard_writer
+from shardflow.packing import shard_writer, sharding
 from shardflow.storage.interface import BlobVersion
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.remote import RemoteStorage
@@ -211,7 +211,7 @@ def test_what_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pyte
         long.to_bytes()
     image_folder(tmp_path / "src", 5)
     monkeypatch.setattr(receipt, "MAX_BYTES", 200)
-    monkeypatch.setattr(jobs, "_CHECKED_INPUTS", 1)
+    monkeypatch.setattr(sharding, "_CHECKED_INPUTS", 1)
     with pytest.raises(ConfigError, match=r"the receipt of a shard of \d inputs .*choose fewer samples per shard"):
         sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial")
     assert not list((tmp_path / "dst").rglob("*.tar"))

@@ -21,7 +21,7 @@ def coco(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_trains_from_coco(coco: Path, model: str) -> None:
     """torchvision's detectors train on a packed COCO set, with the boxes that lie in the crops; losses are finite."""
     printed = run("train_detection.py", coco, "--model", model, "--batch-size", 8, "--size", 64, "--workers", 1)
-    match = re.match(r"epoch 0: 4 steps, (\d+) boxes; ((\w+ [\d.]+(, )?)+)\n[a-z]+-bound: ", printed)
+    match = re.match(r"epoch 0: 4 steps, (\d+) boxes; ((\w+ [\d.]+(, )?)+)\n[a-z ]+-bound: ", printed)
     assert match, printed
     assert 15 < int(match[1]) < 50
     assert "nan" not in match[2]

@@ -235,12 +235,14 @@ def _mounted(path: Path, size: int) -> Iterator[None]:
 def growth(samples: Sequence[Sample]) -> dict[str, int]:
     """Return by how much the median of each figure has risen, from the first third of the samples to the last.
 
-    What the training process holds counts from when that was killed last. A sample right after a death is low.
+    What the training process holds counts from when that was killed last. A sample right after a death, with fewer
+    threads, is low, and counts for the threads alone.
     """
     last = [sample for sample in samples if sample.life == samples[-1].life]
+    alive = [sample for sample in last if sample.threads > max(each.threads for each in last) - 4]
     risen = {}
     for name in TOLERANCES:
-        chosen = samples if name in ("shm_bytes", "cache_bytes", "temporary") else last
+        chosen = samples if name in ("shm_bytes", "cache_bytes", "temporary") else last if name == "threads" else alive
         third = max(1, len(chosen) // 3)
         values = [getattr(sample, name) for sample in chosen]
         risen[name] = statistics.median_low(values[-third:]) - statistics.median_low(values[:third])
