@@ -24,7 +24,10 @@ CHECKPOINT=${CHECKPOINT:-run.pt}
 export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-srun --kill-on-bad-exit=1 bash -c '
+# Ranks that were told to end need a moment more than the first of them, and 85 must stay the highest exit code. After a
+# rank that fails, srun ends the others in --wait seconds. It does not take the cores of a task from sbatch by itself.
+srun --kill-on-bad-exit=0 --wait=60 --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c '
+    trap "" USR1  # Python would end at it before train_ddp.py has its handler
     export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
     export LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE
     exec python "$@"

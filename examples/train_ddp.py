@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 import shardflow
@@ -33,6 +34,7 @@ START_AGAIN = 85
 """The exit code of a run that was told to end before it was done."""
 
 
+@record  # torchrun's summary then has the error of the rank that failed first
 def main() -> None:
     """Parse the command line, and train as one rank of a group."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -18,8 +18,9 @@
     shardflow.diff(a, b)            datasets -> their differences
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
 
-    shardflow.sources               what `pack` takes: Folder, Table, Coco, Shards, Collection
+    shardflow.sources               what `pack` takes: Folder, Table, Parquet, Coco, Shards, Collection
     shardflow.annotations           what parts mean: Annotations, Boxes, Keypoints
+    shardflow.columns               values per sample, added to a dataset without rewriting its tars: add, drop
     shardflow.decoders              from encoded images to tensors: RandomResizedCrop, CenterCrop, MultiView, ...
     shardflow.samplers              which samples make an epoch, in which order
     shardflow.device                batches on a device, augmented there: Prefetcher, Normalize, MixUp, ...
@@ -36,6 +37,7 @@ from ._imports import lazy_names
 
 if TYPE_CHECKING:
     from . import annotations as annotations
+    from . import columns as columns
     from . import decoders as decoders
     from . import device as device
     from . import errors as errors
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from . import sources as sources
     from ._version import __version__ as __version__
     from .dataset.diffing import diff as diff
-    from .dataset.indexing import index as index
+    from .dataset.indexing_tars import index as index
     from .dataset.merging import merge as merge
     from .dataset.open_dataset import Dataset as Dataset
     from .dataset.open_dataset import Split as Split
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from .loading.mix import Mix as Mix
     from .loading.sample_stream import Samples as _Samples
     from .loading.worker_settings import Workers as Workers
-    from .order.shuffle import Shuffle as Shuffle
+    from .order.shuffle_settings import Shuffle as Shuffle
     from .packing.creating import pack as pack
     from .packing.extending import extend as extend
     from .packing.repairing import repair as repair

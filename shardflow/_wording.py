@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 shard", "2,048 shards"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """Return the first names of a list, with an ellipsis if there are more; a name with a comma is quoted."""
+    shown = ", ".join(repr(name) if "," in name or name != name.strip() else name for name in names[:most])
+    return shown + ", ..." * (len(names) > most)
 
 
 def size_text(count: int) -> str:

@@ -10,14 +10,14 @@ from ._imports import lazy_names
 
 if TYPE_CHECKING:
     from .geometry.crops import Crops as Crops
-    from .loading.decoders.center_crop import CenterCrop as CenterCrop
-    from .loading.decoders.cover import Cover as Cover
     from .loading.decoders.crop_decoder import CropDecoder as CropDecoder
     from .loading.decoders.decoder import Decoder as Decoder
     from .loading.decoders.decoder import Payloads as Payloads
     from .loading.decoders.multi_view import MultiView as MultiView
-    from .loading.decoders.random_resized_crop import RandomResizedCrop as RandomResizedCrop
     from .loading.decoders.raw import Raw as Raw
+    from .loading.decoders.standard_crops import CenterCrop as CenterCrop
+    from .loading.decoders.standard_crops import Cover as Cover
+    from .loading.decoders.standard_crops import RandomResizedCrop as RandomResizedCrop
     from .loading.decoders.whole_image import Image as Image
     from .loading.padding import Padding as Padding
 else:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ._imports import lazy_names
 
 if TYPE_CHECKING:
+    from .dataset.columns import ColumnsReport as ColumnsReport
     from .dataset.diffing import Diff as Diff
     from .dataset.diffing import SplitDiff as SplitDiff
-    from .dataset.indexing import IndexReport as IndexReport
     from .dataset.syncing import SyncReport as SyncReport
     from .dataset.verifying import Finding as Finding
     from .dataset.virtual_dataset import VirtualReport as VirtualReport

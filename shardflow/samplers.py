@@ -11,10 +11,10 @@ from ._imports import lazy_names
 if TYPE_CHECKING:
     from .order.aspect_buckets import AspectBuckets as AspectBuckets
     from .order.class_batches import ClassBatches as ClassBatches
-    from .order.list_plan import ListPlan as ListPlan
     from .order.sampler import EpochPlan as EpochPlan
     from .order.sampler import EpochSampler as EpochSampler
     from .order.sampler import Facts as Facts
+    from .order.sampler import ListPlan as ListPlan
     from .order.sampler import Sampler as Sampler
     from .order.subset_sampler import Subset as Subset
     from .order.weighted import Weighted as Weighted

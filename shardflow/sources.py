@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .packing.sources.coco import Coco as Coco
     from .packing.sources.collection import Collection as Collection
     from .packing.sources.folder import Folder as Folder
+    from .packing.sources.parquet import Parquet as Parquet
     from .packing.sources.shards import Shards as Shards
     from .packing.sources.source import Source as Source
     from .packing.sources.source import SourceKind as SourceKind

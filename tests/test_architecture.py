@@ -26,14 +26,14 @@ LAYERS = [
     {"geometry"},
     {"native", "_orientation"},
     {"_pillow"},
-    {"_colour"},
+    {"_colour", "_masks"},
     {"_rgb"},
     {"storage"},
     {"dataset"},
     {"packing", "loading"},
     {"device", "preview", "interop"},
     {"diagnostics"},
-    {"annotations", "decoders", "metrics", "reports", "samplers", "sources"},
+    {"annotations", "columns", "decoders", "metrics", "reports", "samplers", "sources"},
     {"demo"},
     {"cli"},
 ]
@@ -58,13 +58,14 @@ LIBRARIES = {
     "s3fs": ("storage/",),
     "azure": ("storage/azure_transport.py",),
     "huggingface_hub": ("storage/hub_transport.py",),
-    "braceexpand": ("storage/url_patterns.py",),
+    "braceexpand": ("dataset/finding_tars.py",),
     "ray": ("packing/executors/ray.py",),
-    "datasets": ("packing/sources/huggingface.py",),
-    "pyarrow": ("packing/sources/table.py",),
+    "datasets": ("packing/sources/collection.py",),
+    "pyarrow": ("packing/sources/table.py", "dataset/column_files.py", "dataset/columns.py"),
     "PIL": (
         "_pillow.py",
         "_colour.py",
+        "_masks.py",
         "_orientation.py",
         "_rgb.py",
         "packing/",
@@ -89,28 +90,31 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2200,
-    "dataset": 3950,
+    "cli": 2400,
+    "dataset": 5250,
     "demo": 750,
-    "device": 2100,
-    "diagnostics": 1100,
-    "formats": 3150,
+    "device": 2050,
+    "diagnostics": 1050,
+    "formats": 3200,
     "geometry": 400,
     "interop": 650,
-    "loading": 5750,
+    "loading": 5950,
     "native": 5500,
     "order": 1600,
-    "packing": 6500,
-    "preview": 1300,
-    "storage": 4400,
-    "": 1200,
+    "packing": 7150,
+    "preview": 1250,
+    "storage": 4550,
+    "": 1250,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
 
 PACKAGE = Path(shardflow.__file__).parent
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-NAMESPACES = ["shardflow", *(f"shardflow.{name}" for name in ("annotations", "decoders", "device", "metrics"))]
+NAMESPACES = [
+    "shardflow",
+    *(f"shardflow.{name}" for name in ("annotations", "columns", "decoders", "device", "metrics")),
+]
 NAMESPACES += [f"shardflow.{name}" for name in ("reports", "samplers", "sources")]
 """The modules whose names are public, beside `shardflow.errors`."""
 

@@ -29,7 +29,7 @@ from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.decoders.raw import EncodedImages
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import make_recipe
-from shardflow.preview.augmentation import augment_sample
+from shardflow.preview.augmentation import augment_sample, training_loader
 from shardflow.preview.contact_sheet import sample_tiles
 from shardflow.preview.html_page import write_page
 from shardflow.preview.quarantine import quarantine_tiles
@@ -125,8 +125,8 @@ def look(root: Path) -> None:
     assert sum(tile.picture is None and "limit" in tile.problem for tile in tiles) == len(BOMBS)
     for number in (1, 2):
         with pytest.raises(TooLargeError):
-            augment_sample(dataset, "train", number, epochs=1)
-    write_page(dataset, root / "page.html", split="train", count=99, findings=None, versions={})
+            augment_sample(training_loader(root / "indexed", "train"), number, epochs=1)
+    write_page(dataset, root / "page.html", split="train", count=99, findings=None)
     images = payloads(dataset["train"])
     assert len(images) == len(BOMBS) + len(BURDENS) + 1
     with DecodeBaseline(images, sf.decoders.RandomResizedCrop(16), 1) as baseline:

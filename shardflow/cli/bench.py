@@ -10,10 +10,9 @@ from tqdm import tqdm
 
 from shardflow._wording import plural
 
-from .loader_options import check_chosen, loader_factory, loader_options, user_code_errors
+from .loader_options import chosen_loader, loader_options
 from .options import PathOrUrl, json_option, picture_file
 from .output import print_json, print_lines
-from .signals import ending_at_once
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.bench import BenchReport
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 @loader_options
 @click.option("--workers", type=click.IntRange(0), help="Number of worker processes.  [default: one per core]")
 @click.option("--seconds", default=10.0, show_default=True, help="Approximate duration of the measurement.")
-@click.option("--step-ms", type=float, help="Time of one training step of your model; says whether the model waits.")
+@click.option("--step-ms", type=float, help="Time of one training step; shows whether the model waits.")
 @click.option("--plot", type=PathOrUrl(), callback=picture_file, metavar="FILE.png", help="File for a chart.")
 @json_option
 def bench(
@@ -31,8 +30,8 @@ def bench(
 ) -> int:
     """Measure the throughput of a loader, and compare it with the decode baseline of this machine.
 
-    The decode baseline is measured at the same time: processes that decode the same images and do nothing else. With
-    --step-ms the exit code is 1 if a model with that training step would wait for data.
+    The decode baseline is the rate of processes that decode the same images and do nothing else, measured at the same
+    time. With --step-ms the exit code is 1 if a model with that training step would wait for data.
 
     \b
     Examples:
@@ -40,13 +39,10 @@ def bench(
       shardflow bench photos256/ --batch-size 256 --step-ms 180 --plot bench.png
       shardflow bench --loader train.py:make_loader
     """
-    check_chosen(**chosen)
-    with ending_at_once():  # here, because torch takes seconds to import
-        from shardflow.diagnostics import bench as benchmark
+    with chosen_loader(**chosen) as (make_loader, name):
+        from shardflow.diagnostics import bench as benchmark  # here, because torch takes seconds to import
         from shardflow.diagnostics.chart import draw_bench
 
-    make_loader, name = loader_factory(**chosen)
-    with user_code_errors(chosen["user_function"]):
         # Before the progress bar, so that errors stand alone.
         loader = make_loader(**({} if workers is None else {"num_workers": workers}))
         with tqdm(total=benchmark.STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:

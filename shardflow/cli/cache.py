@@ -16,7 +16,8 @@ from shardflow.errors import NotFoundError
 from shardflow.storage.cache import LIMIT, Cache
 
 from .options import PathOrUrl, json_option
-from .output import print_json, print_lines, shard_bar, show_waiting, total_bytes
+from .output import print_json, print_lines, total_bytes
+from .progress_bars import shard_bar, show_waiting
 from .terminal import say
 
 
@@ -40,7 +41,7 @@ _directory = click.option(
 @json_option
 @click.pass_context
 def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
-    """Show what the cache of remote shards and decoded images holds.
+    """Show the cache of remote shards and decoded images.
 
     \b
     Examples:
@@ -84,7 +85,7 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
 def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | None) -> None:
     """Remove files from the cache, the least recently used first.
 
-    Both shards and decoded images are removed. A process that is reading a file can read it to the end.
+    These are shards and decoded images. A process that is reading a file can read it to the end.
 
     \b
     Examples:

@@ -22,13 +22,13 @@ _TRAIN, _VAL = 10, 2  # pictures of each class that --draw makes
 @click.command()
 @click.option("--images", type=PathOrUrl(), metavar="DIR", help="Folder of images.  [default: pictures drawn now]")
 @click.option("--output", type=PathOrUrl(), default="demo-output", show_default=True, help="Folder for the results.")
-@click.option("--draw", type=PathOrUrl(), metavar="DIR", help="Draw 96 pictures into this new folder, and do no more.")
+@click.option("--draw", type=PathOrUrl(), metavar="DIR", help="Only draw 96 pictures into this new folder.")
 @click.option("--epochs", default=12, show_default=True, help="Training epochs; 0 skips the training.")
 @click.option("--workers", type=int, help="Number of processes.  [default: one per core, at most 8]")
 def demo(images: str | None, output: str, draw: str | None, epochs: int, workers: int | None) -> int:
     """Show every step on a few hundred pictures: pack, verify, stream, resume, train, and draw a contact sheet.
 
-    Nothing is overwritten: if the output folder is in use, a new folder in it is used.
+    Nothing is overwritten: in an output folder that is in use, it makes a new folder.
 
     \b
     Examples:

@@ -8,10 +8,11 @@ from dataclasses import asdict
 import click
 
 import shardflow
-from shardflow._wording import plural
+from shardflow._wording import first_few, plural
 
 from .options import PathOrUrl, json_option
-from .output import first_few, print_json, print_lines, shard_bar
+from .output import print_json, print_lines
+from .progress_bars import shard_bar
 
 _NAMED = 5
 
@@ -23,9 +24,8 @@ _NAMED = 5
 def diff(a: str, b: str, as_json: bool) -> int:
     """Compare two datasets: recipe, annotations, classes, splits, shards, samples.
 
-    Only indexes are read, no shards. Samples are matched by the paths of their inputs if both datasets have the .json
-    files beside their shards, and by their images otherwise. The exit code is 0 if the datasets are the same, and 1 if
-    they differ.
+    Only indexes are read, no shards. Samples are matched by the paths of their inputs if both datasets have receipts,
+    and by their images otherwise. The exit code is 0 if the datasets are the same, and 1 if they differ.
 
     \b
     Example:
@@ -50,6 +50,8 @@ def _lines(found: shardflow.reports.Diff) -> Iterator[tuple[str, str]]:
         yield "recipe", f"{name}: {ours} | {theirs}"
     for name, (ours, theirs) in found.annotations.items():
         yield name, f"{ours} | {theirs}"
+    for name, (ours, theirs) in found.columns.items():
+        yield "column", f"{name}: {ours} | {theirs}"
     for names, dataset in zip(found.classes_only, ("A", "B"), strict=True):
         if names:
             yield "classes", f"{len(names):,} only in {dataset}: {first_few(names, _NAMED)}"

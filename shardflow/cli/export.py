@@ -15,13 +15,13 @@ from shardflow.interop.energon import write_energon
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, option_group
-from .output import shard_bar
+from .progress_bars import shard_bar
 from .terminal import say
 
 
 @click.group()
 def export() -> None:
-    """Write what other tools need to read a dataset, or its card. The shards are plain tars and stay as they are.
+    """Write index files for other tools, or a dataset card. The shards are plain tars and stay unchanged.
 
     \b
     Examples:
@@ -42,8 +42,8 @@ _places = option_group(
 def dali(url: str, directory: str | None) -> None:
     """Write index files for the webdataset reader of NVIDIA DALI.
 
-    There is one for each shard, train/000000.idx for train/000000.tar, in DIRECTORY or beside the shards of a local
-    dataset. Without index files the reader scans every tar before it starts.
+    Each shard gets one, train/000000.idx for train/000000.tar, in DIRECTORY or next to the shards of a local dataset.
+    Without index files the reader scans every tar before it starts.
 
     \b
     Examples:
@@ -58,8 +58,8 @@ def dali(url: str, directory: str | None) -> None:
 def energon(url: str, directory: str | None) -> None:
     """Write metadata and index files for Megatron Energon.
 
-    They replace `energon prepare`, and no tar is read. Energon expects them beside the shards of a local dataset; for
-    other datasets, write them to DIRECTORY and copy them there.
+    They replace `energon prepare`, and no tar is read. Energon expects them next to the shards. For a remote dataset,
+    write them to DIRECTORY and copy them there.
 
     \b
     Examples:
@@ -75,8 +75,8 @@ def energon(url: str, directory: str | None) -> None:
 def card(url: str, directory: str | None, name: str | None, license_id: str | None) -> None:
     """Write a dataset card: README.md with metadata for the Hugging Face Hub, and croissant.json.
 
-    Splits, classes, sizes and settings come from the manifest; no shard is read. The files go to DIRECTORY or beside
-    the shards of a local dataset, and replace those that this command wrote, but no other files.
+    Splits, classes, sizes and settings come from the manifest; no shard is read. The files go to DIRECTORY or next to
+    the shards of a local dataset. They replace only files that this command wrote.
 
     \b
     Examples:

@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import plural
+from shardflow._wording import first_few, plural
 from shardflow.formats.quarantine import version_name
 from shardflow.packing.extending import ON_CONFLICT, preview_extension
 from shardflow.packing.pack_plan import PackPreview
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
-from .output import first_few, pack_bar, print_lines
+from .output import print_lines
+from .progress_bars import pack_bar
 from .terminal import say
 
 
@@ -28,19 +29,17 @@ from .terminal import say
     type=click.Choice(ON_CONFLICT),
     default="error",
     show_default=True,
-    help="What to do with an input that has the path of another one in DST: stop, add it as a further sample, or skip "
-    "it.",
+    help="A known path with new content: stop, add it as a further sample, or skip it.",
 )
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count known, new and conflicting inputs; write nothing.")
-@click.option("--max-errors", default=0, show_default=True, help="Maximum number of new inputs that are not packed.")
+@click.option("--max-errors", default=0, show_default=True, help="Bad inputs to allow.")
 def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any) -> None:
     """Add the new images of SRC to the dataset at DST, as new shards.
 
-    They are packed like the rest of the dataset. An input is new if the dataset has none with the same path below SRC.
-    If it has one, their contents are compared, and --on-conflict decides where they differ. At the end DST becomes a
-    new version in one step; the old version can still be opened by its fingerprint. Run the same command again to
-    resume after a stop.
+    They are packed like the rest of the dataset. An input is new if its path below SRC is new. If the path is known and
+    the content differs, --on-conflict decides. At the end DST becomes a new version in one step; the old version can
+    still be opened by its fingerprint. Run the same command again to resume.
 
     \b
     Example:
@@ -65,7 +64,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "quarantined": report.quarantined
         and f"{plural(report.quarantined, 'input')}, listed in {version_name(report.fingerprint)}",
         "skipped": report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read",
-        "new classes": ", ".join(report.new_classes),
+        "new classes": first_few(report.new_classes, len(report.new_classes)),
         "fingerprint": report.fingerprint,
         "previous": report.previous,
     }
@@ -81,7 +80,7 @@ def _preview_lines(counts: PackPreview, on_conflict: str) -> Iterator[tuple[str,
     for split, inputs in counts.inputs.items():
         yield split, plural(inputs, "new input")
     if counts.conflicting:
-        paths = first_few([*map(repr, counts.conflicting)], 3)
+        paths = ", ".join(map(repr, counts.conflicting[:3])) + ", ..." * (len(counts.conflicting) > 3)
         yield "conflicting", f"{_conflicting(len(counts.conflicting))}: {paths}"
     if counts.skipped:
         yield (
@@ -89,7 +88,7 @@ def _preview_lines(counts: PackPreview, on_conflict: str) -> Iterator[tuple[str,
             f"{describe_skipped(counts.skipped)}; or leave them out with --max-errors {len(counts.skipped)}",
         )
     if counts.new_classes:
-        yield "new classes", ", ".join(counts.new_classes)
+        yield "new classes", first_few(counts.new_classes, len(counts.new_classes))
     if counts.conflicting and on_conflict == "error":
         yield "would write", "nothing, because of the conflicts; see --on-conflict"
     else:

@@ -13,7 +13,8 @@ from shardflow.formats.quarantine import version_name
 from shardflow.packing.progress import DELAY_S
 
 from .options import PathOrUrl, annotation_options, annotations_of
-from .output import print_report, ticking
+from .output import print_report
+from .progress_bars import ticking
 from .terminal import say
 
 _NAMED = 20
@@ -21,16 +22,17 @@ _NAMED = 20
 
 @click.command()
 @click.argument("urls", type=PathOrUrl(), nargs=-1, required=True, metavar="URL...")
-@click.option("--to", type=PathOrUrl(), help="Destination of manifest and indexes.  [default: beside the tars]")
+@click.option("--to", type=PathOrUrl(), help="Directory for manifest and indexes.  [default: that of the tars]")
 @click.option("--classes", type=PathOrUrl(exists=True, dir_okay=False), help="File with the class names, one per line.")
 @annotation_options
-@click.option("--max-errors", default=0, show_default=True, help="Maximum number of samples that cannot be indexed.")
+@click.option("--max-errors", default=0, show_default=True, help="Bad samples to allow.")
 def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors: int, **declared: Any) -> None:
     """Index existing WebDataset tars, so that the loader can read them where they are.
 
     URL is a directory, a tar, or a quoted pattern with braces or wildcards, on a disk, in a bucket or behind https.
-    Each tar is read once, to find its samples and compute checksums. Samples that are incomplete, duplicate or not
-    contiguous are reported and left out, up to --max-errors of them.
+    Each tar is read once, to find its samples and compute checksums. Samples that are incomplete, scattered or twice
+    in one tar are reported and left out, up to --max-errors of them. Tars in folders like `val`, or with names like
+    photos-val-000.tar, belong to that split. New tars: index all of them into another place.
 
     \b
     Examples:
@@ -52,4 +54,6 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors
     if len(report.bad) > _NAMED:
         listed = version_name(report.fingerprint)
         say(f"left out: {plural(len(report.bad) - _NAMED, 'more sample')}; all are listed in {listed}")
+    if report.lost:
+        say(f"left out: about {plural(report.lost, 'sample')} behind the damage of tars")
     print_report(report, report.url)

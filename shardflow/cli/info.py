@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import plural, size_text
+from shardflow._wording import first_few, plural, size_text
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
@@ -18,7 +18,8 @@ from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
 
 from .options import PathOrUrl, json_option
-from .output import first_few, operation_counts, print_json, print_lines, show_waiting
+from .output import operation_counts, print_json, print_lines
+from .progress_bars import show_waiting
 
 _CLASSES_SHOWN = 8
 
@@ -28,10 +29,9 @@ _CLASSES_SHOWN = 8
 @click.option("--system", is_flag=True, help="Show this installation instead: versions, cores, native kernel.")
 @json_option
 def info(url: str | None, system: bool, as_json: bool) -> None:
-    """Show what a dataset contains, how it was packed, and how much of a remote one is in the cache.
+    """Show the contents of a dataset, its recipe, and how much of a remote one is in the cache.
 
-    Its manifest and the index of a shard of each split are read; of a virtual dataset all indexes, because its tars can
-    hold other samples as well.
+    It reads the manifest, and the index of one shard per split; of a virtual dataset it reads all indexes.
 
     \b
     Examples:
@@ -65,6 +65,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "bytes_per_image": round(totals["bytes"] / totals["samples"]) if totals["samples"] else 0,
         "classes": None if manifest.classes is None else list(manifest.classes),
         "annotations": manifest.annotations.to_json(),
+        "columns": describe_columns(dataset),
         "recipe": dict(manifest.recipe),
         "mean": manifest.mean,
         "std": manifest.std,
@@ -86,6 +87,14 @@ def _parts(dataset: shardflow.Dataset, split: str) -> list[str] | None:
     except (NotFoundError, IntegrityError):
         return None
     return sorted({part.decode() for part in index["part"].tolist()} - {KEY_PART.decode()})
+
+
+def describe_columns(dataset: shardflow.Dataset) -> dict[str, Any]:
+    """Return the type of each column, and how many samples of each split have no value."""
+    return {
+        name: {"type": column.kind, "missing": {split: each.columns.missing(name) for split, each in dataset.items()}}
+        for name, column in dataset.manifest.columns.items()
+    }
 
 
 def _cached(dataset: shardflow.Dataset) -> dict[str, Any]:
@@ -117,6 +126,7 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     yield from _part_lines(described["parts"])
     counts = sum(statistics.values(), Statistics()).counts
     yield from Annotations.from_json(described["annotations"]).describe(counts).items()
+    yield from column_lines(described["columns"])
     classes = described["classes"]
     no_labels = "none: the samples have no labels"
     yield "classes", no_labels if classes is None else f"{len(classes):,}: {first_few(classes, _CLASSES_SHOWN)}"
@@ -133,6 +143,13 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     if "cache" in described:
         share = described["in_cache_bytes"] / max(described["tar_bytes"], 1)
         yield "in cache", f"{share:.0%} of {size_text(described['tar_bytes'])}, {described['cache']}"
+
+
+def column_lines(columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a line for each column."""
+    for name, column in columns.items():
+        lacking = [f"{count:,} of {split}" for split, count in column["missing"].items() if count]
+        yield "column", f"{name}: {column['type']}{', no value: ' * bool(lacking)}{', '.join(lacking)}"
 
 
 def _part_lines(parts: Mapping[str, Sequence[str] | None]) -> Iterator[tuple[str, str]]:

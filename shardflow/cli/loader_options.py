@@ -15,9 +15,11 @@ import click
 
 from shardflow.dataset.open_dataset import open_dataset
 from shardflow.errors import ShardflowError
+from shardflow.order.shuffle_settings import Shuffle
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, option_group
+from .signals import ending_at_once
 
 _ENDLESS = 1 << 20
 """Batches per epoch: so many that no epoch ends during a measurement, even with a small dataset."""
@@ -31,20 +33,35 @@ loader_options = option_group(
         "--loader",
         "user_function",
         metavar="FILE.py:FUNCTION",
-        help="Python function that returns your own loader, in place of URL; `tune` calls it with "
-        "num_workers=Workers(...).",
+        help="Python function that returns your loader, instead of URL; it gets num_workers=Workers(...).",
     ),
 )
 
 
-def check_chosen(*, url: str | None, split: str, user_function: str | None, **_others: object) -> None:
-    """Check that the options choose a dataset or a file that exists, before the import of torch, which is slow."""
+@contextlib.contextmanager
+def chosen_loader(
+    url: str | None, *, split: str, batch_size: int, size: int, user_function: str | None
+) -> Iterator[tuple[Callable[..., Any], str]]:
+    """Yield a function from settings to a loader, and a description of the loader; report errors of the user's code.
+
+    Mistakes are found before the import of torch, which takes seconds.
+    """
     if (url is None) == (user_function is None):
         raise click.UsageError("give either the URL of a dataset or --loader FILE.py:FUNCTION")
     if url is not None:
         _ = open_dataset(url)[split]
     elif user_function is not None:
         _split_function(user_function)
+    with ending_at_once():
+        from shardflow import Loader, decoders
+    with user_code_errors(user_function):
+        if user_function is not None:
+            yield load_function(user_function), user_function
+            return
+        crop = decoders.CenterCrop if Shuffle.of(None, split) is None else decoders.RandomResizedCrop
+        settings: dict[str, Any] = {"split": split, "batch_size": batch_size, "decoder": crop(size)}
+        make_loader = functools.partial(Loader, str(url), **settings, samples_per_epoch=batch_size * _ENDLESS)
+        yield make_loader, f"{shown_url(str(url))}, {split}, {size} pixels"
 
 
 def _split_function(user_function: str) -> tuple[Path, str]:
@@ -54,31 +71,12 @@ def _split_function(user_function: str) -> tuple[Path, str]:
         example = user_function.strip(":") or "train.py"
         raise click.UsageError(f"--loader {user_function}: expected FILE.py:FUNCTION, such as {example}:make_loader")
     path = Path(file).expanduser().resolve()
+    if path.suffix == ".ipynb":
+        remedy = f"move {name} and all it needs into a file, such as train.py, and name that: --loader train.py:{name}"
+        raise click.UsageError(f"--loader {user_function}: a notebook cannot be imported; {remedy}")
     if path.suffix != ".py" or not path.is_file():
         raise click.UsageError(f"--loader {user_function}: there is no Python file {file!r}; expected FILE.py:FUNCTION")
     return path, name
-
-
-def loader_factory(
-    url: str | None, *, split: str, batch_size: int, size: int, user_function: str | None
-) -> tuple[Callable[..., Any], str]:
-    """Return a function from settings to a loader, and a description of the loader."""
-    import shardflow
-
-    if url is None:
-        assert user_function is not None  # `check_chosen` has made sure of one of them
-        return load_function(user_function), user_function
-    make_loader = functools.partial(
-        shardflow.Loader,
-        url,
-        split=split,
-        batch_size=batch_size,
-        decoder=shardflow.decoders.RandomResizedCrop(size)
-        if split == "train"
-        else shardflow.decoders.CenterCrop(size),  # as the loader has it by default
-        samples_per_epoch=batch_size * _ENDLESS,
-    )
-    return make_loader, f"{shown_url(url)}, {split}, {size} pixels"
 
 
 def load_function(user_function: str) -> Callable[..., Any]:

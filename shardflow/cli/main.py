@@ -7,7 +7,6 @@ are UTF-8 in any locale, as in all of Python from 3.15 (PEP 686).
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import io
 import os
@@ -32,13 +31,14 @@ from .terminal import escape_log, say, use_colours  # noqa: E402
 COMMANDS = {
     "pack": "Pack images into shards.",
     "extend": "Add new images to a dataset.",
-    "info": "Show what a dataset contains.",
+    "info": "Show the contents of a dataset.",
     "verify": "Check a dataset for damage; optionally repair it.",
     "sync": "Copy a dataset between disks and buckets.",
     "index": "Index existing WebDataset tars in place.",
     "subset": "Select samples of a dataset, without copying tars.",
     "split": "Hold out validation samples, without copying tars.",
     "merge": "Merge datasets, without copying tars.",
+    "columns": "Add captions, scores or embeddings, without rewriting tars.",
     "diff": "Compare two datasets.",
     "export": "Write index files for other tools.",
     "cache": "Show, prune or warm the cache.",
@@ -56,6 +56,8 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            import difflib  # for a mistake alone
+
             # Click suggests commands that are imported, and these are not.
             if not ctx.resilient_parsing and (similar := difflib.get_close_matches(cmd_name, COMMANDS, 1)):
                 ctx.fail(f"No such command {cmd_name!r}. Did you mean {similar[0]!r}?")

@@ -7,7 +7,8 @@ import click
 import shardflow
 
 from .options import PathOrUrl
-from .output import print_report, show_waiting
+from .output import print_report
+from .progress_bars import show_waiting
 
 
 @click.command()
@@ -16,8 +17,8 @@ from .output import print_report, show_waiting
 def merge(urls: tuple[str, ...], dst: str) -> None:
     """Merge several datasets into one at DST, split by split, without copying tars.
 
-    A sample that is in several datasets is taken once. All datasets must give the same number to the same class,
-    because the numbers are stored in the tars.
+    A sample that is in several datasets is taken once. All datasets must number their classes alike, because the
+    numbers are stored in the tars.
 
     \b
     Example:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +39,12 @@ class PathOrUrl(click.Path):
 
 
 def split_names(text: str) -> list[str]:
-    """Return the names of a list with commas, without the blanks around them."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+    """Return the names of a list with commas, without the blanks around them; a name with a comma is in 'quotes'."""
+    try:
+        rows = list(csv.reader([text], quotechar="'", skipinitialspace=True))
+    except csv.Error:  # a name with a line break
+        rows = [text.split(",")]
+    return [name.strip() for row in rows for name in row if name.strip()]
 
 
 def writable_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - click's
@@ -70,7 +77,7 @@ column_options = option_group(
         "--image-folder",
         type=PathOrUrl(),
         metavar="DIR",
-        help="Folder that paths in a table or COCO set are below.  [default: the table's, or as COCO has it]",
+        help="Folder of the paths in a table or COCO set.  [default: the table's, or as COCO has it]",
     ),
 )
 """The columns of a table, and the images of a COCO set; `with_columns` reads them."""
@@ -80,8 +87,7 @@ source_options = option_group(
     click.option(
         "--parts",
         metavar="PARTS",
-        help="Extensions of further files beside each image (folders only): txt,json; or none: each image file is an "
-        "image of its own.",
+        help="Extensions to pack with each image, such as txt,json; or none: each file is an image (folders only).",
     ),
     click.option("--classes", type=PathOrUrl(), help="File with the class names in order, one per line."),
 )
@@ -93,27 +99,24 @@ annotation_options = option_group(
         "masks",
         multiple=True,
         metavar="PART",
-        help="Part that is a mask, such as mask.png: cropped and resized with the image by nearest neighbour.",
+        help="Part that holds a mask, such as mask.png; it follows the image.",
     ),
     click.option(
         "--boxes",
         metavar="PART:PATH:FORMAT",
-        help="Where boxes stand, such as json:boxes:xyxy or json:objects[].bbox:xywh; formats are xyxy, xywh and "
-        "cxcywh, in pixels, or with :normalized behind it as fractions of the image.",
+        help="PART:PATH:FORMAT of boxes, such as json:objects[].bbox:xywh; also xyxy, cxcywh, and :normalized.",
     ),
     click.option(
         "--box-field",
         "box_fields",
         multiple=True,
         metavar="NAME=PATH",
-        help="Where a further integer per box stands, such as labels=objects[].category; for other numbers with :float "
-        "behind the path.",
+        help="Integer per box, such as labels=objects[].category; with :float any number.",
     ),
     click.option(
         "--keypoints",
         metavar="PART:PATH:FORMAT",
-        help="Where keypoints stand, such as json:objects[].keypoints:xyv; formats are xy, and xyv with a visibility; "
-        "with :flip=1-2,3-4 behind it these points change places where loading mirrors an image.",
+        help="PART:PATH:FORMAT of keypoints, such as json:points:xyv; also xy, and :flip=1-2,3-4 for left and right.",
     ),
 )
 """The annotations of a dataset; `annotations_of` reads them."""
@@ -160,6 +163,18 @@ def annotations_of(settings: dict[str, Any]) -> Annotations | None:
         keypoints=None if points is None else Keypoints.parse(points),
     )
     return declared or None
+
+
+def joined_files(sources: Sequence[str]) -> str:
+    """Return the one source, or a pattern of several Parquet files, as a shell expands one that is not quoted."""
+    if len(sources) == 1:
+        return sources[0]
+    if not all(each.endswith(".parquet") and "://" not in each for each in sources):
+        raise click.UsageError("several SRC are for .parquet files; give one SRC, or quote a pattern of tars")
+    paths = [os.path.abspath(each).removesuffix(".parquet") for each in sources]
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    names = (re.sub(r"([\\{},])", r"\\\1", os.path.relpath(path, folder)) for path in paths)
+    return f"{folder}/{{{','.join(names)}}}.parquet"
 
 
 def source_of(src: str, settings: dict[str, Any]) -> Any:

@@ -12,7 +12,6 @@ from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.quarantine import FILE_NAME, UNFINISHED_NAME, Quarantined, from_bytes
-from shardflow.loading.run_metadata import describe_versions
 from shardflow.packing.sources.table import Table
 from shardflow.preview.contact_sheet import ContactSheet, draw_contact_sheet, sample_tiles
 from shardflow.preview.html_page import write_page
@@ -23,13 +22,12 @@ from shardflow.storage.urls import split_name, strip_file_scheme
 
 from .loader_options import load_function, user_code_errors
 from .options import PathOrUrl, picture_file, writable_file
-from .output import shard_bar, show_waiting
+from .progress_bars import shard_bar, show_waiting
 from .terminal import say
 
 _SHEET = "preview.png"
 _COUNT, _PAGE_COUNT = 24, 240
 _MOST_ON_A_SHEET = 500
-_VERSIONS = "shardflow", "pillow", "torch"
 
 
 @click.command()
@@ -50,10 +48,9 @@ _VERSIONS = "shardflow", "pillow", "torch"
     "--loader",
     "user_function",
     metavar="FILE.py:FUNCTION",
-    help="Python function that returns your own loader, for --augment, in place of URL; the sheet uses its dataset, "
-    "decoder, transform and seed.",
+    help="Python function that returns your loader, for --augment, instead of URL.",
 )
-@click.option("--quarantine", is_flag=True, help="Show the inputs that could not be packed, with the reasons.")
+@click.option("--quarantine", is_flag=True, help="Show the inputs that were not packed, with the reasons.")
 @click.option("--source", type=PathOrUrl(), metavar="SRC", help="Source that was packed, for --quarantine's pictures.")
 @click.option("--html", type=PathOrUrl(), callback=writable_file, metavar="FILE.html", help="File for an HTML page.")
 @click.option("--verify", is_flag=True, help="Verify the dataset for the page; the exit code is 1 if it is damaged.")
@@ -73,11 +70,11 @@ def preview(
 ) -> int:
     """Draw a contact sheet of samples with their annotations, or write an HTML page about a dataset.
 
-    The samples are spread evenly over the split and read one by one, so no whole shard of a remote dataset is fetched.
-    The page is one file that needs no network.
+    The samples are spread evenly over the split and read one by one: no whole shard of a remote dataset is fetched. The
+    page is one file that works offline.
 
-    With --loader the pixels and annotations are those that training gets in each epoch, before padding,
-    batch_transform and transforms on a device.
+    With --loader, pixels and annotations are those of training in each epoch, before padding, batch_transform and
+    transforms on a device.
 
     \b
     Examples:
@@ -125,13 +122,11 @@ def preview(
     else:
         raise click.UsageError("give the URL of a dataset, or --augment NUMBER and --loader FILE.py:FUNCTION")
     if augment is not None:
-        from shardflow.preview.augmentation import augment_sample, augment_with_loader  # here: torch is slow to import
+        from shardflow.preview.augmentation import augment_sample, training_loader  # here: torch is slow to import
 
         with user_code_errors(user_function):
-            if loader is None:
-                augmented = augment_sample(dataset, split, augment, epochs=on_sheet - 1, seed=seed or 0)
-            else:
-                augmented = augment_with_loader(loader, augment, epochs=on_sheet - 1)
+            loader = loader or training_loader(str(url), split, seed or 0)
+            augmented = augment_sample(loader, augment, epochs=on_sheet - 1)
     exit_code = 0 if html is None else _write_page(dataset, html, split, on_page, augmented, verify=verify)
     if html is None or output is not None or chosen:
         path = output or _SHEET
@@ -184,9 +179,7 @@ def _write_page(
     if verify:
         with shard_bar(dataset.shards, "verifying") as progress:
             findings = verify_dataset(dataset, progress=progress)
-    installed = describe_versions()
-    versions = {name: installed[name] for name in _VERSIONS}
     with show_waiting("drawing"):
-        write_page(dataset, path, split=split, count=count, findings=findings, versions=versions, augmented=augmented)
+        write_page(dataset, path, split=split, count=count, findings=findings, augmented=augmented)
     say(f"page     {path}")
     return 1 if findings else 0

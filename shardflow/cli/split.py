@@ -9,46 +9,54 @@ import click
 import shardflow
 
 from .options import PathOrUrl
-from .output import print_report, resumable, shard_bar
+from .output import print_report, resumable
+from .progress_bars import shard_bar
 
 
 @click.command()
 @click.argument("url", type=PathOrUrl())
 @click.argument("dst", type=PathOrUrl())
-@click.option("--val", type=float, help="Share of the training samples to hold out.  [default: 0.1]")
-@click.option("--folds", type=click.IntRange(min=2), help="Make DST/fold0, DST/fold1, ...: a k-fold cross-validation.")
+@click.option("--val", type=float, help="Share of the training samples for the split val.  [default: 0.1]")
+@click.option("--test", type=float, help="Share of the training samples for the split test.")
+@click.option(
+    "--folds",
+    metavar="NUMBER|FIELD",
+    help="Make DST/fold0, DST/fold1, ...: a k-fold cross-validation. A field of the samples' .json names given folds.",
+)
 @click.option(
     "--group",
     metavar="FIELD",
     help="Keep samples with the same value of a field of their .json together, such as patient.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the selection.")
-def split(url: str, dst: str, val: float | None, folds: int | None, group: str | None, seed: int) -> None:
-    """Split the training samples of a dataset into train and val, without copying tars.
+def split(
+    url: str, dst: str, val: float | None, test: float | None, folds: str | None, group: str | None, seed: int
+) -> None:
+    """Split the training samples of a dataset into train and val or test, without copying tars.
 
     The new dataset at DST holds out the same share of every class. With --folds, each training sample is held out in
-    exactly one of the new datasets. Copies of one image stay together, and with --group all samples of one patient,
-    place or video; packing a table makes a field of each of its other columns. Other splits stay as they are.
+    exactly one of the new datasets. Copies of one image stay together. So do, with --group, all samples of a patient,
+    place or video; `pack` keeps the other columns of a table as such fields. Other splits stay as they are.
 
     \b
     Examples:
-      shardflow split photos256/ photos256-split/ --val 0.1
+      shardflow split photos256/ photos256-split/ --val 0.1 --test 0.1
       shardflow split photos256/ photos256-folds/ --folds 5
+      shardflow split table256/ table256-folds/ --folds fold
       shardflow split scans256/ scans256-split/ --group patient
     """
-    if val is not None and folds is not None:
-        raise click.UsageError("choose --val or --folds, not both")
+    if folds is not None and (val is not None or test is not None):
+        raise click.UsageError("choose --folds, or --val and --test, not both")
+    given = int(folds) if folds is not None and folds.isdecimal() else folds
     dataset = shardflow.open(url)
-    passes = (dataset.classes is not None) + (group is not None)
+    passes = (dataset.classes is not None) + (group is not None) + isinstance(given, str)
     settings: dict[str, Any] = {"group": group, "seed": seed}
-    made: tuple[shardflow.reports.VirtualReport, ...]
     with shard_bar(dataset["train"].shards[:] * passes, "splitting") as progress:
-        if folds is None:
-            made = (shardflow.split(url, dst, val=0.1 if val is None else val, progress=progress, **settings),)
-            places = [dst]
+        if given is None:
+            made = {dst: shardflow.split(url, dst, val=val, test=test, progress=progress, **settings)}
         else:
             with resumable():
-                made = shardflow.split_folds(url, dst, folds=folds, progress=progress, **settings)
-            places = [f"{dst.rstrip('/')}/fold{fold}" for fold in range(folds)]
-    for report, place in zip(made, places, strict=True):
-        print_report(report, place)
+                folded = shardflow.split_folds(url, dst, folds=given, progress=progress, **settings)
+            made = {f"{dst.rstrip('/')}/{name}": report for name, report in folded.items()}
+    for place, report in made.items():
+        print_report(report, place, report.classes)

@@ -8,10 +8,12 @@ from typing import Any
 import click
 
 import shardflow
+from shardflow._wording import first_few
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, split_names
-from .output import first_few, print_lines, print_report, shard_bar
+from .output import print_lines, print_report
+from .progress_bars import shard_bar
 
 _NAMED = 5
 
@@ -19,12 +21,12 @@ _NAMED = 5
 @click.command()
 @click.argument("url", type=PathOrUrl())
 @click.argument("dst", type=PathOrUrl())
-@click.option("--classes", metavar="NAMES", help="Class names, separated by commas.")
+@click.option("--classes", metavar="NAMES", help="Class names, separated by commas; one with a comma in 'quotes'.")
 @click.option(
     "--samples",
     metavar="FILE",
     type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
-    help="File with sample keys, one per line; write train:000000042 for a key that is in several splits.",
+    help="File with sample keys, one per line; train:000000042 for a key in several splits.",
 )
 @click.option("--fraction", type=float, help="Share of each split, such as 0.1.")
 @click.option("--limit", type=int, help="Maximum number of samples per split.")
@@ -51,7 +53,8 @@ def subset(url: str, dst: str, classes: str | None, samples: Path | None, **sett
         report = shardflow.subset(url, dst, classes=names, samples=keys, progress=progress, **settings)
     print_report(report, dst)
     if names is not None and (known := dataset.classes):
-        numbers = first_few([f"{name} {known.index(name)}" for name in names], _NAMED)
+        numbers = ", ".join(f"{first_few([name], 1)} {known.index(name)}" for name in names[:_NAMED])
+        numbers += ", ..." * (len(names) > _NAMED)
         again = f"shardflow pack {shown_url(dst)} NEW --preset original --classes FILE"
         remedy = f"write their names into FILE and run `{again}`"
         print_lines([("labels", f"{numbers}, as before; to number them from 0, {remedy}")], 14)

@@ -12,7 +12,8 @@ from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl
-from .output import resumable, shard_bar
+from .output import resumable
+from .progress_bars import shard_bar
 from .terminal import say
 
 _MOST_IS_USED = 0.9
@@ -24,11 +25,11 @@ _MOST_IS_USED = 0.9
 def sync(src: str, dst: str) -> None:
     """Copy a dataset from SRC to DST, with checksums; each is a directory or a URL such as s3://bucket/photos256.
 
-    Every shard is checked against the manifest while it is copied, and the manifest is written last. Run the same
-    command again to resume a copy, or to restore missing files of a finished one. It does not detect damage inside
-    files of DST: use `shardflow verify`.
+    Each shard is checked against the manifest while it is copied, and the manifest is written last. Run the same
+    command again to resume a copy, or to restore missing files. `shardflow verify` detects damage inside files of
+    DST; this command does not.
 
-    The tars of a virtual dataset, as `subset` and `split` make it, are copied whole. To copy its samples alone, pack
+    The tars of a virtual dataset, as `subset` and `split` make it, are copied whole. To copy only its samples, pack
     them again: `shardflow pack SRC DST --preset original`.
 
     \b

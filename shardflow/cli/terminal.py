@@ -1,4 +1,4 @@
-"""The terminal: all text that commands print goes through here, and none of it can control the terminal.
+"""The terminal: all text that commands print goes through here, and cannot control the terminal.
 
 Names of files and classes, keys and the messages of servers come from data: an escape sequence in one could hide or
 forge lines. So unprintable characters are shown as Python writes them in a string.

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from .loader_options import check_chosen, loader_factory, loader_options, user_code_errors
+from .loader_options import chosen_loader, loader_options
 from .options import json_option
 from .output import print_json, print_lines
-from .signals import ending_at_once
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -35,13 +34,10 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
       shardflow tune s3://bucket/photos256 --batch-size 512 --seconds 120
       shardflow tune --loader train.py:make_loader
     """
-    check_chosen(**chosen)
-    with ending_at_once():  # here, because torch takes seconds to import
-        from shardflow.diagnostics.tuning import tune as find_settings
+    with chosen_loader(**chosen) as (make_loader, _):
+        from shardflow.diagnostics.tuning import tune as find_settings  # here, because torch takes seconds to import
         from shardflow.loading.worker_settings import Workers
 
-    make_loader, _ = loader_factory(**chosen)
-    with user_code_errors(chosen["user_function"]):
         make_loader(num_workers=Workers(1, prefetch_factor=2))  # before the progress bar, so that errors stand alone
         begin = time.monotonic()
         with tqdm(total=seconds, desc="trying", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:

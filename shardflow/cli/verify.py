@@ -12,13 +12,18 @@ import click
 import shardflow
 from shardflow._wording import plural, size_text
 from shardflow.dataset.verifying import verify_dataset
+from shardflow.dataset.virtual_dataset import root_urls
 from shardflow.packing.origin import NOT_IN_SOURCES, open_sources
 from shardflow.packing.verifying import IMAGES, compare_with_sources
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, column_options, json_option, with_columns
-from .output import print_json, shard_bar, show_waiting, total_bytes
+from .output import print_json, total_bytes
+from .progress_bars import shard_bar, show_waiting
 from .terminal import say
+
+_SHOWN = 3
+"""Findings of a file that are shown: a damaged header can make one of each sample."""
 
 
 @click.command()
@@ -30,8 +35,8 @@ from .terminal import say
     is_flag=False,
     flag_value="",
     metavar="[FROM]",
-    help="Repair damaged and missing files: from a copy of the dataset, or by packing them again from their source. "
-    "Without FROM only indexes can be repaired.",
+    help="Repair files from a copy of the dataset, or by packing its source again; without FROM only indexes and the "
+    "quarantine.",
 )
 @click.option(
     "--source",
@@ -39,7 +44,7 @@ from .terminal import say
     multiple=True,
     type=PathOrUrl(),
     metavar="SRC",
-    help="Compare some images and labels with what they were packed from; repeat it for what DST was extended from.",
+    help="Compare some images and labels with their source; repeat it for each source of an extended dataset.",
 )
 @click.option("--images", type=click.IntRange(1), help=f"Images to compare with --source.  [default: {IMAGES}]")
 @column_options
@@ -49,8 +54,8 @@ def verify(
     """Read a whole dataset, and report or repair all damage.
 
     Checks the manifest, the size, SHA-256, tar structure and index of each shard, and the CRC-32 and label of each
-    member. Whether the pictures and labels are those that you meant shows only in a comparison with --source. The exit
-    code is 1 if there is a finding, or with --repair, if some is left. The columns of a table are those of the pack.
+    member. Only --source shows whether the images and labels are the ones you meant; give a table's columns as for
+    pack. The exit code is 1 if there is a finding, or with --repair, if one is left.
 
     \b
     Examples:
@@ -96,10 +101,16 @@ def verify(
             say(f"repaired: {name}")
         for name, reason in report.failed.items():
             say(f"not repaired: {name}: {reason}")
+    by_file: dict[str, list[shardflow.reports.Finding]] = {}
     for finding in (*findings, *compared.findings):
         # The tars of a subset or an index are elsewhere.
         file = dataset.storage.url(finding.file) if dataset.manifest.roots else finding.file
-        say(str(replace(finding, file=file)))
+        by_file.setdefault(file, []).append(replace(finding, file=file))
+    for file, of_file in by_file.items():
+        for finding in of_file[:_SHOWN]:
+            say(str(finding))
+        if (more := len(of_file) - _SHOWN) > 0:
+            say(f"{file}: {plural(more, 'more finding')}; --json lists all")
     if sources:
         compared_with = ", ".join(map(shown_url, sources))
         how = f"{plural(compared.compared, 'image')} compared with {compared_with}"
@@ -118,7 +129,10 @@ def verify(
     files = {finding.file for finding in findings}
     found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
-    if dataset.manifest.roots:
-        remedy += "; of tars that were written anew, make the index again (`shardflow index`)"
+    if roots := dataset.manifest.roots:
+        owners = [place for name, place in root_urls(dataset).items() if roots[name].fingerprint is not None]
+        remedy = "restore the tars; of tars that were written anew, make the index again (`shardflow index`)"
+        if owners:
+            remedy = f"repair {', '.join(owners)}, or make this dataset again"
     say(f"{found}, of {read}; {remedy}", label="damaged:", colour="red")
     return 1

@@ -51,6 +51,7 @@ class Diff:
         fingerprints: The fingerprints; they are equal if the datasets are.
         recipe: Setting → its two values, if they differ; None if a recipe lacks it.
         annotations: What is declared, such as "boxes" → its two texts, if they differ; None if a dataset lacks it.
+        columns: Column → its two types with a digest of its values, if they differ; None if a dataset lacks it.
         classes_only: Names of the classes that only one dataset has.
         renumbered: Names of the classes that have another number in each.
         splits: Split → its differences; also for a split that only one dataset has.
@@ -59,6 +60,7 @@ class Diff:
     fingerprints: tuple[str, str]
     recipe: Mapping[str, tuple[Any, Any]]
     annotations: Mapping[str, tuple[str | None, str | None]]
+    columns: Mapping[str, tuple[str | None, str | None]]
     classes_only: tuple[tuple[str, ...], tuple[str, ...]]
     renumbered: tuple[str, ...]
     splits: Mapping[str, SplitDiff]
@@ -88,18 +90,20 @@ def diff(
         progress: Called after each shard whose index was read.
 
     Raises:
-        NotFoundError: There is no dataset, or an index is missing.
+        NotFoundError: A dataset or an index does not exist.
         IntegrityError: An index is not the one packed.
         StoreError: One of them is out of reach.
     """
     first, second = open_dataset(a, storage_options=a_options), open_dataset(b, storage_options=b_options)
     declared = [each.manifest.annotations.describe() for each in (first, second)]
+    columns = [{name: each.describe() for name, each in one.manifest.columns.items()} for one in (first, second)]
     ours, theirs = ({name: number for number, name in enumerate(one.classes or ())} for one in (first, second))
     splits = dict.fromkeys((*first.splits, *second.splits))
     return Diff(
         fingerprints=(first.fingerprint, second.fingerprint),
         recipe=_differing(first.recipe, second.recipe),
         annotations=_differing(*declared),
+        columns=_differing(*columns),
         classes_only=(tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
         renumbered=tuple(name for name in ours if ours[name] != theirs.get(name, ours[name])),
         splits={split: _split_diff(first, second, split, progress) for split in splits},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -31,6 +32,17 @@ def is_unicode(name: str) -> bool:
     return True
 
 
+def refuse_lookalikes(names: Iterable[str], where: object) -> None:
+    """Refuse names of classes that differ only in blanks around them, or in how Unicode composes their letters."""
+    shown: dict[str, str] = {}
+    for name in names:
+        same = shown.setdefault(unicodedata.normalize("NFC", name.strip()), name)
+        if same != name:
+            raise ConfigError(
+                f"{where} has the classes {same!a} and {name!a}, which look alike; rename one as the other is written"
+            )
+
+
 class LabelNumbering:
     """The class names of a source, label 0 first (`classes`; None if nothing is labelled), and their numbers.
 
@@ -45,6 +57,7 @@ class LabelNumbering:
         for name in (*names, *(known or ())):
             if not is_unicode(name):
                 raise ConfigError(f"{where} has the class {name!r}, whose name is not UTF-8; rename it")
+        refuse_lookalikes((*names, *(known or ())), where)
         if numbers and names:
             raise ConfigError(f"{where} has both numbers and names as labels: {min(numbers)} and {min(names)!r}")
         if numbers and (min(numbers) < 0 or max(numbers) >= MAX_CLASSES):

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard_index import Index
 
+from .column_files import Values, no_values
 from .label_numbering import common_classes
 from .open_dataset import Dataset, Split, open_dataset
 from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport, build_virtual_dataset, tar_locations
@@ -42,9 +44,9 @@ def merge(
         The fingerprint of the new dataset, and the numbers of its samples and shards.
 
     Raises:
-        NotFoundError: There is no dataset.
-        ConfigError: Fewer than two datasets, classes or annotations that do not fit together, a sample that is in
-            other splits of another dataset, or `dst` cannot name the tars.
+        NotFoundError: A dataset does not exist.
+        ConfigError: `srcs` has fewer than two datasets, their classes or annotations do not fit together, one sample is
+            in different splits, or `dst` cannot name the tars.
         DatasetExistsError: `dst` holds a dataset.
         StoreError: A source cannot be read, or `dst` cannot be written.
     """
@@ -63,6 +65,7 @@ def merge(
             recipe=recipes[0] if all(recipe == recipes[0] for recipe in recipes) else {},
             annotations=_common_annotations(datasets),
             made_by="merge of " + ", ".join(dataset.fingerprint for dataset in datasets),
+            kinds=_common_kinds(datasets),
         ),
         storage_options=dst_options,
     )
@@ -76,6 +79,17 @@ def _common_annotations(datasets: Sequence[Dataset]) -> Annotations:
             message = f"{first.url} declares {ours} of its parts, {dataset.url} declares {theirs}"
             raise ConfigError(f"{message}; their samples do not fit together: pack them alike, or load them with a Mix")
     return first.manifest.annotations
+
+
+def _common_kinds(datasets: Sequence[Dataset]) -> dict[str, str]:
+    """Return the columns that any of the datasets has; ConfigError where two have other values in one."""
+    kinds: dict[str, str] = {}
+    for dataset in datasets:
+        for name, column in dataset.manifest.columns.items():
+            if kinds.setdefault(name, column.kind) != column.kind:
+                message = f"column {name!r} has values of {column.kind} in {dataset.url}, in another of {kinds[name]}"
+                raise ConfigError(f"{message}; drop one with `shardflow columns drop {dataset.url} {name}`")
+    return kinds
 
 
 def _check_splits(datasets: Sequence[Dataset]) -> None:
@@ -106,7 +120,31 @@ def _merged_shards(datasets: Sequence[Dataset], split: str) -> Iterator[Selected
                 found.setdefault(tar.sha256, []).append((tar, dataset[split], number))
     for places in found.values():
         indexes = [source.reader.index(number) for _, source, number in places]
-        yield SelectedRows(split, places[0][0], _union(indexes))
+        union = _union(indexes)
+        targets = [np.searchsorted(_begins(union), _begins(index)) for index in indexes]
+        kinds = {name: kind for _, source, _ in places for name, kind in source.columns.kinds.items()}
+        columns = {name: no_values(kind, int(union["record"][-1]) + 1) for name, kind in kinds.items()}
+        for (_, source, number), rows in zip(places, targets, strict=True):
+            for name in source.columns.kinds:
+                _fill(columns[name], source.columns.read(name, number), rows, f"{source.reader.url(number)}: {name!r}")
+        yield SelectedRows(split, places[0][0], union, columns)
+
+
+def _begins(index: Index) -> npt.NDArray[np.uint64]:
+    """Return where each record begins in its tar."""
+    begins: npt.NDArray[np.uint64] = index["offset"][np.searchsorted(index["record"], np.unique(index["record"]))]
+    return begins
+
+
+def _fill(column: Values, values: Values, rows: npt.NDArray[np.intp], what: str) -> None:
+    """Put values into these rows of a column; ConfigError where other values are there."""
+    both = column.present[rows] & values.present
+    found, given = column.values[rows[both]], values.values[both]
+    if not ((found == given) | ((found != found) & (given != given))).all():  # NaN is equal to NaN here
+        message = f"column {what} has other values for the same samples in two of the datasets"
+        raise ConfigError(f"{message}; drop it from one of them with `shardflow columns drop`")
+    column.values[rows[values.present]] = values.values[values.present]
+    column.present[rows[values.present]] = True
 
 
 def _union(indexes: Sequence[Index]) -> Index:

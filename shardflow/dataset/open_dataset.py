@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from shardflow._validation import check_integer
 from shardflow._wording import plural
-from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError
-from shardflow.formats import manifest, quarantine
+from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, IntegrityError, ManifestError, NotFoundError
+from shardflow.formats import manifest, quarantine, receipt
+from shardflow.formats.columns import Column
 from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_table import ShardTable
 from shardflow.storage.cache import Cache, as_cache
@@ -28,6 +30,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import is_remote, remote_options
 from shardflow.storage.virtual import root_url, virtual_storage
 
+from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
 from .reader import ShardReader, are_local
 
@@ -42,6 +45,7 @@ class Split:
         shards: The entries of its shards in the manifest.
         shard_samples: int64 [shards], the number of samples of each shard.
         reader: Reads its shards.
+        columns: Reads its columns.
     """
 
     def __init__(
@@ -51,12 +55,16 @@ class Split:
         shards: Sequence[Shard],
         cache: Cache | None = None,
         tables: manifest.PackedTables = manifest.PackedTables(),  # noqa: B008 - immutable
+        columns: Mapping[str, Column] | None = None,
     ) -> None:
         self.name = name
         self.shards = ShardTable.of(shards)
         self.shard_samples = self.shards.samples
         self.reader = ShardReader(storage, self.shards, cache, tables)
+        self.columns = ColumnReader(storage, name, self.shards, columns or {}, cache)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
+        self._storage = storage
+        self._receipt: tuple[int, Receipt, dict[str, int]] | None = None  # of the shard that `source` was asked about
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.shards) else 0
@@ -89,13 +97,94 @@ class Split:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
 
+    def source(self, sample: int | str) -> str:
+        """Return which input a sample was packed from: its path below the source, or its row in the table.
+
+        The shard's receipt names it, also in a dataset over the same tars that `subset`, `split` or `merge` made.
+
+        >>> shardflow.open("photos256")["train"].source(17)      # doctest: +SKIP
+        'cat/000123.jpg'
+
+        Args:
+            sample: Its number in the split, or its key, as in messages: "000000017". They differ where inputs were
+                quarantined, or samples left out.
+
+        Raises:
+            IndexError: There is no such sample.
+            NotFoundError: There is no receipt, because another tool wrote the tar, or the receipts were not copied.
+            FormatError, IntegrityError: The receipt is damaged, or belongs to another tar.
+            ConfigError: The key is that of several samples.
+        """
+        if isinstance(sample, str):
+            return self._source_of_key(sample)
+        shard, record = self.locate(check_integer("the number of a sample", sample))
+        made, slots = self._made_of(shard)
+        if len(made.sources) == self.shards[shard].samples:
+            return made.sources[record]
+        return made.sources[slots[self.reader.key(shard, record)]]
+
+    def sources(self) -> list[str]:
+        """Return the `source` of every sample, in the order of the split, which is not that of a table.
+
+        >>> train = shardflow.open("photos256")["train"]                  # doctest: +SKIP
+        >>> folds = table.set_index("path")["fold"].loc[train.sources()]  # doctest: +SKIP
+        """
+        return [self.source(number) for number in range(len(self))]
+
+    def _source_of_key(self, key: str) -> str:
+        found = set()
+        for shard in range(len(self.shards)):
+            made, slots = self._made_of(shard)
+            found |= {made.sources[slots[key]]} if key in slots else set()
+        if len(found) > 1:
+            raise ConfigError(f"the key {key!r} is that of several samples; give the number of one")
+        if not found:
+            raise IndexError(f"there is no sample with the key {key!r}; keys are as in messages, such as '000000017'")
+        return found.pop()
+
+    def _made_of(self, shard: int) -> tuple[Receipt, dict[str, int]]:
+        """Return the receipt of a shard, and the place of each key in its sources."""
+        if self._receipt is None or self._receipt[0] != shard:
+            made = self._read_receipt(self.shards[shard])
+            slots = {f"{made.first + slot:09d}": place for place, slot in enumerate(made.packed_slots())}
+            self._receipt = shard, made, slots
+        return self._receipt[1:]
+
+    def _read_receipt(self, shard: Shard) -> Receipt:
+        url = self._storage.url(shard.receipt_name)
+        try:
+            made = receipt.from_bytes(self._storage.read(shard.receipt_name, most_bytes=receipt.MAX_BYTES))
+        except NotFoundError as error:
+            lack = f"{url} does not exist, and it alone names the files that the samples were packed from"
+            raise NotFoundError(f"{lack}; copy it from the packed dataset; tars of other tools have none") from error
+        except FormatError as error:
+            raise error.with_location(shard=url) from error
+        if made.shard is None or made.shard.sha256 != shard.sha256:
+            raise IntegrityError(f"{url} is not the receipt of the tar beside it; copy it from the packed dataset")
+        return made
+
     def locate(self, number: int) -> tuple[int, int]:
-        """Return the shard and the record of sample `number`; raise an IndexError if there is no such sample."""
+        """Return the shard and the record of sample `number`; raise an IndexError if it does not exist."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"there is no sample {number}; there are {len(self)}, numbered from 0")
         number %= len(self)
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return shard, number - int(self._ends[shard] - self.shard_samples[shard])
+
+    def column(self, name: str) -> Values:
+        """Return the values of a column that `shardflow.columns.add` added, for all samples in order.
+
+        >>> values, present = dataset["train"].column("score")      # doctest: +SKIP
+
+        Returns:
+            `values`, [N] or, of lists, [N, D]: numbers, or of text an array of str; and `present`, bool [N], whether a
+            sample has a value.
+
+        Raises:
+            ConfigError: There is no such column, or pyarrow is missing.
+            IntegrityError: Its bytes are damaged.
+        """
+        return self.columns.read_all(name)
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [N, 2], zeros if there is none or unknown.
@@ -128,7 +217,8 @@ class Dataset(Mapping[str, Split]):
         self.storage = storage
         self.manifest = content
         self._splits = {
-            name: Split(storage, name, shards, cache, content.packed_tables) for name, shards in content.splits.items()
+            name: Split(storage, name, shards, cache, content.packed_tables, content.columns)
+            for name, shards in content.splits.items()
         }
 
     @property
@@ -177,7 +267,7 @@ class Dataset(Mapping[str, Split]):
             return False
 
     def quarantine(self) -> list[Quarantined]:
-        """Return the inputs that were not packed, each with path, stage and reason; [] where there is no record.
+        """Return the inputs that were not packed, each with path, stage and reason; [] without a record.
 
         Raises:
             FormatError: The record is damaged.
@@ -191,7 +281,7 @@ class Dataset(Mapping[str, Split]):
             raise error.with_location(shard=self.storage.url(name)) from error
 
     def read_quarantine(self) -> tuple[str, bytes] | None:
-        """Return the name and the content of the quarantine of this version; None where there is no record."""
+        """Return the name and the content of the quarantine of this version; None without one."""
         names = [quarantine.version_name(self.fingerprint)]
         if not self.manifest.roots:
             names.append(quarantine.FILE_NAME)  # beside an index it is the list of a pack
@@ -203,6 +293,8 @@ class Dataset(Mapping[str, Split]):
     def __getitem__(self, split: str) -> Split:
         if split not in self._splits:
             message = f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}"
+            if split == "test" and "train" in self._splits:
+                message += "; if its samples are the test set, load them with split='train', shuffle=False"
             if split == "val" and "train" in self._splits:
                 url = self.url.rstrip("/")
                 message += f"; `{shlex.join(['shardflow', 'split', url, f'{url}-split'])}` makes {url}-split, with one"
@@ -241,7 +333,7 @@ def open_dataset(
         version: Fingerprint of the version to open, if the dataset was extended; by default the newest.
 
     Raises:
-        NotFoundError: There is no dataset, or no such version of it.
+        NotFoundError: The dataset or the version does not exist.
         ManifestError: Its manifest is damaged.
         StoreError: It is out of reach.
         ConfigError: An argument is wrong.
@@ -262,7 +354,7 @@ def open_dataset(
                 reason, remedy = "holds pictures, not a dataset", f"run `shardflow pack {root} DST` and open DST"
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
         if root.exists():
-            raise NotFoundError(f"{storage} is a file, and no dataset; `shardflow pack` makes one of images") from None
+            raise NotFoundError(f"{storage} is a file, not a dataset; `shardflow pack` makes one of images") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)

@@ -21,11 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
-from shardflow.errors import FormatError, IntegrityError, StoreError
-from shardflow.formats import shard_index, ustar
+from shardflow.errors import DeadlineError, FormatError, IntegrityError, StoreError
+from shardflow.formats import shard_index
 from shardflow.formats.shard import Shard
+from shardflow.formats.tar_members import Member
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
-from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.local_files import is_shared, map_os_errors
 from shardflow.storage.retry import one_wait
 
 from .sample import Sample
@@ -49,6 +50,7 @@ class OpenShard:
         url: The shard, as messages name it.
         cache: The cache that the tar is from; None if it is read in place.
         download: Fetches the tar into the cache.
+        stall_timeout_s: How long a download of another process that does not grow is waited for.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class OpenShard:
         url: str,
         cache: Cache | None,
         download: Download,
+        stall_timeout_s: float,
     ) -> None:
         self._shard, self._number, self._url, self._cache, self._download = shard, number, url, cache, download
+        self._stall_timeout_s = stall_timeout_s
         self._is_mending = False
         self._open_tar(file)
         if rows is None:
@@ -90,11 +94,11 @@ class OpenShard:
         except IntegrityError:
             return self.retry_from_new_copy(partial(self._read_key, record))
 
-    def members(self, record: int) -> list[ustar.Member]:
+    def members(self, record: int) -> list[Member]:
         """Return the members of a sample: name, with the part as the index has it, offset and size."""
         key = self.key(record)
         rows = self.rows.of_record(record)
-        return [ustar.Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
+        return [Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
 
     def retry_from_new_copy(self, read: Callable[[], _Result]) -> _Result:
         """Return what a `read` whose error is being handled returns from a sound copy, or raise what it raises then.
@@ -125,7 +129,9 @@ class OpenShard:
                 return read()
             logger.warning("the copy of %s in the cache %s is damaged: downloading it", self._url, cache.directory)
             cache.discard(self._shard.sha256, self._file.status)
-            with cache.open(self._shard.sha256, self._shard.bytes, self._download) as file:
+            with cache.open(
+                self._shard.sha256, self._shard.bytes, self._download, stall_timeout_s=self._stall_timeout_s
+            ) as file:
                 try:
                     self._open_tar(file)
                     return read()
@@ -134,7 +140,8 @@ class OpenShard:
         raise cache.damaged_copies(self._url)
 
     def _open_tar(self, file: IO[bytes]) -> None:
-        self._file = _File(file, self._url)
+        path = Path(self._url)
+        self._file = _File(file, self._url, path if self._cache is None and is_shared(path.parent) else None)
         size, expected = self._file.status.st_size, self._shard.bytes
         if size != expected:
             message = f"has {size} bytes, the manifest says {expected}; run `shardflow verify` and restore the shard"
@@ -162,12 +169,17 @@ class OpenShard:
 class _File:
     """A file that is read by position. It is closed when nothing uses it any more.
 
+    Args:
+        file: The file.
+        url: Its name in messages.
+        path: Where it is opened anew if its server fails; None on a local disk.
+
     Attributes:
         status: Of the file, when it was opened.
     """
 
-    def __init__(self, file: IO[bytes], url: str) -> None:
-        self._url = url
+    def __init__(self, file: IO[bytes], url: str, path: Path | None) -> None:
+        self._url, self._path = url, path
         with map_os_errors(Path(url)):
             self._descriptor = os.dup(file.fileno())
             self.status = os.fstat(self._descriptor)
@@ -178,9 +190,12 @@ class _File:
 
         Raises:
             IntegrityError: The disk fails, or the file ends before.
+            DeadlineError: The server of the file system fails.
         """
         try:
-            data = read_at(self._descriptor, begin, end)
+            data = read_at(self._descriptor, begin, end, self._path)
+        except DeadlineError:
+            raise
         except OSError as error:
             message = f"it cannot be read: {error.strerror or error}; check the disk"
             raise IntegrityError(message).with_location(shard=self._url) from error
@@ -191,7 +206,7 @@ class _File:
 
     def tar(self, *, hashed: bool = False) -> TarFile:
         """Return the whole file, to be read by position."""
-        return of_descriptor(self._descriptor, self._url, hashed=hashed)
+        return of_descriptor(self._descriptor, self._url, path=self._path, hashed=hashed)
 
     def read_ahead(self) -> None:
         """Ask the kernel to read the whole file soon, in sequence."""

@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
-from shardflow.formats import ustar
 from shardflow.formats.manifest import PackedTables
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.shard_table import ShardTable
-from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
+from shardflow.formats.tar_members import Member
+from shardflow.storage.cache import Cache, Download, FetchResult, as_cache, stall_timeout_s
 from shardflow.storage.interface import Storage
-from shardflow.storage.local_files import map_os_errors, pause
+from shardflow.storage.local_files import map_os_errors, pause, reread
 from shardflow.storage.retry import current_wait, one_wait
 
 from .open_shard import OpenShard
@@ -71,6 +71,7 @@ class ShardReader:
 
     Attributes:
         cache: None if all shards are on a local disk.
+        stall_timeout_s: How long it waits for a download of another process that does not grow.
 
     Raises:
         StoreError: By every method that reads: a shard is missing or out of reach.
@@ -89,6 +90,7 @@ class ShardReader:
         self._storage, self._tables = storage, tables
         self._has_tables: dict[int, bool] = {}  # of the shards that were read
         self.cache = None if are_local(storage, self.shards) else as_cache(cache)
+        self.stall_timeout_s = stall_timeout_s(storage)
         self._opened: OrderedDict[int, OpenShard] = OrderedDict()
         self._downloads: deque[int] = deque()  # bytes of each; any thread may append to it
         self._partial: dict[int, ShardRows | None] = {}  # the rows of shards that are being downloaded
@@ -130,7 +132,7 @@ class ShardReader:
         """Return the key of a sample."""
         return self._shard(shard).key(record)
 
-    def members(self, shard: int, record: int) -> list[ustar.Member]:
+    def members(self, shard: int, record: int) -> list[Member]:
         """Return the members of a sample: name, offset of the payload, and size."""
         return self._shard(shard).members(record)
 
@@ -184,7 +186,8 @@ class ShardReader:
         if self.cache is None or self._is_file(entry.index_name):
             return read_index(self._storage, entry)
         download, url = partial(self._download_index, entry), self._storage.url(entry.index_name)
-        return parse_index(self._storage, entry, self.cache.read(entry.index_sha256, None, download, url))
+        data = self.cache.read(entry.index_sha256, None, download, url, stall_timeout_s=self.stall_timeout_s)
+        return parse_index(self._storage, entry, data)
 
     def rows(self, shard: int) -> ShardRows | None:
         """Return the rows of a shard's index; None if it is missing or damaged."""
@@ -220,6 +223,7 @@ class ShardReader:
                 url=self.url(shard),
                 cache=None if self._is_file(entry.name) else self.cache,
                 download=self._download(entry),
+                stall_timeout_s=self.stall_timeout_s,
             )
         self._opened[shard] = opened
         if len(self._opened) > OPEN_SHARDS:
@@ -232,7 +236,7 @@ class ShardReader:
         None if the shard is local by then, nothing downloads it, or the download does not get on.
         """
         wait, most, polls_without_download = current_wait(), 0, 0
-        while self.cache is not None and not self.is_local(shard) and wait.idle_s() < STALL_TIMEOUT_S:
+        while self.cache is not None and not self.is_local(shard) and wait.idle_s() < self.stall_timeout_s:
             file = self.cache.open_partial(self.shards[shard].sha256)
             if file is None:
                 polls_without_download += 1
@@ -271,9 +275,9 @@ class ShardReader:
         path = self._storage.local_path(entry.name)
         if path is None:
             assert self.cache is not None
-            return self.cache.open(entry.sha256, entry.bytes, self._download(entry))
-        with map_os_errors(path):
-            return open(path, "rb")
+            download = self._download(entry)
+            return self.cache.open(entry.sha256, entry.bytes, download, stall_timeout_s=self.stall_timeout_s)
+        return reread(path, lambda: open(path, "rb"))
 
     def _is_file(self, name: str) -> bool:
         return self._storage.local_path(name) is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from shardflow._wording import plural
 from shardflow.errors import ConfigError, DecodeError, IntegrityError
 from shardflow.formats.coordinates import parse_json
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import Shard, is_name
 from shardflow.order.keyed_rng import U64
 
 from .open_dataset import Split
@@ -47,27 +48,45 @@ def sample_groups(
     _, copies = np.unique(hashes, return_inverse=True)
     if group is None:
         return copies.astype(np.int64)
-    values: Iterable[Any]
-    if isinstance(group, str):
-        values = read_records(split, partial(_field, split, group), progress)
-    else:
-        values = _one_per_sample(group, split)
-    found = np.fromiter(_numbers(values), dtype=np.int64)
+    found = np.fromiter(_numbers(_values(split, "group", group, progress)), dtype=np.int64)
     return _joined(copies, np.unique(found, return_inverse=True)[1])
 
 
-def _one_per_sample(group: Any, split: Split) -> list[Any]:
+def sample_folds(
+    split: Split, folds: str | Iterable[Any], progress: Callable[[Shard], None] | None = None
+) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Return the names of the folds, and the number of each sample's fold in that list: int64 [N]. Errors: see above.
+
+    A sample without a fold is a ConfigError too, and so is a fold whose name cannot be that of a folder.
+    """
+    values = map(_plain, _values(split, "folds", folds, progress))
+    named = ["" if _is_missing(value) else str(value) for value in values]
+    for number, name in enumerate(named):
+        if not is_name(name) or "/" in name:
+            remedy = "give each a number, or a text of A-Z a-z 0-9 . _ -"
+            raise ConfigError(f"training sample {number} is in the fold {name!r:.100}; {remedy}")
+    names, fold_of = np.unique(named, return_inverse=True)
+    order = sorted(range(len(names)), key=lambda place: (len(names[place]), names[place]))  # 2 before 10
+    return [str(names[place]) for place in order], np.argsort(order)[fold_of]
+
+
+def _values(split: Split, argument: str, given: Any, progress: Callable[[Shard], None] | None) -> Iterable[Any]:
+    """Return a value for each sample of a split: of a field, or as they are given."""
+    if isinstance(given, str):
+        return read_records(split, partial(_field, split, argument, given), progress)
     try:
-        values = list(group)
+        values = list(given)
     except TypeError:
-        raise ConfigError(f"group must be a field, or a value per sample, found {group!r:.100}") from None
+        raise ConfigError(f"{argument} must be a field, or a value per sample, found {given!r:.100}") from None
     if len(values) != len(split):
-        found = f"group has {plural(len(values), 'value')}, split {split.name!r} has {plural(len(split), 'sample')}"
+        found = (
+            f"{argument} has {plural(len(values), 'value')}, split {split.name!r} has {plural(len(split), 'sample')}"
+        )
         raise ConfigError(f"{found}; give one per sample, or the name of a field")
     return values
 
 
-def _field(split: Split, name: str, shard: int, record: int) -> Any:
+def _field(split: Split, argument: str, name: str, shard: int, record: int) -> Any:
     reader = split.reader
     payload = reader.part(shard, record, _PART)
     try:
@@ -80,17 +99,20 @@ def _field(split: Split, name: str, shard: int, record: int) -> Any:
         fields = ", ".join(map(repr, list(content)[:_SHOWN_FIELDS])) if isinstance(content, dict) else ""
         raise ConfigError(
             f"{reader.url(shard)}, sample {reader.key(shard, record)} has no field {name!r} in its .json, which has "
-            f"{fields or 'none'}; pack a table with that column, or pass one value per sample as group= in Python"
+            f"{fields or 'none'}; pack a table with that column, or pass {argument}= in Python, with a "
+            "value per sample in the order of Split.sources()"
         )
     return content[name]
 
 
 def _numbers(values: Iterable[Any]) -> Iterator[int]:
-    """Yield a number for each value: the same for equal values, another for each that is None, NaN or ""."""
+    """Yield a number for each value: the same for equal values, another for each that is None, NaN or "".
+
+    7, 7.0 and "7" are equal.
+    """
     found: dict[Any, int] = {}
     for alone, value in enumerate(values, 1):
-        if not isinstance(value, np.generic) and getattr(value, "ndim", None) == 0:
-            value = value.item()  # a tensor, which is equal to no other as the key of a dict
+        value = _plain(value)
         if _is_missing(value):
             yield -alone
             continue
@@ -102,6 +124,17 @@ def _numbers(values: Iterable[Any]) -> Iterator[int]:
             )
         except TypeError:
             raise ConfigError(f"a group is named by a text or a number, found {value!r:.100}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, a whole number as its text: whoever is 7 in some rows and "7" or 7.0 in others is the same."""
+    if not isinstance(value, np.generic) and getattr(value, "ndim", None) == 0:
+        value = value.item()  # a tensor, which is equal to no other as the key of a dict
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real) and float(value).is_integer():
+        return str(int(float(value)))
+    return value
 
 
 def _is_missing(value: Any) -> bool:

@@ -64,6 +64,7 @@ def selected_contents(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]
         recipe=dataset.recipe,
         annotations=dataset.manifest.annotations,
         made_by=made_by,
+        kinds={name: column.kind for name, column in dataset.manifest.columns.items()},
     )
 
 
@@ -74,7 +75,8 @@ def _selected_shards(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]]
             records = mask[begin : begin + shard.samples]
             begin += shard.samples
             if records.any():
-                yield SelectedRows(name, tars[number], select_rows(split.reader.index(number), records))
+                columns = {column: split.columns.read(column, number).take(records) for column in split.columns.kinds}
+                yield SelectedRows(name, tars[number], select_rows(split.reader.index(number), records), columns)
 
 
 def select_rows(index: Index, records: Mask) -> Index:

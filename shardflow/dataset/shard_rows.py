@@ -15,6 +15,7 @@ from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
 from shardflow.formats.shard_index import Index
+from shardflow.formats.tar_members import parse_header
 from shardflow.formats.tar_samples import split_member_name
 from shardflow.storage.interface import MAX_READ_BYTES, Storage
 
@@ -157,14 +158,14 @@ def member_key(header: bytes, row: Row) -> str:
     """Return the key in the header of a member."""
     record, part, offset, size, *_ = row
     try:
-        member = ustar.parse(header, offset)
+        member = parse_header(header, offset - ustar.BLOCK)
     except TarError as error:
         raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
-    key, found = split_member_name(member.name) or ("", "")
+    name = member.name.decode(errors="replace")
+    key, found = split_member_name(name) or ("", "")
     # The index of a foreign tar has its parts in lower case, the tar may not.
     if found.lower() != part.decode().lower() or member.size != size:
-        message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
-        raise IntegrityError(message)
+        raise IntegrityError(f"record {record}: member {name!r} is not the one packed here; run `shardflow verify`")
     return key
 
 

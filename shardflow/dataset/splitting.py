@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer, check_share
-from shardflow._wording import plural
+from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError
 from shardflow.formats.shard import Shard
 from shardflow.order import keyed_rng
@@ -19,105 +20,161 @@ from shardflow.storage.urls import url_text
 
 from .class_labels import read_labels
 from .open_dataset import Dataset, open_dataset
-from .sample_groups import I64, Group, sample_groups
+from .sample_groups import I64, Group, sample_folds, sample_groups
 from .selection import Mask, sample_hashes, select_lowest, selected_contents
 from .virtual_dataset import Contents, VirtualReport, build_virtual_dataset, find_virtual_dataset
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_CLASSES = 10
 
 
 def split(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    val: float = 0.1,
+    val: float | None = None,
+    test: float | None = None,
     group: Group = None,
     seed: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> VirtualReport:
-    """Make a dataset at `dst` in which a part of the split `train` of `src` is the split `val`. No tar is copied.
+    """Make a dataset at `dst` in which parts of the split `train` of `src` are `val`, `test` or both. No tar is copied.
 
     Each class gives the same share, as nearly as whole groups of samples allow. Copies of one image are a group, also
     in different classes, and so are samples with the same value of `group`. Other splits are kept as they are.
 
     >>> shardflow.split("photos256", "photos256-held-out", val=0.1)      # doctest: +SKIP
-    >>> shardflow.split("scans256", "scans256-held-out", val=0.1, group="patient")      # doctest: +SKIP
+    >>> shardflow.split("scans256", "scans256-held-out", val=0.1, test=0.1, group="patient")      # doctest: +SKIP
 
     Args:
-        src: A dataset with a split `train` and no split `val`.
+        src: A dataset with a split `train`, and without the splits that are made.
         dst: A directory or URL without a dataset; on this machine if `src` is.
-        val: Share of the samples to hold out, above 0 and below 1.
-        group: What must not be in both `train` and `val`, such as a patient, a place or a video: a field of the
+        val, test: Shares of the samples to hold out, above 0 and together below 1; by default `val=0.1` alone.
+        group: What must not be in two of the splits, such as a patient, a place or a video: a field of the
             samples' `.json`, as packing makes one of each other column of a table, for which the tars are read; or a
-            value for each training sample, in order. A sample without a value (None, NaN or "") is a group by itself.
+            value for each training sample, in order. A sample without a value (None, NaN or "") is a separate group.
         seed: Random seed; another seed holds out other samples.
         src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
         progress: Called after each shard whose labels were read, and again after each whose groups were read.
 
     Returns:
         The fingerprint of the new dataset, and the numbers of its samples and shards. A warning tells of a group that
-        is larger than `val` should be.
+        is larger than `val` or `test` should be, and of classes that a split has no sample of.
 
     Raises:
-        NotFoundError: There is no dataset.
-        ConfigError: An argument is wrong, a sample lacks the field `group`, `train` or `val` would be empty, or `dst`
+        NotFoundError: The dataset does not exist.
+        ConfigError: An argument is wrong, a sample lacks the field `group`, a split would be empty, or `dst`
             cannot name the tars.
         DatasetExistsError: `dst` holds a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
-    check_share("val", val)
+    shares = {name: share for name, share in (("val", val), ("test", test)) if share is not None} or {"val": 0.1}
+    for name, share in shares.items():
+        check_share(name, share)
+    check_share(" + ".join(shares), sum(shares.values()))
     seed = check_integer("seed", seed)
-    dataset = _open_without_val(src, src_options)
-    samples = _read_samples(dataset, group, seed, progress)
-    held_out = _stratified(samples, val, seed)
-    most, wanted = int(np.bincount(samples.groups).max(initial=0)), round(len(held_out) * val)
-    if not held_out.any() or held_out.all():
-        message = f"val={val} of {plural(len(held_out), 'sample')} leaves train or val empty"
-        if most > 1:
-            message += f", as the largest group has {most:,} samples"
-        raise ConfigError(f"{message}; choose another share")
-    if most > wanted:
-        _warn_of_group(samples, most, f"{wanted:,} of val={val}: val has {held_out.sum():,}")
-    contents = _with_val(dataset, held_out, f"val {val}, seed {seed}{_grouped(group)}")
-    return build_virtual_dataset(dst, contents, storage_options=dst_options)
+    dataset = _open_without(shares, src, src_options)
+    samples, has_several = _read_samples(dataset, group, seed, progress)
+    total, most = len(samples.groups), int(np.bincount(samples.groups).max(initial=0))
+    given = ", ".join(f"{name}={share}" for name, share in shares.items())
+    held_out, left = dict[str, Mask](), np.ones(total, dtype=np.bool_)
+    for name, share in shares.items():
+        held_out[name] = np.zeros(total, dtype=np.bool_)
+        rest = _Samples(samples.classes[left], samples.hashes[left], samples.groups[left])
+        held_out[name][left] = _stratified(rest, min(1.0, share * total / max(1, left.sum())), seed)
+        left &= ~held_out[name]
+        if not left.any() or not held_out[name].any():
+            message = f"{given} of {plural(total, 'sample')} leaves train or {name} empty"
+            if most > 1:
+                message += f", as the largest group has {most:,} samples"
+            raise ConfigError(f"{message}; choose another share")
+        if most > (wanted := round(total * share)):
+            _warn_of_group(samples, most, f"{wanted:,} of {name}={share}: {name} has {held_out[name].sum():,}")
+    shown = ", ".join(f"{name} {share}" for name, share in shares.items())
+    contents = _with_splits(dataset, held_out, f"{shown}, seed {seed}{_grouped(group)}")
+    report = build_virtual_dataset(dst, contents, storage_options=dst_options)
+    if has_several:
+        return report
+    return _with_classes(report, dataset, samples, {"train": left, **held_out})
 
 
 def split_folds(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    folds: int = 5,
+    folds: int | str | Iterable[Any] = 5,
     group: Group = None,
     seed: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
-) -> tuple[VirtualReport, ...]:
+) -> dict[str, VirtualReport]:
     """Make the datasets of a k-fold cross-validation: `dst/fold0`, `dst/fold1`, …. No tar is copied.
 
     Each training sample of `src` is in the split `val` of exactly one of them, and in `train` of all others. The folds
     have the same number of samples, and of samples of each class, to one, or as nearly as whole groups allow: see
     `split`. Other splits are kept as they are. The same call, made again after it was stopped, goes on.
 
+    Folds that somebody has made already are taken as they are: from a field, such as the column `fold` of a packed
+    table, in which sample by sample the name of its fold stands. The fold 3 becomes `dst/fold3`.
+
     >>> shardflow.split_folds("photos256", "photos256-folds", folds=5)      # doctest: +SKIP
+    >>> shardflow.split_folds("photos256", "photos256-folds", folds="fold")      # doctest: +SKIP
 
     Args:
         src, group, seed, src_options, dst_options, progress: As for `split`.
         dst: A directory or URL; on this machine if `src` is.
-        folds: Number of folds, 2 or more.
+        folds: Number of folds, 2 or more; or a field with the fold of each sample; or the folds, one for each training
+            sample, in order. Folds that are given take no `group`.
 
     Returns:
-        A report for each fold. A warning tells of a group that is larger than a fold should be.
+        The report of each fold by its name below `dst`, such as "fold0". Warnings tell of a group that is larger than a
+        fold should be, of classes that a split lacks, and of copies of an image in several folds that were given.
 
     Raises:
         NotFoundError, ConfigError, StoreError: As for `split`.
         DatasetExistsError: A fold holds another dataset than this call makes. None is written then.
     """
-    folds, seed = check_integer("folds", folds, 2), check_integer("seed", seed)
-    dataset = _open_without_val(src, src_options)
-    samples = _read_samples(dataset, group, seed, progress)
+    seed = check_integer("seed", seed)
+    dataset = _open_without(["val"], src, src_options)
+    if isinstance(folds, Iterable):  # a text, too
+        if group is not None:
+            raise ConfigError("folds that are given keep their samples; leave group out")
+        names, fold_of = sample_folds(dataset["train"], folds, progress)
+        samples, has_several = _read_samples(dataset, None, seed, progress)
+        if len(names) < 2:
+            raise ConfigError(f"all training samples are in the fold {', '.join(names)}; a cross-validation takes two")
+        if np.unique(np.stack([samples.groups, fold_of]), axis=1).shape[1] > samples.groups.max() + 1:
+            logger.warning(
+                "copies of one image are in several of the given folds; `--folds %d` keeps them together", len(names)
+            )
+        made_by = f"of {len(names)} given{f', by {folds}' if isinstance(folds, str) else ''}"
+    else:
+        folds = check_integer("folds", folds, 2)
+        samples, has_several = _read_samples(dataset, group, seed, progress)
+        names, fold_of = [str(fold) for fold in range(folds)], _even_folds(samples, folds)
+        made_by = f"of {folds}, seed {seed}{_grouped(group)}"
+    places = [f"{url_text(dst).rstrip('/')}/fold{name}" for name in names]
+
+    def contents(fold: int) -> Contents:
+        return _with_splits(dataset, {"val": fold_of == fold}, f"fold {names[fold]} {made_by}")
+
+    found = [find_virtual_dataset(place, contents(n), storage_options=dst_options) for n, place in enumerate(places)]
+    reports = {}
+    for fold, (name, place) in enumerate(zip(names, places, strict=True)):
+        report = found[fold] or build_virtual_dataset(place, contents(fold), storage_options=dst_options)
+        if not has_several:
+            parts = {"train": fold_of != fold, "val": fold_of == fold}
+            report = _with_classes(report, dataset, samples, parts, f"fold{name}: ")
+        reports[f"fold{name}"] = report
+    return reports
+
+
+def _even_folds(samples: _Samples, folds: int) -> I64:
+    """Return the fold of each sample, and warn of a group that is too large for one."""
     sizes = np.bincount(samples.groups)
     if len(sizes) < folds:
         count = plural(len(samples.groups), "training sample")
@@ -127,17 +184,25 @@ def split_folds(
     fold_of = _folds(samples, folds)
     if (most := int(sizes.max())) > (wanted := -(-len(fold_of) // folds)):
         _warn_of_group(samples, most, f"{wanted:,} of an even fold: the largest has {np.bincount(fold_of).max():,}")
-    places = [f"{url_text(dst).rstrip('/')}/fold{fold}" for fold in range(folds)]
-    made_by = f"of {folds}, seed {seed}{_grouped(group)}"
+    return fold_of
 
-    def contents(fold: int) -> Contents:
-        return _with_val(dataset, fold_of == fold, f"fold {fold} {made_by}")
 
-    found = [find_virtual_dataset(place, contents(n), storage_options=dst_options) for n, place in enumerate(places)]
-    return tuple(
-        there or build_virtual_dataset(place, contents(fold), storage_options=dst_options)
-        for fold, (place, there) in enumerate(zip(places, found, strict=True))
-    )
+def _with_classes(
+    report: VirtualReport, dataset: Dataset, samples: _Samples, parts: Mapping[str, Mask], where: str = ""
+) -> VirtualReport:
+    """Return a report with the samples of each class in these parts of `train`; warn of classes that a part lacks."""
+    names = dataset.classes or ()
+    counts = {
+        split: np.bincount(samples.classes[part & (samples.classes >= 0)], minlength=len(names))
+        for split, part in parts.items()
+    }
+    totals = np.sum([*counts.values()], axis=0)
+    for split, found in counts.items():
+        if lacking := [names[label] for label in np.flatnonzero((totals > 0) & (found == 0)).tolist()]:
+            number = f"{len(lacking):,} of {len(names):,} classes"
+            logger.warning("%s%s has no sample of %s: %s", where, split, number, first_few(lacking, _SHOWN_CLASSES))
+    classes = {split: dict(zip(names, found.tolist(), strict=True)) for split, found in counts.items()}
+    return replace(report, classes=classes)
 
 
 class _Samples(NamedTuple):
@@ -148,10 +213,13 @@ class _Samples(NamedTuple):
     groups: I64  # numbers from 0
 
 
-def _read_samples(dataset: Dataset, group: Group, seed: int, progress: Callable[[Shard], None] | None) -> _Samples:
+def _read_samples(
+    dataset: Dataset, group: Group, seed: int, progress: Callable[[Shard], None] | None
+) -> tuple[_Samples, bool]:
+    """Return the training samples, and whether any of them has several classes."""
     hashes = sample_hashes(dataset, "train", keyed_rng.key(seed, "split"))  # other ones than `subset` with this seed
-    classes = _first_classes(dataset, progress)
-    return _Samples(classes, hashes, sample_groups(dataset["train"], hashes, group, progress))
+    classes, has_several = _first_classes(dataset, progress)
+    return _Samples(classes, hashes, sample_groups(dataset["train"], hashes, group, progress)), has_several
 
 
 def _grouped(group: Group) -> str:
@@ -165,28 +233,37 @@ def _warn_of_group(samples: _Samples, size: int, wanted: str) -> None:
     logger.warning("the group of training sample %d has %s, more than the %s", number, plural(size, "sample"), wanted)
 
 
-def _open_without_val(src: str | os.PathLike[str], src_options: Mapping[str, Any] | None) -> Dataset:
+def _open_without(
+    splits: Collection[str], src: str | os.PathLike[str], src_options: Mapping[str, Any] | None
+) -> Dataset:
     dataset = open_dataset(src, storage_options=src_options)
-    if "val" in dataset:
-        message = f"{dataset.url} already has a split val, with {plural(len(dataset['val']), 'sample')}"
-        raise ConfigError(f"{message}; use that, or split a dataset of the training part alone")
+    for split in splits:
+        if split in dataset:
+            message = f"{dataset.url} already has a split {split}, with {plural(len(dataset[split]), 'sample')}"
+            other = "; `--test 0.1` makes a split test" if split == "val" and "test" not in dataset else ""
+            raise ConfigError(f"{message}; use that, or split a dataset of the training part alone{other}")
     return dataset
 
 
-def _with_val(dataset: Dataset, held_out: Mask, made_by: str) -> Contents:
-    """Return the contents of the dataset whose split `val` has the training samples that are held out."""
-    others = {name: (name, np.ones(len(dataset[name]), dtype=np.bool_)) for name in dataset if name != "train"}
-    selection = {"train": ("train", ~held_out), "val": ("train", held_out), **others}
+def _with_splits(dataset: Dataset, parts: Mapping[str, Mask], made_by: str) -> Contents:
+    """Return the contents of the dataset in which these parts of `train` are splits, and `train` is the rest."""
+    selection = {name: (name, np.ones(len(dataset[name]), dtype=np.bool_)) for name in dataset}
+    left = ~np.logical_or.reduce([*parts.values()])
+    selection |= {"train": ("train", left), **{name: ("train", mask) for name, mask in parts.items()}}
     return selected_contents(dataset, selection, f"split of {dataset.fingerprint}: {made_by}")
 
 
-def _first_classes(dataset: Dataset, progress: Callable[[Shard], None] | None) -> I64:
-    """Return the class of each training sample: the lowest of several, -1 if it has none."""
+def _first_classes(dataset: Dataset, progress: Callable[[Shard], None] | None) -> tuple[I64, bool]:
+    """Return the class of each training sample, the lowest of several, -1 for none; and whether any has several."""
     train = dataset["train"]
     if dataset.classes is None:
-        return np.full(len(train), -1, dtype=np.int64)
+        return np.full(len(train), -1, dtype=np.int64), False
     labels = read_labels(train, len(dataset.classes), progress)
-    return np.fromiter((min(each, default=-1) for each in labels), dtype=np.int64)
+    has_several, found = False, np.empty(len(train), dtype=np.int64)
+    for number, each in enumerate(labels):
+        found[number] = min(each, default=-1)
+        has_several |= len(each) > 1
+    return found, has_several
 
 
 def _stratified(samples: _Samples, share: float, seed: int) -> Mask:

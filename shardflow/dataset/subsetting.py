@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardflow._validation import check_integer, check_share
+from shardflow._wording import first_few
 from shardflow.errors import ConfigError
 from shardflow.formats.shard import Shard
 
@@ -57,7 +58,7 @@ def subset(
         The fingerprint of the new dataset, and the numbers of its samples and shards.
 
     Raises:
-        NotFoundError: There is no dataset.
+        NotFoundError: The dataset does not exist.
         ConfigError: An argument is wrong, no sample is selected, or `dst` cannot name the tars.
         DatasetExistsError: `dst` holds a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
@@ -97,7 +98,7 @@ def _keep_classes(
         raise ConfigError(f"{dataset.url} has no classes to choose from")
     unknown = sorted(set(classes) - set(dataset.classes))
     if unknown:
-        known = ", ".join(dataset.classes[:_SHOWN_NAMES])
+        known = first_few(dataset.classes, _SHOWN_NAMES)
         raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}; its {len(dataset.classes)} begin with {known}")
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():

@@ -1,7 +1,7 @@
 """Sync: copy a dataset to another place, verified on its way, the manifest last.
 
-It copies the files that the manifest names, and the receipts and the quarantine if they are still there. The same call
-continues a sync that was stopped. The copy has the same bytes and the same fingerprint.
+It copies the files that the manifest names, those of columns among them, and the receipts and the quarantine if they
+are still there. The same call continues a sync that was stopped. The copy has the same bytes and the same fingerprint.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
+from shardflow.formats.columns import ColumnFile
 from shardflow.formats.shard import Shard
-from shardflow.storage.interface import LEFTOVER, TEMPORARY, Storage
+from shardflow.storage.interface import TEMPORARY, Storage
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
 
+from .leftovers import remove_leftovers
 from .open_dataset import open_dataset
 from .shard_rows import read_index_bytes
 from .write_lock import FILE_NAME as LOCK_NAME
@@ -68,7 +70,7 @@ def sync(
         progress: Called after each shard, in this thread.
 
     Raises:
-        NotFoundError: There is no dataset, or one of its shards is missing.
+        NotFoundError: The dataset or one of its shards does not exist.
         IntegrityError: A shard is not the one packed; it is not copied.
         FormatError: The quarantine does not list as many inputs as the manifest says.
         DatasetExistsError: `dst` holds another dataset.
@@ -94,27 +96,38 @@ def sync(
         def has_tar(shard: Shard) -> bool:
             return sizes.get(target.url(shard.name)) == shard.bytes if finished else _is_copied(target, shard)
 
+        def fetch_and_put(name: str, size: int, sha256: str) -> None:
+            path = writer.staging / f"{TEMPORARY}{name.replace('/', '-')}.{secrets.token_hex(4)}"
+            source.get(name, path, size=size, sha256=sha256)
+            target.put(name, path)
+
         def copy(shard: Shard) -> bool:
             """Copy the missing files of a shard; return whether its tar was copied."""
             is_missing = shard.name in first_of_tar and not has_tar(shard)
             if is_missing:
-                path = writer.staging / f"{TEMPORARY}{shard.name.replace('/', '-')}.{secrets.token_hex(4)}"
-                source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
-                target.put(shard.name, path)
+                fetch_and_put(shard.name, shard.bytes, shard.sha256)
             if target.url(shard.index_name) not in sizes:
                 target.put(shard.index_name, read_index_bytes(source, shard))
             return is_missing
+
+        def copy_column(file: ColumnFile) -> None:
+            if sizes.get(target.url(file.name)) != file.bytes:
+                fetch_and_put(file.name, file.bytes, file.sha256)
 
         copied_bytes: list[int] = []
         found_bytes: list[int] = []
         with TransferPool(_SHARDS_AT_A_TIME) as pool:
             copies = [pool.submit(copy, shard) for shard in shards]
+            columns = [pool.submit(copy_column, file) for split in dataset.values() for file in split.columns.files()]
             for shard, copied in zip(shards, copies, strict=True):
                 was_copied = copied.result()
                 if shard.name in first_of_tar:
                     (copied_bytes if was_copied else found_bytes).append(shard.bytes)
                 if progress is not None:
                     progress(shard)
+            for copied_column in columns:
+                copied_column.result()
+        remove_leftovers(own.local_path(""))
         if lock is None:
             clean_up(target)
         else:
@@ -150,8 +163,4 @@ def _begin(target: Storage, fingerprint: str) -> WriteLock:
     foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK_NAME}.")]  # of a killed `acquire`
     if foreign and LOCK_NAME not in names:
         raise ConfigError(f"{target} is not empty: it holds {foreign[0]!r}; choose an empty or a new destination")
-    lock = acquire(target, lambda: fingerprint)
-    for name in names:  # of this copy, which was killed
-        if LEFTOVER.fullmatch(name.rpartition("/")[2]):
-            target.remove(name)
-    return lock
+    return acquire(target, lambda: fingerprint)

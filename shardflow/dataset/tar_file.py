@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from shardflow.errors import NotFoundError, StoreError
 from shardflow.storage.interface import Storage
-from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.local_files import map_os_errors, may_pass, reread
 from shardflow.storage.transfers import TransferPool
 
 BLOCK_BYTES = 4 << 20
@@ -28,7 +29,7 @@ _AHEAD = 4
 
 
 class TarFile:
-    """A tar that is read by position, see `formats.tar_bytes.TarBytes`. It is for one thread.
+    """A tar that is read by position, see `formats.tar_members.TarBytes`. It is for one thread.
 
     Args:
         fetch: Returns its bytes from a start to a stop. With a pool, the threads of that call it.
@@ -114,25 +115,43 @@ class TarFile:
         return data
 
 
-def read_at(descriptor: int, begin: int, end: int) -> memoryview:
-    """Return the bytes of an open file from `begin` to `end`, writable, as torch wants them; fewer where it ends."""
+def read_at(descriptor: int, begin: int, end: int, path: Path | None = None) -> memoryview:
+    """Return the bytes of an open file from `begin` to `end`, writable, as torch wants them; fewer where it ends.
+
+    If its server fails, the file is opened anew at its path, if that is given, and takes the place of the old one.
+    """
     data = memoryview(bytearray(end - begin))
-    done, read = 0, -1
-    while done < len(data) and read:  # a call may return fewer bytes than there are
-        read = os.preadv(descriptor, [data[done:]], begin + done)
-        done += read
-    return data[:done]
+
+    def read() -> memoryview:
+        done, got = 0, -1
+        while done < len(data) and got:  # a call may return fewer bytes than there are
+            got = os.preadv(descriptor, [data[done:]], begin + done)
+            done += got
+        return data[:done]
+
+    def reopen_and_read() -> memoryview:
+        assert path is not None
+        with open(path, "rb") as file:
+            os.dup2(file.fileno(), descriptor, inheritable=False)
+        return read()
+
+    began = time.monotonic()
+    try:
+        return read()
+    except OSError as error:
+        if path is None or not may_pass(error, path):
+            raise
+    return reread(path, reopen_and_read, time.monotonic() - began)
 
 
-def of_descriptor(descriptor: int, url: str, *, hashed: bool = False) -> TarFile:
-    """Return the tar in an open file, which must stay open."""
-    path = Path(url)
+def of_descriptor(descriptor: int, url: str, *, path: Path | None = None, hashed: bool = False) -> TarFile:
+    """Return the tar in an open file, which must stay open; for `path`, see `read_at`."""
 
     def fetch(start: int, stop: int) -> memoryview:
-        with map_os_errors(path):
-            return read_at(descriptor, start, stop)
+        with map_os_errors(Path(url)):
+            return read_at(descriptor, start, stop, path)
 
-    with map_os_errors(path):
+    with map_os_errors(Path(url)):
         return TarFile(fetch, os.fstat(descriptor).st_size, url, hashed=hashed)
 
 
@@ -150,10 +169,8 @@ def open_tar(storage: Storage, name: str, *, hashed: bool = False) -> Iterator[T
     """
     url, path = storage.url(name), storage.local_path(name)
     if path is not None:
-        with map_os_errors(path):
-            file = open(path, "rb")  # noqa: SIM115 - closed below, outside of what maps errors
-        with file:
-            yield of_descriptor(file.fileno(), url, hashed=hashed)
+        with reread(path, lambda: open(path, "rb")) as file:
+            yield of_descriptor(file.fileno(), url, path=path, hashed=hashed)
         return
     if (version := storage.version(name)) is None:
         raise NotFoundError(f"{url} does not exist; check the path")

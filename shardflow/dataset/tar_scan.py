@@ -140,8 +140,11 @@ def _rows(sample: TarSample, tar: TarFile) -> list[Row]:
     """Return the rows of a sample, with record 0: the number of the record is not known yet."""
     if sample.problem:
         raise SampleError(sample.problem)
-    if not IMAGE_PARTS & sample.parts.keys():
+    images = [part for part in sample.parts if part in IMAGE_PARTS]
+    if not images:
         raise SampleError(f"has no image among its parts: {', '.join(sample.parts)}")
+    if len(images) > 1:
+        raise SampleError(f"has the images {' and '.join(images)}; write one as another part, such as mask.{images[1]}")
     for part, (offset, size) in sample.parts.items():
         if offset + size > tar.size:
             raise SampleError(f"its part {part!r} is cut short")

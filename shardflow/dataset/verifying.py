@@ -24,7 +24,7 @@ from shardflow.formats.labels import LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
 from shardflow.formats.shard_index import Index, Row
-from shardflow.formats.tar_bytes import crc32
+from shardflow.formats.tar_members import crc32
 from shardflow.storage.interface import Storage
 
 from .open_dataset import Dataset
@@ -42,7 +42,7 @@ class Finding:
 
     Attributes:
         file: Name of the file, below the dataset.
-        problem: What was expected and what was found.
+        problem: The expectation and the finding.
         key: The key of the sample; None if the problem does not concern one sample.
     """
 
@@ -78,7 +78,24 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
             findings += found
             if progress is not None:
                 progress(shard)
-    return findings + _check_quarantine(dataset) + _check_receipts(dataset)
+    return findings + verify_columns(dataset) + verify_records(dataset)
+
+
+def verify_records(dataset: Dataset) -> list[Finding]:
+    """Return the damage of what a dataset says of its inputs: the quarantine and the receipts."""
+    return _check_quarantine(dataset) + _check_receipts(dataset)
+
+
+def verify_columns(dataset: Dataset) -> list[Finding]:
+    """Return the files of columns that are missing or are not those that were added."""
+    findings = []
+    for split in dataset.values():
+        for file in split.columns.files():
+            try:
+                split.columns.read_bytes(file)
+            except (StoreError, IntegrityError) as error:
+                findings.append(Finding(file.name, str(error)))
+    return findings
 
 
 def _check_quarantine(dataset: Dataset) -> list[Finding]:

@@ -12,7 +12,8 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +29,11 @@ from shardflow.formats.shard_index import Index
 from shardflow.formats.virtual_roots import Root, split_shard_name
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import canonical_root
+from shardflow.storage.urls import canonical_root, url_text
 from shardflow.storage.virtual import relative_root, root_url
 
+from .column_files import FilesOfColumn, Values
+from .leftovers import remove_leftovers
 from .open_dataset import Dataset
 from .shard_rows import read_index
 from .write_lock import clean_up, refuse_dataset
@@ -43,13 +46,23 @@ class VirtualReport:
     """A virtual dataset that was written.
 
     Attributes:
+        url: Where its manifest is, which two equal reports may differ in.
         fingerprint: Its fingerprint.
         samples, shards: Numbers of samples and of shards, by split.
+        classes: Numbers of samples of each class, by the splits that `split` and `split_folds` made; otherwise empty,
+            as where samples have several classes.
+        bad: The samples of an index that were left out, with the reasons, as in the quarantine. A damaged tar is one
+            entry, for all samples behind the damage.
+        lost: About how many samples of an index are behind the damage of tars, by the bytes of those before it.
     """
 
+    url: str = field(compare=False)
     fingerprint: str
     samples: Mapping[str, int]
     shards: Mapping[str, int]
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    bad: tuple[Quarantined, ...] = ()
+    lost: int = 0
 
 
 class TarLocation(NamedTuple):
@@ -64,11 +77,12 @@ class TarLocation(NamedTuple):
 
 
 class SelectedRows(NamedTuple):
-    """The records of a tar that belong to a split: rows of an index, their records numbered from 0."""
+    """The records of a tar that belong to a split: rows of an index, their records numbered from 0, and columns."""
 
     split: str
     tar: TarLocation
     rows: Index
+    columns: Mapping[str, Values] = MappingProxyType({})
 
 
 def root_urls(dataset: Dataset) -> dict[str, str]:
@@ -86,7 +100,7 @@ def refuse_virtual(dataset: Dataset, lack: str, remedy: str, remedy_of_index: st
     places = [url for name, url in root_urls(dataset).items() if roots[name].fingerprint is not None]
     if not places:
         raise ConfigError(f"{dataset.url} was made by `shardflow index` from tars; {remedy_of_index}")
-    raise ConfigError(f"{dataset.url} is a virtual dataset without {lack} of its own; {remedy} {', '.join(places)}")
+    raise ConfigError(f"{dataset.url} is a virtual dataset, which has no {lack}; {remedy} {', '.join(places)}")
 
 
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
@@ -134,6 +148,7 @@ class Contents:
         recipe: That of the samples; empty where there is not one for all.
         annotations: Those of the samples.
         made_by: The command, and the datasets it read, for the manifest.
+        kinds: Column → the type of its values.
         bad: The samples that were left out; no quarantine is written if there are none.
     """
 
@@ -143,6 +158,7 @@ class Contents:
     recipe: Mapping[str, Any]
     annotations: Annotations
     made_by: str
+    kinds: Mapping[str, str] = field(default_factory=dict)
     bad: Sequence[Quarantined] = ()
 
 
@@ -157,6 +173,7 @@ def build_virtual_dataset(
     batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))  # finds errors before a directory is made
     files.check()
     with storage.exclusive_writer(), ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
+        remove_leftovers(storage.local_path(""))
         while batch:
             list(pool.map(lambda file: _put(storage, *file), batch))
             batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))
@@ -166,7 +183,7 @@ def build_virtual_dataset(
         ):  # not `quarantine.jsonl`: that allows a pack to replace tars beside it, and these are the user's
             _put(storage, quarantine.version_name(written.fingerprint), quarantine.to_bytes(contents.bad))
         storage.put(manifest.FILE_NAME, written.to_bytes(), new=True)
-    return _report(written)
+    return _report(dst, written, contents)
 
 
 def find_virtual_dataset(
@@ -189,7 +206,7 @@ def find_virtual_dataset(
         found = manifest.from_bytes(storage.read(manifest.FILE_NAME))
         if (found.fingerprint, found.roots) == (expected.fingerprint, expected.roots):
             clean_up(storage)
-            return _report(expected)
+            return _report(dst, expected, contents)
     refuse_dataset(storage)
     return None  # it was removed meanwhile
 
@@ -203,11 +220,12 @@ class _Files:
         self._roots: dict[str, Root] = {}
         self._without_tables: set[str] = set()  # roots with a tar whose tables, if there are any, may be wrong
         self._shards: dict[str, list[Shard]] = {split: [] for split in contents.splits}
+        self._columns = {name: FilesOfColumn(name, kind) for name, kind in contents.kinds.items()}
 
     def indexes(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the indexes: names and bytes."""
+        """Yield the indexes, and the files of the columns: names and bytes."""
         names = self._names
-        for split, tar, rows in self._contents.selected:
+        for split, tar, rows, columns in self._contents.selected:
             if tar.root not in names:
                 names[tar.root] = str(len(names))
                 url = relative_root(self._storage, open_storage(tar.root))
@@ -224,6 +242,8 @@ class _Files:
             )
             self._shards[split].append(shard)
             yield shard.index_name, data
+            for name, column in self._columns.items():
+                yield column.add(split, shard, columns.get(name))
 
     def check(self) -> None:
         """Check that the dataset would not be empty.
@@ -246,11 +266,14 @@ class _Files:
             annotations=contents.annotations,
             roots=self._roots,
             table_roots=tuple(name for name in self._roots if name not in self._without_tables),
+            columns={name: files.column() for name, files in self._columns.items()},
         )
 
 
-def _report(written: Manifest) -> VirtualReport:
+def _report(dst: str | os.PathLike[str], written: Manifest, contents: Contents) -> VirtualReport:
     return VirtualReport(
+        url=url_text(dst),
+        bad=tuple(contents.bad),
         fingerprint=written.fingerprint,
         samples={split: sum(shard.samples for shard in entries) for split, entries in written.splits.items()},
         shards={split: len(entries) for split, entries in written.splits.items()},

@@ -7,7 +7,7 @@ from concurrent.futures import as_completed
 
 from shardflow.errors import ConfigError, DeadlineError, StoreError
 from shardflow.formats.shard import Shard
-from shardflow.storage.cache import STALL_TIMEOUT_S, FetchResult
+from shardflow.storage.cache import FetchResult
 from shardflow.storage.transfers import TransferPool
 
 from .open_dataset import Split
@@ -33,11 +33,13 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
 
 
 def _fetch(split: Split, number: int) -> Shard:
-    result = split.reader.fetch(number, stall_timeout_s=STALL_TIMEOUT_S)
+    split.columns.fetch(number)
+    timeout_s = split.reader.stall_timeout_s
+    result = split.reader.fetch(number, stall_timeout_s=timeout_s)
     if result is FetchResult.BUSY:
         raise DeadlineError(
             f"{split.reader.url(number)}: another process downloads it, and its file has not grown for "
-            f"{STALL_TIMEOUT_S:g} s; end that process, and try again"
+            f"{timeout_s:g} s; end that process, and try again"
         )
     if result is FetchResult.FULL:
         raise StoreError("the disk of the cache has no room; free some space, or choose another cache directory")

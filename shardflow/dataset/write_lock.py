@@ -1,9 +1,10 @@
 """The write lock: which process may write to a place.
 
-On a local disk it is `local_files.lock_directory`, which leaves no file and ends with its processes. An
-object store has no locks. There a writer first creates a blob that says what will be written, and deletes it when the
-manifest is written. A writer that finds the blob of other work stops. A writer that finds its own work goes on: it
-resumes a run, or is its twin, which writes the same bytes under the same names and does no harm.
+On a local disk it is `local_files.lock_directory`, which leaves no file and ends with its processes. An object store
+has no locks, and machines that share a file system do not see each other's. There a writer first creates a blob that
+says what will be written, and deletes it when the manifest is written. A writer that finds the blob of other work
+stops. A writer that finds its own work goes on: it resumes a run, or is its twin, which writes the same bytes under the
+same names and does no harm.
 
 The name of the blob says for which version of the dataset it counts: `unfinished.json` where there is none yet,
 `unfinished-DIGEST.json` for the extension of a version. A version never comes back, so the blob of a version that is
@@ -27,7 +28,7 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.formats import manifest
+from shardflow.formats import manifest, quarantine
 from shardflow.storage.interface import TEMPORARY, Storage, Writer
 
 FILE_NAME = "unfinished.json"
@@ -107,6 +108,25 @@ class WriteLock:
             except DatasetExistsError:  # a twin was faster
                 if attempt == _ATTEMPTS - 1:
                     raise
+
+    def replace_version(self, fingerprint: str, data: bytes, bad: bytes | None) -> None:
+        """Publish the version of this fingerprint in place of the one that is extended, which is kept beside it.
+
+        Args:
+            fingerprint: Of the new version.
+            data: Its manifest.
+            bad: Its quarantine; None without one.
+
+        Raises:
+            DatasetExistsError: Another version was published meanwhile.
+        """
+        assert self.extends is not None
+        found, tag = self.read_version()
+        if bad is not None:
+            self.put(quarantine.version_name(fingerprint), bad)
+        with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
+            self.storage.put(manifest.kept_name(self.extends), found, new=True)
+        self.storage.put(manifest.FILE_NAME, data, replaces=tag)
 
     def release(self) -> None:
         """Delete the blob, if there is one, after the commit."""

@@ -12,13 +12,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import shardflow
 from shardflow._cores import allowed_cores
 from shardflow._wording import plural
+from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
-from shardflow.preview.augmentation import augment_with_loader
+from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.contact_sheet import COLUMNS, SIDE, ContactSheet, draw_contact_sheet
 from shardflow.storage.local_files import map_os_errors
 
@@ -32,7 +35,6 @@ _CROP = 224
 _RESUMED_BATCH = 24
 _SHEET = "demo.png"
 _SHEET_SAMPLES = 8
-_SEARCHED_SAMPLES = 512
 
 Report = Callable[[str, str], None]  # called with the name of a step and one line about it
 
@@ -185,7 +187,7 @@ def _train(
     url: Path, split: str, val_split: str | None, epochs: int, workers: int, report: Report, chance: float
 ) -> list[str]:
     """Train, and return the failure to learn, if any."""
-    evaluated = f"evaluated on {val_split}" if val_split else f"evaluated on {split}, as there is no val split"
+    evaluated = f"evaluated on {val_split}" if val_split else f"evaluated on {split}, without a val split"
     report("train", f"a small convolutional net on the CPU, {SIZE}-pixel crops of {split}, {evaluated}")
     for last in train(url, split=split, val_split=val_split, epochs=epochs, workers=workers, limit=_LIMIT):
         val = "" if last.val_accuracy is None else f"   {val_split} {last.val_accuracy:6.1%}"
@@ -215,23 +217,15 @@ def draw_samples(
         seed=seed,
     )
     samples = loader.split
-    numbers = _samples_to_show(samples)
-    tiles = [tile for number in numbers for tile in augment_with_loader(loader, number, epochs=COLUMNS - 1).tiles]
+    numbers = _samples_to_show(samples, len(loader.classes))
+    tiles = [tile for number in numbers for tile in augment_sample(loader, number, epochs=COLUMNS - 1).tiles]
     subtitle = f"{len(numbers)} of {len(samples):,} samples in {split!r}: as packed, and as augmented in each epoch"
     draw_contact_sheet(ContactSheet("From shards to batches", subtitle, tiles), path)
 
 
-def _samples_to_show(split: Split) -> list[int]:
+def _samples_to_show(split: Split, classes: int) -> list[int]:
     """Return the numbers of samples, sorted by label: the first of each class, then others from the beginning."""
-
-    def label(sample: Any) -> int:
-        return int(sample.get("cls", 0))
-
-    first: dict[int, int] = {}
-    for number, sample in enumerate(islice(split, _SEARCHED_SAMPLES)):
-        first.setdefault(label(sample), number)
-        if len(first) == _SHEET_SAMPLES:
-            break
-    others = (number for number in range(len(split)) if number not in first.values())
-    chosen = [*first.values(), *islice(others, _SHEET_SAMPLES - len(first))]
-    return sorted(chosen, key=lambda number: (label(split[number]), number))
+    labels = single_classes(split, classes)
+    first = np.unique(labels, return_index=True)[1][:_SHEET_SAMPLES].tolist()
+    others = (number for number in range(len(split)) if number not in first)
+    return sorted([*first, *islice(others, _SHEET_SAMPLES - len(first))], key=lambda number: (labels[number], number))

@@ -15,17 +15,17 @@ never lies in the buffer, so the caller may keep it.
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
+from shardflow.loading.memory_layout import Layout, places
+
 from .copy_stream import CopyStream, Event, EventTimer
 
 _SMALL_BYTES = 1 << 16  # copying so few bytes once more on the host costs less than a separate copy to the device
-_ALIGNMENT = 64
 
 
 class BatchBuffer:
@@ -98,18 +98,18 @@ class _DeviceMemory:
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Queue the copy of one tensor, or of several on the host, and return the tensors on the device."""
-        ends = list(itertools.accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors))
-        begins, size = [0, *ends[:-1]], ends[-1]
+        *begins, size = places(tensor.nbytes for tensor in tensors)
         if size > len(self._memory):
             self._memory = self._copy_stream.device_memory(size)
-        targets = [_view_like(self._memory, begin, tensor) for begin, tensor in zip(begins, tensors, strict=True)]
+        layouts = [Layout.like(tensor, begin) for begin, tensor in zip(begins, tensors, strict=True)]
+        targets = [layout.view(self._memory) for layout in layouts]
         if len(tensors) == 1 and not self._copy_stream.needs_staging(tensors[0]):
             target, source = targets[0], tensors[0]
         else:
             if size > len(self._staging):
                 self._staging = self._copy_stream.staging_memory(size)
-            for begin, tensor in zip(begins, tensors, strict=True):
-                _view_like(self._staging, begin, tensor).copy_(tensor)
+            for layout, tensor in zip(layouts, tensors, strict=True):
+                layout.view(self._staging).copy_(tensor)
             target, source = self._memory[:size], self._staging[:size]
         self._copy_stream.copy(target, source)
         self._source = source  # keeps it alive until the next fill, which waits for the copy
@@ -142,9 +142,3 @@ def clone_shared(batch: Any, buffer: Any) -> Any:
 
 def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.nbytes < _SMALL_BYTES
-
-
-def _view_like(memory: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor:
-    strides = torch.empty_like(like, device="meta").stride()
-    flat = memory[begin : begin + like.nbytes].view(like.dtype)
-    return flat.as_strided(like.shape, strides)

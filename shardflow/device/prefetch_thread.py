@@ -26,15 +26,13 @@ class PrefetchedBatch(NamedTuple):
     """A batch whose copies to the device are queued."""
 
     buffer: BatchBuffer
-    state: dict[str, Any] | None  # the loader's after this batch, if it has one
     loaded_at: float  # when the loader returned the batch, by `time.perf_counter`
 
 
 class PrefetchThread:
     """Prefetches the batches of one iteration into buffers, all of them free.
 
-    `prepare` is called with each batch before it is copied, and returns what to copy; `state` returns the loader's
-    state.
+    `prepare` is called with each batch before it is copied, and returns what to copy.
     """
 
     def __init__(
@@ -43,9 +41,8 @@ class PrefetchThread:
         copy_stream: CopyStream,
         buffers: list[BatchBuffer],
         prepare: Callable[[Any], Any],
-        state: Callable[[], dict[str, Any] | None],
     ) -> None:
-        self._batches, self._copy_stream, self._prepare, self._state = batches, copy_stream, prepare, state
+        self._batches, self._copy_stream, self._prepare = batches, copy_stream, prepare
         self._free: queue.SimpleQueue[BatchBuffer | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[PrefetchedBatch | BaseException | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -104,13 +101,13 @@ class PrefetchThread:
                 if batch is self:
                     self._ready.put(None)
                     return False
-                loaded_at, state = time.perf_counter(), self._state()
+                loaded_at = time.perf_counter()
                 with torch.no_grad():
                     buffer.fill(self._prepare(batch))
         except BaseException as error:
             self._ready.put(error)
             return False
-        self._ready.put(PrefetchedBatch(buffer, state, loaded_at))
+        self._ready.put(PrefetchedBatch(buffer, loaded_at))
         return True
 
 

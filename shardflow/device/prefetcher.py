@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -14,19 +15,13 @@ from torch.utils import _pytree
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 from shardflow.loading.decoders.repeated_crops import warn_of_repeated_crops
+from shardflow.loading.engine import Engine, Iteration
 from shardflow.loading.stats import Stats, StatsRecorder
 
 from .buffers import BatchBuffer
 from .copy_stream import CopyStream, EventTimer, copy_stream_for
 from .prefetch_thread import PrefetchThread
 from .transform_chain import DeviceTransform, PreparedBatch, TransformChain
-
-
-@runtime_checkable
-class _Resumable(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Prefetcher:
@@ -39,7 +34,7 @@ class Prefetcher:
     ...     train_step(images, labels)
 
     On a CUDA device a thread copies the next batches while the training step runs, through page-locked memory and on a
-    stream of its own. Transforms run on the caller's current stream when a batch is requested, without gradients and
+    separate stream. Transforms run on the caller's current stream when a batch is requested, without gradients and
     outside of autocast. A batch belongs to the caller: its memory is never overwritten. On other devices nothing
     overlaps: batches are copied, if need be, and augmented when they are requested, in the caller's thread.
 
@@ -56,7 +51,7 @@ class Prefetcher:
             images. `DecodeJpeg`, which decodes the images, must be the first.
         batch_transform: Called last, with the fields of a batch as arguments; returns the batch. For
             `torchvision.transforms.v2.MixUp` and the like.
-        dtype: The dtype of floating-point images at the end, that is of tensors with four or more dimensions. uint8
+        dtype: The dtype of floating-point images at the end: of tensors with four or more dimensions. uint8
             images stay uint8, and targets keep their dtype.
         channels_last: Whether tensors [B, C, H, W] get that memory format at the end.
         buffers: Batches on the device ahead of the one in use, 1 or more.
@@ -92,9 +87,6 @@ class Prefetcher:
         self._buffers = [BatchBuffer(stream) for _ in range(buffers)] if stream is not None else []
         self._stats = StatsRecorder()
         self._timer = EventTimer()  # of the transforms on a device with a copy stream
-        self._state: dict[str, Any] | None = None  # after the last batch returned, while the loader is ahead of it
-        self._peeked: dict[str, Any] | None = None  # where an iteration began that was a peek, as in a loader
-        self._may_peek = True
         self._thread: PrefetchThread | None = None
         self._iterations = 0
 
@@ -105,14 +97,8 @@ class Prefetcher:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the running iteration, or of the next, as that of a loader, which may be ahead of it.
-
-        Raises:
-            AttributeError: The loader has no epoch.
-        """
-        epoch: int = self.loader.epoch  # type: ignore[attr-defined]
-        is_left = self._thread is None and self._peeked is None
-        return epoch if self._state is None or is_left else self._state["epoch"]
+        """The epoch of the running iteration, or of the next, as that of the loader."""
+        return self.loader.epoch  # type: ignore[attr-defined, no-any-return]
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch, if the loader knows it."""
@@ -143,78 +129,58 @@ class Prefetcher:
             )
 
     def _direct(self) -> Generator[Any, None, None]:
-        iteration = self._begin()
-        batches = _closable(self.loader)
-        try:
+        number = self._begin()
+        with self._iteration() as iteration:
             while True:
-                self._check_running(iteration)
-                if self._state is None:
-                    self._state = self._loader_state()  # if a transform fails, the batch does not count as returned
+                self._check_running(number)
                 requested = time.perf_counter()
-                batch = next(batches, self)
+                batch = next(iteration.batches, self)
                 if batch is self:
-                    self._state = None
                     return
                 loaded = time.perf_counter()
-                prepared = self._transforms.prepare(batch, self.device)
+                prepared = self._prepare(batch)
                 prepared = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), prepared)
                 batch = self._transform(prepared, in_buffer=False)
-                self._state = None
+                iteration.hand_out()  # only now: a batch does not count if a transform fails on it
                 self._stats.answered(waiting_s=loaded - requested, transforms_s=time.perf_counter() - loaded)
                 yield batch
-        finally:
-            batches.close()
 
     def _prefetched(self, copy_stream: CopyStream) -> Generator[Any, None, None]:
-        iteration = self._begin()
-        if self._peeked is not None:
-            self._resumable().load_state_dict(self._peeked)  # the loader is ahead, so for it there was no peek
-            self._state, self._peeked, self._may_peek = None, None, False
-        if self._state is None:
-            self._state = self._loader_state()  # a transform may fail on the first batch
-        begin, returned = self._state, 0
+        number = self._begin()
         # A batch may be on the device already, made by work that is queued on the compute stream.
         copy_stream.record_compute().block_copy_stream()
-        batches = _closable(self.loader)
-        thread = self._thread = PrefetchThread(
-            batches,
-            copy_stream,
-            self._buffers,
-            prepare=lambda batch: self._transforms.prepare(batch, self.device),
-            state=self._loader_state,
-        )
-        timer: EventTimer | None = None
-        try:
-            while True:
-                self._check_running(iteration)
-                requested = time.perf_counter()
-                prefetched = thread.get()
-                answered = time.perf_counter()
-                if prefetched is None:
-                    self._state, self._may_peek = None, True
-                    return
-                buffer, state, loaded_at = prefetched
-                # Training did not stand still during a wait in which the device still had work to do.
-                stalled = answered - requested if copy_stream.compute_is_idle() else 0.0
-                for_data = min(stalled, max(0.0, loaded_at - requested))
-                batch = buffer.consume(functools.partial(self._transform, in_buffer=True), timer)
-                thread.release(buffer)
-                self._state = state
-                self._stats.answered(waiting_s=for_data, copying_s=stalled - for_data)
-                timer = self._timer  # the first batch is apart
-                returned += 1
-                yield batch
-        except GeneratorExit:
-            if returned == 1 and self._may_peek and iteration == self._iterations:
-                self._peeked = begin
-            raise
-        finally:
-            thread.close()
-            if self._thread is thread:
-                self._thread = None  # breaks a cycle of references: the loader must end with its last reference
-            batches.close()
-            for buffer in self._buffers:
-                buffer.retire()
+        with self._iteration() as iteration:
+            thread = self._thread = PrefetchThread(iteration.batches, copy_stream, self._buffers, self._prepare)
+            timer: EventTimer | None = None
+            try:
+                while True:
+                    self._check_running(number)
+                    requested = time.perf_counter()
+                    prefetched = thread.get()
+                    answered = time.perf_counter()
+                    if prefetched is None:
+                        return
+                    # Training did not stand still during a wait in which the device still had work to do.
+                    stalled = answered - requested if copy_stream.compute_is_idle() else 0.0
+                    for_data = min(stalled, max(0.0, prefetched.loaded_at - requested))
+                    batch = prefetched.buffer.consume(functools.partial(self._transform, in_buffer=True), timer)
+                    thread.release(prefetched.buffer)
+                    iteration.hand_out()
+                    self._stats.answered(waiting_s=for_data, copying_s=stalled - for_data)
+                    timer = self._timer  # the first batch is apart
+                    yield batch
+            finally:
+                thread.close()
+                if self._thread is thread:
+                    self._thread = None  # breaks a cycle of references: the loader must end with its last reference
+                for buffer in self._buffers:
+                    buffer.retire()
+
+    def _iteration(self) -> Iteration | _Uncounted:
+        return self.loader.new_iteration() if isinstance(self.loader, Engine) else _Uncounted(self.loader)
+
+    def _prepare(self, batch: Any) -> PreparedBatch:
+        return self._transforms.prepare(batch, self.device)
 
     @torch.no_grad()
     def _transform(self, prepared: PreparedBatch, *, in_buffer: bool) -> Any:
@@ -237,34 +203,26 @@ class Prefetcher:
             ConfigError: The loader has no `set_epoch`, or refuses the epoch.
         """
         self._end()
-        if not hasattr(self.loader, "set_epoch"):
-            raise ConfigError(f"a {type(self.loader).__name__} has no set_epoch; use a shardflow.Loader")
-        self.loader.set_epoch(epoch)
-        self._forget()  # only now: a loader that refuses has not moved
+        self._method("set_epoch")(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the last batch that was returned.
 
         Raises:
-            ConfigError: The loader has no state.
+            ConfigError: The loader is not a `Loader` or `Mix`.
         """
-        if self._state is not None:
-            return self._state
-        return self._resumable().state_dict()
+        state: dict[str, Any] = self._method("state_dict")()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration start at a saved state.
 
         Raises:
             ResumeMismatchError: The state belongs to another dataset, split or order.
-            ConfigError: The loader has no state.
+            ConfigError: The loader is not a `Loader` or `Mix`.
         """
         self._end()
-        self._resumable().load_state_dict(state)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._state, self._peeked, self._may_peek = None, None, True
+        self._method("load_state_dict")(state)
 
     def stats(self, *, whole_run: bool = False) -> Stats:
         """Return where the time went since the iteration began; `print` it for advice."""
@@ -274,13 +232,12 @@ class Prefetcher:
             counts = {name: getattr(loaded, name) for name in ("samples", "read_bytes", "network_bytes", "replaced")}
         return dataclasses.replace(stats, transforms_s=stats.transforms_s + self._timer.seconds(), **counts)
 
-    def _resumable(self) -> _Resumable:
-        if not isinstance(self.loader, _Resumable):
-            raise ConfigError(f"a {type(self.loader).__name__} has no state_dict; use a shardflow.Loader")
-        return self.loader
-
-    def _loader_state(self) -> dict[str, Any] | None:
-        return self.loader.state_dict() if isinstance(self.loader, _Resumable) else None
+    def _method(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] | None = getattr(self.loader, name, None)
+        is_ahead = "state" in name and not isinstance(self.loader, Engine)  # of the batches that were returned
+        if method is None or is_ahead:
+            raise ConfigError(f"a {type(self.loader).__name__} has no {name} here; use a shardflow.Loader or Mix")
+        return method
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -303,6 +260,19 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if index >= torch.cuda.device_count():
         raise ConfigError(f"device {str(device)!r} is not available: torch sees {torch.cuda.device_count()} devices")
     return torch.device("cuda", index)
+
+
+class _Uncounted(contextlib.AbstractContextManager["_Uncounted"]):
+    """An iteration of a loader that has no cursor."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.batches = _closable(loader)
+
+    def __exit__(self, *_: object) -> None:
+        self.batches.close()
+
+    def hand_out(self) -> None:
+        """Do nothing."""
 
 
 def _closable(loader: Iterable[Any]) -> Generator[Any, None, None]:

@@ -37,11 +37,13 @@ class PreparedBatch(NamedTuple):
     Attributes:
         batch: Its boxes and keypoints are transformed already.
         key: Of 64 bits, if the batch has one.
+        annotated: Its annotations.
         params: The parameters that these were transformed by, by the number of the transform, for images and masks.
     """
 
     batch: Any
     key: int | None
+    annotated: Columns
     params: dict[int, torch.Tensor]
 
 
@@ -54,7 +56,7 @@ class TransformChain:
     sample, so the draws depend on (seed, epoch, first sample).
 
     Images in several views, a tuple of tensors, are augmented view by view, each with its own random numbers; the
-    first one as it would be alone. There is no target that mixed views share, so mixing is an error.
+    first one as it would be alone. Mixed views would need a common target, so mixing is an error.
 
     Masks, boxes, the fields of boxes and keypoints follow the images through `SpatialTransform`s, see
     `annotation_columns`. The images of a list, which differ in size, are transformed one by one.
@@ -126,10 +128,11 @@ class TransformChain:
         if self._decode is not None:
             fields["image"] = self._decode(fields["image"], device)
             batch = self._join(fields, batch)
-        params = self._annotations.move(fields, self._annotations.find(fields))
+        annotated = self._annotations.find(fields)
+        params = self._annotations.move(fields, annotated)
         if params:
             batch = self._join(fields, batch)
-        return PreparedBatch(batch, key, params)
+        return PreparedBatch(batch, key, annotated, params)
 
     def __call__(self, prepared: PreparedBatch, *, in_buffer: bool) -> Any:
         """Return a batch that `prepare` returned, and that is now on the device, transformed.
@@ -137,11 +140,10 @@ class TransformChain:
         With `in_buffer` it lies in memory that will be overwritten. The caller clones tensors in tuples, lists and
         dicts. It cannot find those that `batch_transform` puts into other objects, so `batch_transform` gets clones.
         """
-        batch, key, params = prepared
+        batch, key, annotated, params = prepared
         if not self._transforms and self._batch_transform is None and KEY_FIELD not in self._fields:
             return batch
         fields = self._split(batch)
-        annotated = self._annotations.find(fields)
         keys = fields.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64))  # without the field, no transform uses the keys
         with _seeded_generators(key, batch) if self._use_generators else contextlib.nullcontext():
             for number, (kind, transform) in enumerate(self._transforms):
@@ -258,15 +260,10 @@ def _seeded_generators(key: int | None, batch: Any) -> Iterator[None]:
         yield
         return
     key = keyed_rng.fold(key, "device")
-    devices = {leaf.device for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
-    generators = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
-    with fork_rng():
+    tensors = (leaf for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    devices = [*{tensor.device for tensor in tensors if tensor.device.type == "cuda"}]
+    with fork_rng(devices):
         reseed(key)
-        saved = [generator.get_state() for generator in generators]
-        try:
-            for generator in generators:
-                generator.manual_seed(key)
-            yield
-        finally:
-            for generator, state in zip(generators, saved, strict=True):
-                generator.set_state(state)
+        for device in devices:
+            torch.cuda.default_generators[device.index].manual_seed(key)
+        yield

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardflow.errors import ConfigError
-from shardflow.loading.distributed import usable_cores
 from shardflow.loading.loader import Loader
+from shardflow.loading.worker_settings import usable_cores
 
 from .decode_baseline import DecodeBaseline, payloads
 from .loader_probe import LoaderProbe, Measurement

@@ -14,8 +14,8 @@ import torch
 
 from shardflow import native
 from shardflow.dataset.open_dataset import Split
-from shardflow.loading.distributed import usable_cores
 from shardflow.loading.loader import Loader
+from shardflow.loading.worker_settings import usable_cores
 
 _SMALL_SHARD, _LARGE_SHARD = 4_000_000, 4_000_000_000
 _MANY_SHARDS = 64
@@ -79,9 +79,13 @@ def _fork(loader: Loader) -> Iterator[Check]:
 
 def _hardware(loader: Loader) -> Iterator[Check]:
     if loader.workers.pin_memory and not torch.cuda.is_available():
-        yield Check("pin_memory", "pin_memory=True, but there is no GPU: omit the argument to pin only with a GPU")
+        yield Check(
+            "pin_memory", "pin_memory=True, and this machine has no GPU: omit the argument to pin only with a GPU"
+        )
     if torch.cuda.is_available() and not loader.workers.pin_memory:
-        yield Check("pin_memory", "pin_memory=False, but there is a GPU: omit the argument, so that copies overlap")
+        yield Check(
+            "pin_memory", "pin_memory=False, and this machine has a GPU: omit the argument, so that copies overlap"
+        )
     if not native.available():
         reason = native.describe()
         yield Check("native kernel", f"the native kernel is not active; it halves the decoding time: {reason}")

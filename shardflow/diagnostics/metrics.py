@@ -10,8 +10,7 @@ https://opentelemetry.io/docs/specs/semconv/general/metrics/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shardflow.errors import ConfigError
 from shardflow.loading.distributed import resolve_group
@@ -22,39 +21,26 @@ class _Measured(Protocol):
     def stats(self, *, whole_run: bool = False) -> Stats: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counter:
-    field: str  # of Stats
-    name: str  # without prefix and unit
-    unit: str  # UCUM, as OpenTelemetry has it
-    suffix: str  # the unit in Prometheus' names
+class _Counter(NamedTuple):
+    """A sum of `Stats`: its field, its name, its unit for OpenTelemetry (UCUM), and the unit in Prometheus' names."""
+
+    field: str
+    name: str
+    unit: str
+    suffix: str
     about: str
 
 
 _COUNTERS = (
-    _Counter(field="batches", name="batches", unit="{batch}", suffix="", about="Batches handed out"),
-    _Counter(field="samples", name="samples", unit="{sample}", suffix="", about="Samples handed out"),
+    _Counter("batches", "batches", "{batch}", "", "Batches handed out"),
+    _Counter("samples", "samples", "{sample}", "", "Samples handed out"),
     _Counter(
-        field="waiting_s",
-        name="waiting",
-        unit="s",
-        suffix="_seconds",
-        about="Time that training waited for batches, without the first of each epoch",
+        "waiting_s", "waiting", "s", "_seconds", "Time that training waited, without the first batch of each epoch"
     ),
-    _Counter(
-        field="total_s", name="running", unit="s", suffix="_seconds", about="Time since the first batch, by epoch"
-    ),
-    _Counter(
-        field="read_bytes", name="read", unit="By", suffix="_bytes", about="Bytes of samples read, cached or local"
-    ),
-    _Counter(field="network_bytes", name="network", unit="By", suffix="_bytes", about="Bytes of shards downloaded"),
-    _Counter(
-        field="replaced",
-        name="replaced",
-        unit="{sample}",
-        suffix="_samples",
-        about="Damaged samples that others replaced",
-    ),
+    _Counter("total_s", "running", "s", "_seconds", "Time since the first batch, by epoch"),
+    _Counter("read_bytes", "read", "By", "_bytes", "Bytes of samples read, cached or local"),
+    _Counter("network_bytes", "network", "By", "_bytes", "Bytes of shards downloaded"),
+    _Counter("replaced", "replaced", "{sample}", "_samples", "Damaged samples that others replaced"),
 )
 _QUANTILES = {"0.5": "wait_p50_s", "0.95": "wait_p95_s", "0.99": "wait_p99_s"}
 _ABOUT_WAITS = "Quantiles of the wait for a batch, over the last 10,000 batches"

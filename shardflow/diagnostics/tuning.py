@@ -11,15 +11,14 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardflow.errors import ConfigError
-from shardflow.loading.distributed import usable_cores
 from shardflow.loading.loader import Loader
 from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
-from shardflow.loading.worker_settings import Workers
+from shardflow.loading.worker_settings import Workers, usable_cores
 
 from .checks import Check, failed_checks
 from .loader_probe import LoaderProbe, Measurement
@@ -38,32 +37,37 @@ MakeLoader = Callable[..., Loader]
 """Called with `num_workers`, it returns a new loader; all other settings are the user's."""
 
 
-class _Run(NamedTuple):
-    measurement: Measurement
-    first_batch_s: float
-    batch_bytes: int
-
-
-_Setting = tuple[int, int]  # num_workers, prefetch_factor
-_Runs = dict[_Setting, list[_Run]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Trial:
     """What was measured of one setting.
 
     Attributes:
         num_workers, prefetch_factor: The setting.
         measurements: One for each run.
-        first_batch_s: Seconds to the first batch, including the start of the workers; median of the runs.
+        first_batches_s: Seconds to the first batch of each run, including the start of the workers.
         batch_bytes: Size of the tensors of a batch.
     """
 
     num_workers: int
     prefetch_factor: int
-    measurements: tuple[Measurement, ...]
-    first_batch_s: float
-    batch_bytes: int
+    measurements: list[Measurement] = field(default_factory=list)
+    first_batches_s: list[float] = field(default_factory=list)
+    batch_bytes: int = 0
+
+    @property
+    def first_batch_s(self) -> float:
+        """Seconds to the first batch; median of the runs."""
+        return median(self.first_batches_s)
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The setting, as arguments of `Workers`."""
+        return {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor}
+
+    @property
+    def workers(self) -> Workers:
+        """The setting, for a loader."""
+        return Workers(self.num_workers, prefetch_factor=self.prefetch_factor)
 
     @property
     def images_per_s(self) -> float:
@@ -102,7 +106,7 @@ class TuneReport:
     @property
     def settings(self) -> dict[str, int]:
         """The recommended arguments of `Workers`."""
-        return {"num_workers": self.best.num_workers, "prefetch_factor": self.best.prefetch_factor}
+        return self.best.settings
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as values that `json` can write."""
@@ -110,8 +114,7 @@ class TuneReport:
             "settings": self.settings,
             "trials": [
                 {
-                    "num_workers": trial.num_workers,
-                    "prefetch_factor": trial.prefetch_factor,
+                    **trial.settings,
                     "images_per_s": trial.images_per_s,
                     "cpu_ms_per_image": trial.total.cpu_ms_per_image,
                     "first_batch_s": trial.first_batch_s,
@@ -142,8 +145,8 @@ def tune(
         progress: Called after each run.
 
     Returns:
-        A report: `settings` are the recommended arguments, `trials` all that were tried, `bottleneck` and `advice` say
-        what limits the loader, and `checks` what else may slow it down.
+        A report: `settings` are the recommended arguments and `trials` all that were tried. `bottleneck` and `advice`
+        name the limit of the loader, and `checks` other causes of delay.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -166,15 +169,15 @@ def tune(
     with warnings.catch_warnings():
         # More workers than cores are tried on purpose: they help where images come from a slow store.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        runs: _Runs = {}
-        _run_settings(make_loader, runs, [(number, _DEFAULT_FACTOR) for number in numbers], share, report_run)
-        fewest = _best(_trials(runs)).num_workers
+        trials = [Trial(number, _DEFAULT_FACTOR) for number in numbers]
+        _run(make_loader, trials, share, report_run)
+        first = _best(trials)
         # The default factor runs again with the others: its first runs may have been under other load.
-        factors = [(fewest, factor) for factor in PREFETCH_FACTORS]
-        _run_settings(make_loader, runs, factors, seconds - share, report_run)
-        trials = _trials(runs)  # of all rounds, so that the recommendation is not slower than any measured setting
-        best = _best(trials)
-        loader = make_loader(num_workers=Workers(best.num_workers, prefetch_factor=best.prefetch_factor))
+        others = [Trial(first.num_workers, factor) for factor in PREFETCH_FACTORS if factor != _DEFAULT_FACTOR]
+        _run(make_loader, [first, *others], seconds - share, report_run)
+        trials = sorted([*trials, *others], key=lambda trial: (trial.num_workers, trial.prefetch_factor))
+        best = _best(trials)  # of all rounds, so that the recommendation is not slower than any measured setting
+        loader = make_loader(num_workers=best.workers)
     bottleneck, advice = _bottleneck(best, loader, cores)
     return TuneReport(
         trials=tuple(trials),
@@ -185,34 +188,19 @@ def tune(
     )
 
 
-def _run_settings(
-    make_loader: MakeLoader, runs: _Runs, settings: Sequence[_Setting], seconds: float, report_run: Callable[[], object]
-) -> None:
+def _run(make_loader: MakeLoader, trials: Sequence[Trial], seconds: float, report_run: Callable[[], object]) -> None:
     """Run settings in turn until the time is over, each at least once."""
     begin, longest = time.monotonic(), 0.0
-    for turn in range(_ROUNDS * len(settings)):
-        setting = settings[turn % len(settings)]
-        started = time.monotonic()
-        if turn >= len(settings) and started + longest > begin + seconds:
+    for turn in range(_ROUNDS * len(trials)):
+        trial, started = trials[turn % len(trials)], time.monotonic()
+        if turn >= len(trials) and started + longest > begin + seconds:
             break  # this run would end too late, and so would the next ones
-        with LoaderProbe(make_loader(num_workers=Workers(setting[0], prefetch_factor=setting[1]))) as probe:
-            measurement = probe.measure(seconds / (_ROUNDS * len(settings)) / 2)
-        runs.setdefault(setting, []).append(_Run(measurement, probe.first_batch_s, probe.batch_bytes))
+        with LoaderProbe(make_loader(num_workers=trial.workers)) as probe:
+            trial.measurements.append(probe.measure(seconds / (_ROUNDS * len(trials)) / 2))
+        trial.first_batches_s.append(probe.first_batch_s)
+        trial.batch_bytes = probe.batch_bytes
         longest = max(longest, time.monotonic() - started)
         report_run()
-
-
-def _trials(runs: _Runs) -> list[Trial]:
-    return [
-        Trial(
-            num_workers=workers,
-            prefetch_factor=factor,
-            measurements=tuple(run.measurement for run in runs[workers, factor]),
-            first_batch_s=median(run.first_batch_s for run in runs[workers, factor]),
-            batch_bytes=runs[workers, factor][0].batch_bytes,
-        )
-        for workers, factor in sorted(runs)
-    ]
 
 
 def _best(trials: Sequence[Trial]) -> Trial:

@@ -98,7 +98,7 @@ class Boxes(JsonObject):
 
     @classmethod
     def parse(cls, text: str, fields: Mapping[str, str] | None = None) -> Boxes:
-        """Return what a text declares, such as "json:boxes:xyxy" or "json:objects[].bbox:cxcywh:normalized"."""
+        """Return the declaration in a text, such as "json:boxes:xyxy" or "json:objects[].bbox:cxcywh:normalized"."""
         return replace(_parse(cls, text, "boxes", BOX_FORMATS), fields=dict(fields or {}))
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ class Keypoints(JsonObject):
 
     @classmethod
     def parse(cls, text: str) -> Keypoints:
-        """Return what a text declares, such as "json:keypoints:xyv" or "json:keypoints:xyv:flip=1-2,3-4"."""
+        """Return the declaration in a text, such as "json:keypoints:xyv" or "json:keypoints:xyv:flip=1-2,3-4"."""
         declared, is_flipped, listed = text.partition(f":{FLIP}=")
         try:
             pairs = [tuple(map(int, pair.split("-"))) for pair in listed.split(",")] if is_flipped else []
@@ -172,7 +172,7 @@ class Keypoints(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotations(JsonObject):
-    """What the parts beside the images are: masks, boxes and keypoints, which move with the pixels.
+    """The parts that are masks, boxes and keypoints, which follow the pixels.
 
     Args:
         masks: Parts that are masks, as large as the images: ("mask.png",).

@@ -106,7 +106,7 @@ def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -
 
 
 def _webp_size(payload: memoryview | bytes) -> tuple[int, int]:
-    """Return width and height of the canvas; (0, 0) where the first chunk is none that an image begins with."""
+    """Return width and height of the canvas; (0, 0) if no image begins with its first chunk."""
     chunk, data = bytes(payload[12:16]), bytes(payload[20:30])
     if len(data) < 10:
         return 0, 0

@@ -168,17 +168,17 @@ _BY_NAME = {each.name: each for each in IMAGE_TYPES}
 
 
 def type_named(name: str) -> ImageType | None:
-    """Return the format that Pillow calls so; None when it is none of `IMAGE_TYPES`."""
+    """Return the format by its name in Pillow; None if `IMAGE_TYPES` lacks it."""
     return _BY_NAME.get(name)
 
 
 def type_of_part(part: str) -> ImageType | None:
-    """Return the format of an image part, or of a file with this extension; None when it is none of `IMAGE_TYPES`."""
+    """Return the format of an image part, or of a file with this extension; None if `IMAGE_TYPES` lacks it."""
     return _BY_PART.get(part)
 
 
 def image_type(payload: memoryview | bytes) -> ImageType | None:
-    """Return the format that an encoded image begins as; None when it is none of `IMAGE_TYPES`."""
+    """Return the format as which an encoded image begins; None if `IMAGE_TYPES` lacks it."""
     return next((each for each in IMAGE_TYPES if each.signature.match(payload)), None)
 
 

@@ -66,5 +66,5 @@ def is_name(value: Any) -> bool:
 
 
 def is_count(value: Any, least: int, most: int) -> bool:
-    """Return whether a value is an integer from `least` to `most`, and no bool."""
+    """Return whether a value is an integer from `least` to `most`, and not a bool."""
     return type(value) is int and least <= value <= most

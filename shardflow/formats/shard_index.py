@@ -19,9 +19,9 @@ from shardflow.errors import IntegrityError, ShardIndexError, TarError
 
 from .image_types import IMAGE_PARTS, image_size
 from .shard import MAX_SAMPLE_BYTES
-from .tar_bytes import TarBytes, crc32
+from .tar_members import TarBytes, crc32, members
 from .tar_samples import split_member_name
-from .ustar import BLOCK, padding, walk
+from .ustar import BLOCK, padding
 
 KEY_PART = b""
 """The part of a row that is not a member but the key of its sample, where the headers are not plain ones."""
@@ -61,12 +61,16 @@ class Row(NamedTuple):
 
 def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -> Row:
     """Return the row of one member."""
-    if len(part.encode()) > 16:
+    try:
+        name = part.encode()
+    except UnicodeEncodeError:
+        raise ShardIndexError(f"part name {part!a} is not UTF-8; rename it") from None
+    if len(name) > 16:
         raise ShardIndexError(f"part name {part!r} is longer than 16 bytes; shorten the extension")
     width, height = image_size(payload) if _is_image(part) else (0, 0)
     if max(width, height) > _MAX_U2:
         width = height = 0
-    return Row(record, part.encode(), offset, len(payload), zlib.crc32(payload), width, height)
+    return Row(record, name, offset, len(payload), zlib.crc32(payload), width, height)
 
 
 def read_row(tar: TarBytes, record: int, part: str, offset: int, size: int) -> Row:
@@ -89,7 +93,7 @@ def read_rows(tar: TarBytes) -> Iterator[tuple[str, Row]]:
     records: dict[str, int] = {}  # key → record
     parts: set[str] = set()  # of the last record
     total = 0  # bytes of its members
-    for number, member in enumerate(walk(tar)):
+    for number, member in enumerate(members(tar)):
         if (key_and_part := split_member_name(member.name)) is None:
             raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
         key, part = key_and_part

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from shardflow.errors import TarError
 
-from .tar_bytes import TarBytes
-from .tar_lenient import members
+from .tar_members import TarBytes, members
 
 MAX_PARTS = 1000
 """The most parts of a sample of another writer."""
@@ -43,7 +42,7 @@ def read_samples(tar: TarBytes) -> Iterator[TarSample]:
     sample: TarSample | None = None
     damage = ""
     try:
-        for name, offset, size, name_offset in members(tar):
+        for name, offset, size, name_offset, is_link in members(tar):
             if (key_and_part := split_member_name(name)) is None:
                 continue  # such as __metadata__, which webdataset skips as well
             key, part = key_and_part[0], key_and_part[1].lower()
@@ -56,6 +55,8 @@ def read_samples(tar: TarBytes) -> Iterator[TarSample]:
                 continue
             if part in sample.parts:
                 sample.problem = f"has two parts {part!r}"
+            if is_link:
+                sample.problem = f"its part {part!r} is a link; write the tar with --dereference --hard-dereference"
             sample.parts[part] = (offset, size)
             if sample.key_offset is None:
                 sample.key_offset = name_offset

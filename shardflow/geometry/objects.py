@@ -22,7 +22,7 @@ FlipPairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class CroppedBoxes:
-    """The field "boxes", with the rule which of them stay; the name "boxes" alone stands for `CroppedBoxes()`.
+    """The field "boxes", with a rule for the boxes that stay; the name "boxes" means `CroppedBoxes()`.
 
     They are clipped to the crop. One of which too little is left is dropped, with its fields and its keypoints, and so
     is one that marks a crowd: whose field "iscrowd", which COCO sets have, is not 0.
@@ -32,7 +32,7 @@ class CroppedBoxes:
     Args:
         min_visibility: Least share of a box that must lie within the crop, 0 … 1: the area of the clipped box by the
             area of the box before this crop, as in Albumentations. With 0, boxes are dropped that have no area in the
-            crop. None keeps all boxes; one beside the crop is then a line or a point on its border.
+            crop. None keeps all boxes; one outside of the crop is then a line or a point on its border.
         crowds: Whether boxes of crowds stay, for an evaluation that ignores detections in them. Such a box is around
             many objects, and is not an example of one.
 

@@ -6,6 +6,7 @@ be made if two splits use the same keys. The `.yaml` files are JSON, which is YA
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -27,11 +28,12 @@ _META = ".nv-meta"
 def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Write an index per shard and then the metadata into a directory, by default beside the shards; yield the paths.
 
-    No tar is read. Samples are images with the number of their class, or only images if there are no labels.
+    No tar is read. Samples are images with the number of their class, or only images if there are no labels. A `.yaml`
+    file that was edited, or that this command did not write, is refused with a ConfigError.
     """
     if dataset.manifest.roots:
         raise ConfigError(
-            f"{dataset.url} has no shards of its own, and Energon reads whole shards; `shardflow sync` it first"
+            f"{dataset.url} has the shards of another dataset, and Energon reads whole ones; `shardflow sync` it first"
         )
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()
@@ -43,9 +45,29 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
             yield root.local_path(f"{shard.name}.idx")
     if len(images) != 1:
         raise ConfigError(f"{dataset.url}: Energon reads images of one format, found {sorted(images)}")
-    for name, content in _metadata(dataset, images.pop()).items():
-        root.put(f"{_META}/{name}", json.dumps(content, indent=1).encode() + b"\n")
-        yield root.local_path(f"{_META}/{name}")
+    metadata = {f"{_META}/{name}": _file(name, content) for name, content in _metadata(dataset, images.pop()).items()}
+    for name in metadata:
+        path = root.local_path(name)
+        if name.endswith(".yaml") and path.exists() and not _is_own(root.read(name)):
+            raise ConfigError(f"{path} was edited, or is not of this command; move it, or name another directory")
+    for name, data in metadata.items():
+        root.put(name, data)
+        yield root.local_path(name)
+
+
+def _file(name: str, content: object) -> bytes:
+    """Return a file of the metadata; one that people edit, such as `dataset.yaml`, begins with its checksum."""
+    data = json.dumps(content, indent=1).encode() + b"\n"
+    return _seal(data) + data if name.endswith(".yaml") else data
+
+
+def _seal(data: bytes) -> bytes:
+    return f"# shardflow sha256:{hashlib.sha256(data).hexdigest()}\n".encode()
+
+
+def _is_own(data: bytes) -> bool:
+    content = data.partition(b"\n")[2]
+    return data == _seal(content) + content
 
 
 def _offsets(index: Index) -> bytes:

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from shardflow.loading.decoders.center_crop import CenterCrop
 from shardflow.loading.decoders.decoder import Decoder
-from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
+from shardflow.loading.decoders.standard_crops import CenterCrop, RandomResizedCrop
 from shardflow.loading.loader import Loader
 from shardflow.loading.source import Transforms
 

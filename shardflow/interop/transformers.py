@@ -19,8 +19,8 @@ class Trainer(transformers.Trainer):
     """transformers' `Trainer`, with a `Loader` or `Mix` as `train_dataset`, `eval_dataset` or both.
 
     The loaders have their own batch sizes; give `TrainingArguments` the same ones, which it logs. Their
-    `batch_transform` makes a batch what the model takes, usually a dict. `trainer.train(resume_from_checkpoint=True)`
-    goes on at the batch after the checkpoint, and reads nothing twice.
+    `batch_transform` turns a batch into the model's arguments, usually a dict. A training that resumes from a
+    checkpoint goes on at the batch after it, and reads nothing twice.
 
     >>> trainer = Trainer(model, arguments, train_dataset=loader, eval_dataset=val_loader)      # doctest: +SKIP
     >>> trainer.train(resume_from_checkpoint=True)                                              # doctest: +SKIP

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from shardflow._pillow import map_codec_errors, mask_values
+from shardflow._masks import mask_values
+from shardflow._pillow import map_codec_errors
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats.annotations import Annotations, field_path, mask_field
@@ -62,10 +62,9 @@ class AnnotationFields:
     """
 
     def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes) -> None:
-        masks = {mask_field(part): part for part in declared.masks}
         parts = field_parts(declared)
-        self.masks = {field: masks[field] for field in fields if field in masks}
-        self.objects = tuple(field for field in fields if field in parts and field not in masks)
+        self.masks = {field: parts[field] for field in fields if parts.get(field) in declared.masks}
+        self.objects = tuple(field for field in fields if field in parts and field not in self.masks)
         self.names, self.boxes = (*self.masks, *self.objects), boxes
         if _box_field(_CROWD) in self.objects and not boxes.crowds:
             raise ConfigError(
@@ -125,11 +124,11 @@ class AnnotationFields:
         coordinates = [each.coordinates for each in annotations]
         columns: dict[str, list[Array]] = {}
         if coordinates[0].boxes is not None:
-            columns[BOXES] = [_boxes_of(each) for each in coordinates]
+            columns[BOXES] = [each.boxes for each in coordinates if each.boxes is not None]
             for name in coordinates[0].box_fields:
                 columns[_box_field(name)] = [each.box_fields[name] for each in coordinates]
         if KEYPOINTS in self.objects:
-            columns[KEYPOINTS] = [_points_of(each) for each in coordinates]
+            columns[KEYPOINTS] = [each.keypoints for each in coordinates if each.keypoints is not None]
         moved = move_objects(columns, crops, self.boxes, self.flip_pairs or ())
         return {field: [torch.from_numpy(each) for each in moved[field]] for field in self.objects}
 
@@ -195,13 +194,3 @@ def _without_crowds(coordinates: Coordinates) -> Coordinates:
 def is_object_field(field: str) -> bool:
     """Return whether this is the name of boxes, of a field of boxes or of keypoints."""
     return field in (BOXES, KEYPOINTS) or field.startswith(_BOX_PREFIX)
-
-
-def _boxes_of(coordinates: Coordinates) -> npt.NDArray[np.float32]:
-    assert coordinates.boxes is not None
-    return coordinates.boxes
-
-
-def _points_of(coordinates: Coordinates) -> npt.NDArray[np.float32]:
-    assert coordinates.keypoints is not None
-    return coordinates.keypoints

@@ -28,9 +28,7 @@ class Batch:
     records: I64
     valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
     sources: list[int]  # [B], the number of each sample's source
-    empty: bool = (
-        False  # no sample for this rank: the batch carries one, for its shapes and dtypes, and `Collate` removes it
-    )
+    empty: bool = False  # no sample for this rank: it carries one, for its shapes and dtypes, which `Collate` removes
     samples: list[Sample] = field(default_factory=list)
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
     images: Any = None  # from the decoder, then from the transform

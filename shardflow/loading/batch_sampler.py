@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,45 +30,26 @@ Starts = Sequence[EpochStart]
 """Where each source is."""
 
 
-class BatchPlan(Protocol):
-    """How the samples of sources become batches.
+class WholeBatches:
+    """Each batch comes from one source.
 
     Attributes:
         sources: The sources.
         unit: The positions of a source that go on together.
     """
 
-    sources: list[Source]
-    unit: int
-
-    def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
-        """Return where the sources are so many steps after step `first`, before which they are at `starts`."""
-        ...
-
-    def batch(self, starts: Starts, step: int) -> Batch:
-        """Return the batch of a step, its samples located but not read; before it, the sources are at `starts`."""
-        ...
-
-    def residue(self, source: int, epoch: int) -> int:
-        """Return the remainder, modulo the world size, of this rank's positions in an epoch of a source."""
-        ...
-
-
-class WholeBatches(BatchPlan):
-    """Each batch comes from one source."""
-
     def __init__(self, sources: Sequence[Source], shares: Shares) -> None:
         self.sources, self._shares = list(sources), shares
         self.unit = max(source.partition.global_batch for source in sources)
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
-        """Return where the sources are so many steps later."""
+        """Return where the sources are so many steps after step `first`, before which they are at `starts`."""
         counts = self._shares.counts(first, first + steps)
         pairs = zip(self.sources, starts, counts, strict=True)
         return [source.after(start, count) for source, start, count in pairs]
 
     def batch(self, starts: Starts, step: int) -> Batch:
-        """Return the batch of a step."""
+        """Return the batch of a step, its samples located but not read; before it, the sources are at `starts`."""
         (number,) = self._shares.source_of(np.array([step])).tolist()
         source, start = self.sources[number], starts[number]
         epochs = source.epochs
@@ -91,12 +71,12 @@ class WholeBatches(BatchPlan):
         )
 
     def residue(self, source: int, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
-        """Return the remainder of this rank's positions."""
+        """Return the remainder, modulo the world size, of this rank's positions in an epoch of a source."""
         return self.sources[source].partition.rank
 
 
-class Rows(BatchPlan):
-    """The samples of a batch come from all sources. `steps` is the number of batches in an epoch."""
+class Rows:
+    """The samples of a batch come from all sources. `steps` is the number of batches in an epoch, the rest as above."""
 
     def __init__(self, sources: Sequence[Source], shares: Shares, steps: int) -> None:
         self.sources, self._shares, self.steps = list(sources), shares, steps
@@ -138,6 +118,10 @@ class Rows(BatchPlan):
     def residue(self, source: int, epoch: int) -> int:
         """Return the remainder of this rank's positions: those of the stream are dealt out."""
         return (self._rank - epoch * self.sources[source].epochs.length) % self.unit
+
+
+BatchPlan = WholeBatches | Rows
+"""How the samples of sources become batches."""
 
 
 class WorkerControl:

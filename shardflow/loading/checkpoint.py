@@ -9,7 +9,7 @@ from typing import Any
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
-from shardflow.order.shuffle import MOST_STREAMS
+from shardflow.order.shuffle_settings import MOST_STREAMS
 
 from .source import EpochStart, Source
 

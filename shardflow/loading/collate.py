@@ -1,4 +1,4 @@
-"""Collating: the last stage of a worker, which makes of a batch what the training loop gets of it, field by field."""
+"""Collating: the last stage of a worker, which turns a batch into the fields that the training loop gets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import torch
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
+from shardflow.geometry.crops import Crops
 
 from .batch import Batch
+from .column_fields import collate_column
 from .decoders.decoder import as_views
 from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
 from .padding import Padding, image_sizes, pixel_mask
 from .source import Source
-from .stages import Batches, batch_place
+from .stages import Batches, batch_place, crops_of
 from .stats import BatchCounts
 from .worker_errors import add_context
 
@@ -53,12 +55,15 @@ class Collate:
         if field == "image":
             views = tuple(_join(images, batch.samples, padding) for images in as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
+        if field in self._sources[batch.sources[0]].columns:
+            return collate_column(field, batch, [source.columns for source in self._sources])
         if field in batch.masks:
             return padding.join_masks(batch.masks[field])
         if field in batch.objects:
             return batch.objects[field]
         if field in CROP_FIELDS:
-            return _crop_column(field, batch)
+            views = tuple(_crop_column(field, crops) for crops in crops_of(batch, self._sources, [field]))
+            return views if isinstance(batch.crops, tuple) else views[0]
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
             return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
@@ -96,18 +101,9 @@ class WorkerOutput(NamedTuple):
     counts: BatchCounts
 
 
-def _crop_column(field: str, batch: Batch) -> Any:
-    """Return whether each image is mirrored, or which part of the stored image it shows; with views, of each view."""
-    if batch.crops is None:
-        raise ConfigError(
-            f"the field {field!r} is not known, because the decoder does not say how it crops, or because the decoders "
-            "of a mix by sample differ; use RandomResizedCrop, CenterCrop or Image of shardflow.decoders, one for all "
-            "loaders, or let its `plan` return Crops"
-        )
-    views = tuple(
-        torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown) for crops in as_views(batch.crops)
-    )
-    return views if isinstance(batch.crops, tuple) else views[0]
+def _crop_column(field: str, crops: Crops) -> torch.Tensor:
+    """Return whether each image is mirrored, or which part of the stored image it shows."""
+    return torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown)
 
 
 def _emptied(column: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Damaged samples: replaced by others of their batch, or raised, as `max_errors` says."""
+"""Damaged samples: whether one raises its error, or another sample of its batch replaces it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .decoders.decoder import as_views
 from .source import Source
 
 DAMAGED = Sample({}, (0, 0), 0, 0, "", "")
-"""In the place of a sample that could not be read, until `substitute`."""
+"""In the place of a sample that could not be read, until `replace_damaged`."""
 
 
-def substitute(batch: Batch, failures: Mapping[int, ShardflowError], sources: Sequence[Source]) -> dict[int, int]:
+def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], sources: Sequence[Source]) -> dict[int, int]:
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
     A failed sample is replaced by the next good one of the batch, so the result is the same in every process, where its

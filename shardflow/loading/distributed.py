@@ -1,4 +1,4 @@
-"""The data-parallel group of this process, and the cores that it may use.
+"""The data-parallel group of this process, and the ranks of this host.
 
 Only this module reads a launcher's environment variables.
 """
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 
-from shardflow._cores import allowed_cores
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
@@ -69,11 +68,6 @@ def check_equal_on_ranks(name: str, value: str, size: int) -> None:
 
 def _is_initialised() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def usable_cores() -> int:
-    """Return how many cores this rank may use: its share of the cores that affinity and control group allow."""
-    return max(1, allowed_cores() // local_ranks())
 
 
 def local_ranks() -> int:

@@ -136,29 +136,15 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         before it sets the epoch.
         One iteration at a time: starting another, or moving the loader, ends the one before it.
         """
+        with self.new_iteration() as iteration:
+            for columns in iteration.batches:
+                iteration.hand_out()
+                yield columns
+
+    def new_iteration(self) -> Iteration:
+        """Begin an iteration, which ends the one before it. All ranks call this together."""
         self._check()
-        epoch, position = self._cursor.begin()
-        first, starts = self._begin(epoch, position)
-        steps, handed_out = self._steps(position), 0
-        iteration = self._control.begin(first, steps, starts)
-        try:
-            with contextlib.closing(self._batches(iteration, steps)) as batches:
-                for handed_out, columns in batches:
-                    self._cursor.advance(self._after(position, handed_out))
-                    yield columns
-        except GeneratorExit:
-            if self._control.iteration() == iteration:
-                self._cursor.leave(position if handed_out == 1 else None)
-            raise
-        except BaseException:
-            if self._control.iteration() == iteration:
-                self._cursor.leave()
-            raise
-        if self._control.iteration() != iteration:
-            return
-        self._cursor.set(epoch + 1)
-        if not self.workers.persistent_workers:
-            self._pool.end()
+        return Iteration(self)
 
     def compose(self, *stages: Callable[[Iterator[Any]], Iterator[Any]]) -> wds.DataPipeline:
         """Return a WebDataset pipeline of this loader's batches and more stages, which run in this process.
@@ -173,45 +159,6 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> wds.DataPipeline:
         """Return a WebDataset pipeline whose iterations have so many batches, from one epoch after the other."""
         return self.compose().with_epoch(nsamples, nbatches)
-
-    def _batches(self, iteration: int, steps: int) -> Generator[tuple[int, Any], None, None]:
-        """Yield each batch of an iteration of so many steps, with the number of those handed out by then.
-
-        Raises:
-            ConfigError: Another iteration began, or the cursor was moved, before all steps were done.
-            WorkerError: A worker died; the message says on what.
-        """
-        handed_out = 0
-        outputs = iter(self._pool)
-        try:
-            for output in self._stats.timed(outputs):
-                if output.replaced:
-                    self._record_replaced(output.replaced)
-                self._stats.count(output.counts, len(output.replaced))
-                handed_out += 1
-                yield handed_out, output.columns
-                if self._control.iteration() != iteration:
-                    break
-            else:
-                if handed_out != steps:
-                    raise WorkerError(
-                        f"the workers ended after {handed_out} of {steps} batches; start the iteration again"
-                    )
-        except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
-            raise
-        except Exception as error:
-            self._pool.end()  # their state is unknown
-            if isinstance(error, WorkerError):
-                raise WorkerError(f"{error}. {self._in_progress()}") from None
-            raise
-        finally:
-            outputs.close()
-        if self._control.iteration() != iteration and handed_out < steps:
-            plural = f"{self._kind}es" if self._kind.endswith("x") else f"{self._kind}s"
-            raise ConfigError(
-                f"the {self._kind} was iterated again, or moved by set_epoch or load_state_dict, which ended this "
-                f"iteration; move it between iterations, and use two {plural} for two at once"
-            )
 
     def _record_replaced(self, problems: Sequence[str]) -> None:
         for problem in problems:
@@ -236,7 +183,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def _describe(self, batch: Batch) -> str:
         reader = self._plan.sources[batch.sources[0]].split.reader
         shard, record = int(batch.shards[0]), int(batch.records[0])
-        # A missing shard may be what the worker died of: an error message must not wait for it.
+        # The worker may have died of a missing shard: an error message must not wait for it.
         sample = f"record {record}"
         if reader.is_local(shard):
             with contextlib.suppress(ShardflowError):  # nor must damage hide what happened
@@ -280,3 +227,81 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def close(self) -> None:
         """End the worker processes now; another iteration starts new ones."""
         self._pool.end()
+
+
+class Iteration:
+    """One iteration of an engine. Its batches count when they are handed out, not when they are taken from `batches`.
+
+    So a thread may take them ahead of the training step, as `device.Prefetcher` does. The cursor moves in `hand_out`,
+    and where the context ends; nothing moves it once another iteration has begun.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._epoch, self._position = engine._cursor.begin()
+        first, starts = engine._begin(self._epoch, self._position)
+        self._steps, self._handed_out = engine._steps(self._position), 0
+        self._number = engine._control.begin(first, self._steps, starts)
+        self.batches = self._take()
+
+    def __enter__(self) -> Iteration:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.batches.close()
+        if self._is_over:
+            return
+        if kind is not None:
+            is_peek = kind is GeneratorExit and self._handed_out == 1
+            self._engine._cursor.leave(self._position if is_peek else None)
+            return
+        self._engine._cursor.set(self._epoch + 1)
+        if not self._engine.workers.persistent_workers:
+            self._engine._pool.end()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether another iteration began, or the engine was moved."""
+        return self._engine._control.iteration() != self._number
+
+    def hand_out(self) -> None:
+        """Count one more batch as handed out: the cursor moves behind it."""
+        if not self._is_over:
+            self._handed_out += 1
+            self._engine._cursor.advance(self._engine._after(self._position, self._handed_out))
+
+    def _take(self) -> Generator[Any, None, None]:
+        """Yield the batches.
+
+        Raises:
+            ConfigError: Another iteration began, or the engine was moved, before the last batch.
+            WorkerError: A worker died; the message says on what.
+        """
+        engine, taken = self._engine, 0
+        outputs = iter(engine._pool)
+        try:
+            for output in engine._stats.timed(outputs):
+                if output.replaced:
+                    engine._record_replaced(output.replaced)
+                engine._stats.count(output.counts, len(output.replaced))
+                taken += 1
+                yield output.columns
+                if self._is_over:
+                    break
+            else:
+                if taken != self._steps:
+                    raise WorkerError(f"the workers ended after {taken} of {self._steps} batches; iterate again")
+        except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
+            raise
+        except Exception as error:
+            engine._pool.end()  # their state is unknown
+            if isinstance(error, WorkerError):
+                raise WorkerError(f"{error}. {engine._in_progress()}") from None
+            raise
+        finally:
+            outputs.close()
+        if self._is_over and taken < self._steps:
+            raise ConfigError(
+                f"the {engine._kind} was iterated again, or moved by set_epoch or load_state_dict, which ended this "
+                f"iteration; move it between iterations, and for two iterations at once make another {engine._kind}"
+            )

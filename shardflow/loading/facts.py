@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._wording import plural
 from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError
+from shardflow.formats.columns import NUMBERS
 from shardflow.order.epochs import limited
 from shardflow.order.sampler import Facts
-from shardflow.order.shuffle import Shuffle
+from shardflow.order.shuffle_settings import Shuffle
 
 
 def split_facts(
@@ -39,6 +41,7 @@ def split_facts(
         labels=partial(class_labels, split, classes),
         image_sizes=split.image_sizes,
         load=load_numbers,
+        column=partial(column_numbers, split),
     )
 
 
@@ -59,12 +62,30 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
     return labels
 
 
+def column_numbers(split: Split, name: str) -> npt.NDArray[Any] | None:
+    """Return the numbers in a column, one per sample; None if there is no such column.
+
+    Raises:
+        ConfigError: They are not numbers, or samples have none.
+    """
+    if (kind := split.columns.kinds.get(name)) is None:
+        return None
+    if kind not in NUMBERS:
+        raise ConfigError(f"column {name!r} has values of type {kind}; choosing samples by it needs numbers")
+    if missing := split.columns.missing(name):
+        message = f"column {name!r}: {plural(missing, 'sample')} of split {split.name!r} have no value"
+        raise ConfigError(f"{message}; give all of them one with `shardflow columns add --replace`")
+    return split.column(name).values
+
+
 def load_numbers(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """Return the numbers in a `.npy`, mapped; ConfigError if there is no such file, or no numbers in it."""
     try:
         values: npt.NDArray[Any] = np.load(os.path.expanduser(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise ConfigError(f"Weighted({os.fspath(path)!r}): neither a file nor one of 'balanced', 'sqrt'") from None
+        raise ConfigError(
+            f"Weighted({os.fspath(path)!r}): neither a column, a file nor one of 'balanced', 'sqrt'"
+        ) from None
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{os.fspath(path)!r} is not a .npy file of numbers: {error}") from error
     return values

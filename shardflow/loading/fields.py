@@ -9,38 +9,38 @@ from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, DeadlineError, ShardflowError, TransientError
 from shardflow.formats.annotations import Annotations
+from shardflow.formats.columns import COMPUTED_FIELDS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
 
 from .annotation_fields import AnnotationFields, field_parts
+from .column_fields import ColumnFields, Filled
 from .decoders.decoder import Decoder
 from .padding import ONE_SIZE
 from .tv_sample import check_movable
 
-COMPUTED = (
-    "image", "flipped", "crop", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index",
-    "source",
-)  # fmt: skip
-"""The fields that are not a part of the samples."""
-
 CROP_FIELDS = ("flipped", "crop")
-"""The fields that say what the decoder did to the images."""
+"""The fields that say how the decoder cropped the images."""
 
 
 def resolve_fields(
-    given: Sequence[str | CroppedBoxes] | None, dataset: Dataset, split: Split, *, pad: bool
-) -> tuple[tuple[str, ...], AnnotationFields]:
-    """Return the fields of a batch, by default image and label, with `valid` for a padded tail, and those annotated.
+    given: Sequence[str | CroppedBoxes | Filled] | None, dataset: Dataset, split: Split, *, pad: bool
+) -> tuple[tuple[str, ...], AnnotationFields, ColumnFields]:
+    """Return the fields of a batch, by default image and label, with `valid` for a padded tail; and their origins.
 
     The parts of the samples are those in the index of the first shard, so that no tar is opened.
 
     Raises:
-        ConfigError: They are not different names, or the samples of the first shard have no such part.
+        ConfigError: They are not different names, the samples of the first shard have no such part, or there is no such
+            column, or values are missing in it.
     """
     options = list(given) if isinstance(given, Collection) else []
     rules = [option for option in options if isinstance(option, CroppedBoxes)]
-    fields = [BOXES if isinstance(option, CroppedBoxes) else option for option in options]
+    filled = {option.name: option.default for option in options if isinstance(option, Filled)}
+    fields = [
+        BOXES if isinstance(each, CroppedBoxes) else each.name if isinstance(each, Filled) else each for each in options
+    ]
     is_list = given is None or (isinstance(given, Collection) and not isinstance(given, str))
     if not is_list or not all(isinstance(field, str) for field in fields) or len(set(fields)) != len(fields):
         raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {given!r}")
@@ -57,17 +57,20 @@ def resolve_fields(
         if label == "label" and parts is not None and CLASS_PART not in parts and parts.intersection(LABEL_PARTS):
             label = "labels"  # samples with several classes
         fields = ["image", label, *["valid"] * pad]
+    columns = ColumnFields(fields, split, filled)
     if parts is not None:
         for field in fields:
-            if field not in annotated and (problem := _problem(field, parts, dataset)) is not None:
+            known = field in annotated or field in columns
+            if not known and (problem := _problem(field, parts, dataset)) is not None:
                 raise ConfigError(f"{dataset.url}, split {split.name!r}: {problem}")
-    return tuple(fields), AnnotationFields(fields, dataset.manifest.annotations, *rules[:1] or [CroppedBoxes()])
+    annotations = AnnotationFields(fields, dataset.manifest.annotations, *rules[:1] or [CroppedBoxes()])
+    return tuple(fields), annotations, columns
 
 
 def check_image_fields(
     fields: Sequence[str], annotated: Sequence[str], decoder: Decoder, split: Split, *, samples: int, transformed: bool
 ) -> None:
-    """Check that fields that describe the images of a batch fit what the decoder makes of them; ConfigError if not.
+    """Check that the fields about the images of a batch fit the decoder; ConfigError if not.
 
     The first `samples` images, of the first shard at most, must have one size where nothing else gives them one.
     """
@@ -112,7 +115,8 @@ def _first_rows(split: Split) -> ShardRows | None:
 
 def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:
     """Return why samples with these parts have no such field; None if they have it."""
-    part, remedy = field, f"{did_you_mean(field, [*COMPUTED, *parts])}; fields are {', '.join(COMPUTED)}, and any part"
+    names = [*COMPUTED_FIELDS, *dataset.manifest.columns]
+    part, remedy = field, f"{did_you_mean(field, [*names, *parts])}; fields are {', '.join(names)}, and any part"
     if field == "image":
         is_there, part, remedy = bool(parts & IMAGE_PARTS), "jpg", "; leave 'image' out of fields"
     elif field == "label":
@@ -124,7 +128,7 @@ def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:
         if is_there and dataset.classes is None:
             return "the field 'labels' needs the number of classes, which this dataset does not know; use 'label'"
     else:
-        is_there = field in COMPUTED or field in parts
+        is_there = field in COMPUTED_FIELDS or field in parts
         remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy
     return None if is_there else f"field {field!r}: has no part {part!r}, it has {', '.join(sorted(parts))}{remedy}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,15 +29,15 @@ def reseed(key: int) -> None:
 
 
 @contextlib.contextmanager
-def fork_rng() -> Iterator[None]:
-    """Restore the state of the three generators at the end of the body."""
-    saved = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(saved[0])
-        random.setstate(saved[1])
-        np.random.set_state(saved[2])
+def fork_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the state of the three generators, and of torch's on CUDA devices, at the end of the body."""
+    saved = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices, device_type="cuda"):
+        try:
+            yield
+        finally:
+            random.setstate(saved[0])
+            np.random.set_state(saved[1])
 
 
 @contextlib.contextmanager

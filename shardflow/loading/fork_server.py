@@ -11,7 +11,6 @@ import sys
 
 from shardflow._signals import FOR_THE_JOB, ignore
 
-_IS_SERVER = any("multiprocessing.forkserver" in argument for argument in sys.orig_argv)
 _before = {number: signal.getsignal(number) for number in FOR_THE_JOB}
 
 
@@ -20,6 +19,6 @@ def _restore() -> None:
         signal.signal(number, disposition)
 
 
-if _IS_SERVER:
+if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):  # in any other process, nothing
     ignore()
     os.register_at_fork(after_in_child=_restore)

@@ -20,16 +20,15 @@ from shardflow.order.epochs import Epochs
 from shardflow.order.mixture import Shares
 from shardflow.order.rank_partition import MOST_BATCH, RankPartition
 from shardflow.order.sampler import Sampler
-from shardflow.order.shuffle import Shuffle
+from shardflow.order.shuffle_settings import Shuffle
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
 from .batch_sampler import WholeBatches
-from .decoders.center_crop import CenterCrop
-from .decoders.cover import Cover
+from .column_fields import Filled
 from .decoders.decoder import Decoder, check_decoder
-from .decoders.random_resized_crop import RandomResizedCrop
 from .decoders.repeated_crops import warn_of_repeated_crops
+from .decoders.standard_crops import CenterCrop, Cover, RandomResizedCrop
 from .distributed import Group, check_equal_on_ranks, resolve_group
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
@@ -98,67 +97,61 @@ class Loader(Engine):
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
             `device.Prefetcher`.
         transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2 transform
-            of torchvision; if it crops or flips again, a warning names the decoder that does so. With masks, boxes or
-            keypoints among the fields, called with a dict of them and the image as tv_tensors, by the names of the
-            fields, and returns the dict. Random numbers that it draws from torch's, Python's or
-            numpy's global generator depend on (seed, epoch, sample) alone. With `MultiView`, one for all views, with
-            other random numbers for each, or a list with one (or None) for each view.
+            of torchvision; if it crops or flips again, a warning names the equivalent decoder. With masks, boxes or
+            keypoints among the fields it gets and returns a dict of tv_tensors by the names of the fields. Random
+            numbers that it draws from torch's, Python's or numpy's global generator depend only on (seed, epoch,
+            sample). With `MultiView`, one for all views, or a list with one (or None) for each.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
             that it, `transform` or `decoder` raises is re-raised unchanged, with a note (Python 3.11) of the sample.
-        fields: What a batch consists of, in order: "image", "flipped" (bool [B], whether the decoder mirrored the
-            image), "crop" (float32 [B, 4], the part of the stored image that it shows: left, top, right, bottom in
-            pixels; both with `MultiView` a tuple with one for each view), "pixel_mask" (bool [B, H, W], False where a
-            batch is padded), "image_size" (int64 [B, 2], height, width), "label" (int64 [B], from `.cls`), "labels"
-            (float32 [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
-            "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
-            sample) alone, for transforms on a device), "index" (int64 [B], the samples' numbers in the split, as in
-            `samplers.Subset`), "source" (int64 [B], the number of the samples' loader in a `Mix`; 0 without), and the
-            name of any part: "txt" (list of str), "json" (list of parsed values), others (list of bytes).
-            Annotations that the dataset declares are cropped, resized and flipped as the image is: "mask", or another
-            part that is a mask, without its ".png" (uint8, of 16-bit PNGs int32, [B, 1 or 3, H, W]), "boxes" or
-            `CroppedBoxes(min_visibility=...)` (a list of float32 [N, 4]: left, top, right, bottom in pixels of the
-            crop), "box_NAME" for a field of the boxes (a list of int64 or float32 [N]) and "keypoints" (a list of
-            float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image and label, or image and key for a dataset without
-            labels; with tail="pad", "valid" comes third.
+        fields: The columns of a batch, in order. By default image and label, or image and key for a dataset without
+            labels; with tail="pad", "valid" comes third. Of the image: "image", "flipped" (bool [B], True if the
+            decoder mirrored it), "crop" (float32 [B, 4]: left, top, right, bottom of the shown part in pixels of the
+            stored image), "image_size" (int64 [B, 2], height and width), "pixel_mask" (bool [B, H, W], False in
+            padding). With `MultiView`, the first three are tuples with one for each view. Of the sample: "label" (int64
+            [B], from `.cls`), "labels" (float32 [B, classes], 1 for each class), "key" (list of str), "index" (int64
+            [B], numbers in the split), "random_key" (int64 [B], for transforms on a device), "valid" (bool [B], False
+            for repeats), "source" (int64 [B], number of the source in a `Mix`). Any part by its name: "txt" (list of
+            str), "json" (list of parsed values), others (list of bytes). Declared annotations, which follow the crop:
+            "mask" or another mask part without ".png" (uint8, of 16-bit PNGs int32, [B, 1 or 3, H, W]); "boxes" or
+            `CroppedBoxes(min_visibility=...)` (list of float32 [N, 4], in pixels of the crop); "box_NAME" (list of
+            int64 or float32 [N]); "keypoints" (list of float32 [N, K, 2 or 3] or [K, 2 or 3]). A column that
+            `columns.add` added: numbers (a tensor [B]), lists of numbers ([B, D]) or texts (a list of str); "has_NAME"
+            (bool [B], True if the sample has a value), and `columns.Filled(NAME, default)` fills in the others.
         shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`. By default True for the
-            split "train" and False for any other, so that `split="val"` alone is an evaluation: each sample once, in
-            order, as a centre crop.
+            split "train" and False for any other: `split="val"` gives each sample once, in order, as a centre crop.
         seed: Seed of the order and of all augmentation.
-        tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
+        tail: Rule for samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
             samples from the start of the epoch, "short" distributes them (a rank may get an empty batch). All ranks
-            make the same number of steps in each. By default "drop" when shuffling, as for training, else "short", so
-            that an evaluation has each sample exactly once.
+            make the same number of steps in each case. By default "drop" when shuffling, else "short".
         limit: Use only the first `limit` samples of the split, for a trial run.
-        samples_per_epoch: Length of an epoch over all ranks, for runs that count steps: each iteration hands out that
-            many samples and the next one continues after them, from pass to pass over the split without a gap. By
-            default an epoch is one pass.
+        samples_per_epoch: Length of an epoch over all ranks, for runs that count steps. Each iteration yields that many
+            samples, and the next one continues after them. By default an epoch is one pass over the split.
         sampler: Which samples make an epoch, and how they form batches; by default each sample comes once. One of
             `shardflow.samplers`, such as `Weighted("balanced")`, `Subset(numbers)`, `ClassBatches(4)` and
-            `AspectBuckets([(224, 224), ...])`, or one that you write. `shuffle` and `limit` count for it too.
+            `AspectBuckets([(224, 224), ...])`, or one that you write. `shuffle` and `limit` apply to it too.
         max_errors: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
             keep their steps and shapes; `replaced` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process. Or
             `Workers(8, prefetch_factor=..., pin_memory=..., multiprocessing_context=..., persistent_workers=...)`.
-        group: The data-parallel group: its ranks get different batches, and ranks that have the same place in theirs,
-            as under tensor and pipeline parallelism, the same ones. (rank, size), a process group, or one dimension of
+        group: The data-parallel group. Its ranks get different batches; under tensor and pipeline parallelism, ranks
+            with the same place in their groups get the same batches. (rank, size), a process group, or one dimension of
             a DeviceMesh, such as `mesh["dp"]`. By default all ranks of torch.distributed if it is initialised, else
             RANK and WORLD_SIZE from the environment, else (0, 1).
         cache: Where shards that are not on a local disk are kept: a directory, or `Cache(directory, limit=...,
             pixels=...)`. Ranks, workers and runs on a host share it. By default `shardflow` in the user's cache
-            directory, up to 100 GB. Of a dataset larger than the limit, the same shards stay. With `pixels`,
-            decoded images are kept too, also those of a local dataset, so that later epochs and runs crop without
-            decoding; batches are the same, bit by bit. An image of 256 x 341 pixels takes 262 kB; images that do not
-            fit are decoded every time.
+            directory, up to 100 GB. If the dataset exceeds the limit, a fixed subset of shards stays cached. With
+            `pixels`, decoded images are kept too, also of local datasets, so that later epochs and runs crop without
+            decoding; batches are the same, bit by bit. An image of 256 x 341 pixels takes 262 kB.
         storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …); not for directories.
 
     Attributes:
-        dataset: The samples as PyTorch's map-style datasets are: `len(loader.dataset)` of them, `loader.dataset[i]` is
-            (image, label), uint8 [3, H, W] and int. Its `dataset` is the open dataset with all of its splits.
+        dataset: The samples as a map-style dataset: `loader.dataset[i]` is (image, label), uint8 [3, H, W] and int. Its
+            `dataset` is the open dataset with all splits.
         source: The split, as it is sampled, read, decoded and transformed.
 
     Raises:
         ConfigError: An argument is wrong, or the dataset lacks a field.
-        NotFoundError: There is no dataset at `url`.
+        NotFoundError: `url` has no dataset.
         StoreError: The dataset cannot be reached.
     """
 
@@ -173,7 +166,7 @@ class Loader(Engine):
         decoder: Decoder | None = None,
         transform: Transforms = None,
         batch_transform: Callable[..., Any] | None = None,
-        fields: Sequence[str | CroppedBoxes] | None = None,
+        fields: Sequence[str | CroppedBoxes | Filled] | None = None,
         shuffle: bool | Shuffle | None = None,
         seed: int = 0,
         tail: str | None = None,
@@ -206,7 +199,7 @@ class Loader(Engine):
             contiguous=epochs.sampler.together == "batch",
         )
         _check_epoch(chosen.name, epochs, partition)
-        names, annotations = resolve_fields(fields, opened, chosen, pad=partition.tail == "pad")
+        names, annotations, columns = resolve_fields(fields, opened, chosen, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, names, transform)
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
         samples, transformed = min(batch_size, epochs.samples), transform is not None
@@ -222,6 +215,7 @@ class Loader(Engine):
             decoder=decoder,
             pixel_cache=_pixel_cache(cache, names, chosen, decoder),
             annotations=annotations,
+            columns=columns,
             transform=transform,
             batch_transform=batch_transform,
             max_errors=max_errors,
@@ -294,7 +288,7 @@ class Loader(Engine):
         >>> loader.explain(17, epoch=3).images[0]      # doctest: +SKIP
 
         Raises:
-            ConfigError: The loader returns no images, or there is no such sample.
+            ConfigError: The loader returns no images, or the sample does not exist.
         """
         if "image" not in self.fields:
             raise ConfigError(f"the loader returns no images; add 'image' to its fields, found {self.fields}")
@@ -306,7 +300,7 @@ class Loader(Engine):
         return explain_sample(self.source, sample, visit)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a run's log needs to name its data and to load it again: plain JSON, without credentials.
+        """Return the entries by which a run's log names its data and loads it again: plain JSON, without credentials.
 
         The same from start to end of a run, and for all its ranks on equal machines. `version=` takes `fingerprint`.
 
@@ -347,8 +341,8 @@ class Loader(Engine):
         >>> loader.set_sampler(Weighted(losses.clip(0.2, 3)))      # doctest: +SKIP
 
         Raises:
-            ConfigError: The sampler does not fit, or the loader was made without any, or was resumed in the middle of
-                an epoch and has not gone on yet.
+            ConfigError: The sampler does not fit, the loader was made without one, or it was resumed within an epoch
+                and not iterated since.
         """
         if not self._is_sampled:
             raise ConfigError(
@@ -365,15 +359,11 @@ class Loader(Engine):
                 "call set_sampler before load_state_dict"
             )
         check_sendable(self.workers, sampler=new.sampler)
-        partition = replace(old.partition, length=new.length)
-        _check_epoch(old.split.name, new, partition)
+        self._replace_source(epochs=new, partition=replace(old.partition, length=new.length))
         if self._cursor.begun:
             self._cursor.running = False
             epoch, position = self._cursor.next
             self._cursor.set(epoch + (position > 0))
-        self.source = self._plan.sources[0] = replace(old, epochs=new, partition=partition)
-        self._control.end()
-        self._pool.end()  # the workers have the old one
 
     def set_batch_size(self, batch_size: int) -> None:
         """Set another batch size for the batches to come; all ranks call this together.
@@ -394,12 +384,14 @@ class Loader(Engine):
         check_equal_on_ranks("batch_size", str(batch_size), old.partition.world_size)
         if old.epochs.sampler.together != "sample":
             raise ConfigError("ClassBatches and AspectBuckets compose batches of one size; make another loader")
-        partition = replace(old.partition, batch_size=batch_size)
-        _check_epoch(old.split.name, old.epochs, partition)
+        self._replace_source(epochs=old.epochs, partition=replace(old.partition, batch_size=batch_size))
         self.batch_size, self._facts = batch_size, replace(self._facts, batch_size=batch_size)
-        self.source = self._plan.sources[0] = replace(old, partition=partition)
-        self._plan.unit = partition.global_batch
         self._cursor.set(self._cursor.epoch, self._cursor.position)
+
+    def _replace_source(self, *, epochs: Epochs, partition: RankPartition) -> None:
+        _check_epoch(self.split.name, epochs, partition)
+        self.source = self._plan.sources[0] = replace(self.source, epochs=epochs, partition=partition)
+        self._plan.unit = partition.global_batch
         self._control.end()
         self._pool.end()  # the workers have the old one
 

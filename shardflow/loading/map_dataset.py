@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -44,8 +44,14 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     def __len__(self) -> int:
         return self._samples
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, Any]:
-        """Return image and label of a sample; negative numbers count from the end.
+    @overload
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, Any]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[tuple[torch.Tensor, Any]]: ...
+
+    def __getitem__(self, number: int | slice) -> tuple[torch.Tensor, Any] | list[tuple[torch.Tensor, Any]]:
+        """Return image and label of a sample; negative numbers count from the end. A slice returns a list of them.
 
         Returns:
             The image as it was packed, uint8 [3, H, W]. Its label: an int, a tuple of int where samples have several
@@ -56,6 +62,8 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
             IntegrityError: Its bytes are damaged.
             DecodeError: It has no image, or one that cannot be decoded.
         """
+        if isinstance(number, slice):
+            return [self[each] for each in range(self._samples)[number]]
         number = check_integer("the number of a sample", number)
         if not -self._samples <= number < self._samples:
             raise IndexError(f"sample {number} of {self._samples}")

@@ -48,17 +48,17 @@ class Mix(Engine):
     The loader of a sample (or batch) is a pure function of its number (`order.mixture.Shares`): all ranks agree without
     communication, and any step can be reached by arithmetic. Each loader runs through its own epochs, exactly; mixed by
     sample, nothing is left out at their ends. Order and random keys of each loader come from its seed and its number in
-    the mix, so that two loaders of one dataset draw independently; those of the first are as without a mix.
+    the mix. So two loaders of one dataset draw independently, and the first one draws as without a mix.
 
-    Labels come as the numbers that they are in each dataset. So where labels, or whole numbers of boxes, are among the
-    fields, each number must mean the same class in all datasets: one list of class names, or lists that begin alike.
+    Labels are the numbers in each dataset. So if labels, or whole numbers of boxes, are among the fields, each number
+    must mean the same class in all datasets: one list of class names, or lists that begin alike.
 
     >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)      # doctest: +SKIP
 
     Args:
-        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0. A loader is new,
-            and says how its source is sampled, read and transformed; iterating, moving and resuming it does not move
-            the mix. The field "source" of a batch has the number of each sample's source.
+        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0. A loader must be
+            new; it defines how its source is sampled, read and transformed. Iterating or resuming it does not move the
+            mix. The field "source" of a batch has the number of each sample's source.
         by: "sample" to mix samples within batches, "batch" to interleave whole batches. The first loader's workers
             serve all of them, so that there are not more processes than for one. Loaders that are mixed by sample have
             equal `batch_size`, `group` and `batch_transform`. Their `tail` has no effect.
@@ -70,8 +70,8 @@ class Mix(Engine):
         classes: The class names of the labels, label 0 first; empty where no field has labels.
 
     Raises:
-        ConfigError: There are no sources, one is not a pair or has no weight above 0, options have no effect, what must
-            be equal differs, a number means different classes, or a loader is in use.
+        ConfigError: `sources` is empty or has an entry that is not a pair with a weight above 0, or options have no
+            effect. Loaders differ in a setting that must be equal, or are in use. A number means different classes.
     """
 
     _kind = "mix"
@@ -79,15 +79,15 @@ class Mix(Engine):
     def __init__(
         self,
         sources: Sequence[tuple[Loader | str | os.PathLike[str], float]],
-        *,
         by: str = "sample",
+        *,
         steps_per_epoch: int | None = None,
         **options: Any,
     ) -> None:
         if not sources or not isinstance(sources, Collection) or not all(map(_is_weighted, sources)):
             raise ConfigError(
                 "a mix needs one or more pairs, of a loader, path or URL and its weight, with finite weights above 0, "
-                f"found {sources!r:.200}"
+                f'such as Mix([("photos256", 3), ("sketches256", 1)]), found {sources!r:.200}'
             )
         if by not in ("sample", "batch"):
             raise ConfigError(f"by must be 'sample' or 'batch', found {by!r}")
@@ -97,7 +97,7 @@ class Mix(Engine):
             steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
         if by == "sample":
             if "tail" in options:
-                raise ConfigError("mixed by sample there is no tail: leave it out, or pass by='batch'")
+                raise ConfigError("a mix by sample has no tail: leave it out, or pass by='batch'")
             options = {**options, "tail": "short"}  # a source may have fewer samples than a batch
         self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source, _ in sources]
         if len(found := {loader.fields for loader in self.loaders}) > 1:
@@ -134,7 +134,8 @@ class Mix(Engine):
     def __repr__(self) -> str:
         by = "batches" if self._by == "batch" else "samples"
         sources = "; ".join(
-            f"{weight:g} x {loader!r}" for weight, loader in zip(self._weights, self.loaders, strict=True)
+            f"{weight:g} x {loader.dataset.dataset.url}, split {loader.split.name!r}"
+            for weight, loader in zip(self._weights, self.loaders, strict=True)
         )
         return f"<shardflow.Mix of {by}: {len(self)} batches, epoch {self.epoch}, {self.remaining} left; {sources}>"
 
@@ -171,7 +172,7 @@ class Mix(Engine):
             check_sampler_on_ranks(source)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a run's log needs to name its data: the description of each loader, and the weights."""
+        """Return the entries by which a run's log names its data: the description of each loader, and the weights."""
         sources = [loader.describe() for loader in self.loaders]
         return {
             "weights": self._weights,
@@ -260,6 +261,7 @@ def _check_mixable(sources: Sequence[Source]) -> None:
         ("group", [(source.partition.rank, source.partition.world_size) for source in sources]),
         ("batch_transform", [source.batch_transform for source in sources]),
         ("annotation fields", [source.annotations.kinds for source in sources]),
+        ("columns", [source.columns.kinds for source in sources]),
     ):
         if any(each != found[0] for each in found):
             raise ConfigError(

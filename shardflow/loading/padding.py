@@ -19,12 +19,12 @@ MASK_PADDING = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """How the images of a batch, or their masks, are joined to what the batch has of them.
+    """The rule by which the images of a batch, or their masks, are joined.
 
     Attributes:
         stack: Whether they become one tensor; otherwise they stay a list.
-        pad_to_multiple_of: Pad with zeros at the right and at the bottom, to the largest height and width of the batch,
-            each rounded up to a multiple of this; None for images of one size.
+        pad_to_multiple_of: Pad at the right and at the bottom, to the largest height and width of the batch, rounded up
+            to a multiple of this; None for images of one size.
         mask_padding: Pad masks with this value instead.
 
     Raises:

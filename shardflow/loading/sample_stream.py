@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import webdataset as wds
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import open_dataset
 from shardflow.order.epochs import Epochs
 from shardflow.order.keyed_rng import I64
-from shardflow.order.shuffle import Shuffle
+from shardflow.order.shuffle_settings import Shuffle
 from shardflow.storage.cache import Cache
 
 from .distributed import Group, resolve_group
@@ -39,7 +40,7 @@ class Samples(IterableDataset[dict[str, Any]]):
 
     Raises:
         ConfigError: An argument is wrong.
-        NotFoundError: There is no dataset at `url`.
+        NotFoundError: `url` has no dataset.
     """
 
     def __init__(
@@ -63,6 +64,12 @@ class Samples(IterableDataset[dict[str, Any]]):
         # The epoch, and how often it was set.
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
+
+    def __getattr__(self, name: str) -> NoReturn:
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if hasattr(wds.DataPipeline, name) or hasattr(wds, name):
+            message += f"; it is the first stage of a pipeline: wds.DataPipeline(source, wds.{name}(...))"
+        raise AttributeError(message)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration yield `epoch`."""

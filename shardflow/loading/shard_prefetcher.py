@@ -32,7 +32,7 @@ first batch waits for one transfer and not for several in a row."""
 
 
 _BATCHES_BEHIND = 8
-"""By how many of its own batches a worker may be behind another one of its rank: they are handed out in turn."""
+"""The most batches that a worker may be behind another one of its rank: they are handed out in turn."""
 
 
 @contextlib.contextmanager
@@ -102,7 +102,9 @@ class ShardPrefetcher:
                 self._split.reader.close(shard)
         margin = _BATCHES_BEHIND * self._workers * (stop - position)
         while self._read and self._read[0][0] + margin <= position:
-            self._split.reader.finish(self._read.popleft()[1])
+            shard = self._read.popleft()[1]
+            self._split.reader.finish(shard)
+            self._split.columns.finish(shard)
         admitted = []
         while (need := self._next) is not None:
             size = int(self._split.shards.bytes[need.shard])
@@ -133,6 +135,7 @@ class ShardPrefetcher:
                 try:
                     with contextlib.suppress(ShardflowError):  # readers raise what matters
                         self._split.reader.renew()
+                        self._split.columns.renew()
                 finally:
                     self._changed.acquire()
                 self._changed.wait_for(lambda: self._stopped, timeout=RENEW_S)
@@ -140,6 +143,7 @@ class ShardPrefetcher:
     def _run(self) -> None:
         while (shard := self._next_shard()) is not None:
             try:
+                self._split.columns.fetch(shard)
                 fetched = self._split.reader.fetch(shard)
             except ShardflowError as error:
                 logger.debug("prefetching failed, the reader will try again: %s", error)

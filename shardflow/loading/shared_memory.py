@@ -27,26 +27,17 @@ from torch.utils.data import get_worker_info
 
 from .collate import WorkerOutput
 from .decoders.decoder import allocate
+from .memory_layout import Layout, aligned, extent, places
 
 Bytes = npt.NDArray[np.uint8]
 
 SLOTS_BEYOND_PREFETCH = 3
 """One for the batch being decoded, one for the batch that the caller holds, and one for the batch it just dropped."""
 
-_ALIGNMENT = 64
 _LEAST_BYTES = 1 << 16  # smaller tensors go through the pipe: a label is not worth a slot or a file descriptor
 _AS_NUMPY = {
     torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64
 }  # fmt: skip
-
-
-class _Layout(NamedTuple):
-    """Where a tensor lies in its slot, and its form."""
-
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class _Inline(NamedTuple):
@@ -89,7 +80,7 @@ class BatchSender:
         if get_worker_info() is None or size < _LEAST_BYTES:
             return allocate(shape)
         self.end_loan()
-        slab = self._slab_for(_rounded(size) + self._room)
+        slab = self._slab_for(aligned(size) + self._room)
         slot = slab.acquire()
         if slot is None:
             return allocate(shape)
@@ -104,7 +95,7 @@ class BatchSender:
             slab.release(slot)
             self._loan = None
 
-    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_SlotAddress, list[_Layout]] | None:
+    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_SlotAddress, list[Layout]] | None:
         """Return a slot that holds the tensors, and where; None when no slot is free.
 
         Tensors that lie in the memory on loan stay there, and the others are put behind it. If they do not fit, all are
@@ -114,7 +105,7 @@ class BatchSender:
         inside = [_offset_within(tensor, self._loan and self._loan[2]) for tensor in tensors]
         if self._loan is not None and any(offset is not None for offset in inside):
             slab, slot, lent = self._loan
-            start = _rounded(lent.nbytes)
+            start = aligned(lent.nbytes)
             others = _bytes_of(tensor for tensor, offset in zip(tensors, inside, strict=True) if offset is None)
             self._room = max(self._room, others)
             if start + others > slab.slot_bytes:
@@ -129,12 +120,11 @@ class BatchSender:
         layouts = []
         for tensor, offset in zip(tensors, inside, strict=True):
             if offset is not None:
-                layouts.append(_Layout(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype))
+                layouts.append(Layout(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype))
                 continue
-            stride = torch.empty_like(tensor, device="meta").stride()  # without gaps
-            layouts.append(_Layout(start, tuple(tensor.shape), stride, tensor.dtype))
-            _view(slab.memory(slot), layouts[-1]).copy_(tensor)
-            start += _rounded(tensor.nbytes)
+            layouts.append(Layout.like(tensor, start))
+            layouts[-1].view(slab.memory(slot)).copy_(tensor)
+            start += aligned(tensor.nbytes)
         return slab.address(slot), layouts
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -197,7 +187,7 @@ def _offset_within(tensor: torch.Tensor, memory: torch.Tensor | None) -> int | N
     if memory is None or tensor.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
         return None
     offset = tensor.data_ptr() - memory.data_ptr()
-    end = offset + _extent(tensor.shape, tensor.stride()) * tensor.itemsize
+    end = offset + extent(tensor.shape, tensor.stride()) * tensor.itemsize
     return offset if 0 <= offset <= end <= memory.nbytes else None
 
 
@@ -217,8 +207,8 @@ class _Slab:
     _numbers = itertools.count()
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
-        self.slot_bytes = _rounded(slot_bytes)
-        self._start = _rounded(slots)
+        self.slot_bytes = aligned(slot_bytes)
+        self._start = aligned(slots)
         # As torch's own collating does: share_memory_() would copy memory that has never been written.
         shared = torch.UntypedStorage._new_shared(self._start + slots * self.slot_bytes)  # type: ignore[no-untyped-call]
         self._memory = torch.empty(0, dtype=torch.uint8).set_(shared)
@@ -260,7 +250,7 @@ class BatchHandle:
     """
 
     def __init__(
-        self, address: _SlotAddress | None, large: Sequence[_Layout] | Sequence[torch.Tensor], output: WorkerOutput
+        self, address: _SlotAddress | None, large: Sequence[Layout] | Sequence[torch.Tensor], output: WorkerOutput
     ) -> None:
         self._contents = address, large, output
 
@@ -281,7 +271,7 @@ def forget(pids: set[int]) -> None:
 def _open(address: _SlotAddress | None, large: Sequence[Any], output: WorkerOutput) -> WorkerOutput:
     if address is not None:
         slot = _slot(address)
-        large = [_view(slot, layout) for layout in large]
+        large = [layout.view(slot) for layout in large]
     return output._replace(columns=_put_together(output.columns, large))
 
 
@@ -303,21 +293,6 @@ def _release(slab: Bytes, slot: int, owner: int) -> None:
         slab[slot] = 0
 
 
-def _view(memory: torch.Tensor, layout: _Layout) -> torch.Tensor:
-    needed = _extent(layout.shape, layout.stride) * layout.dtype.itemsize
-    typed = memory[layout.offset :][:needed].view(layout.dtype)
-    return typed.as_strided(layout.shape, layout.stride)
-
-
-def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return how many elements of memory a tensor spans, from its first one to its last one."""
-    return 0 if 0 in shape else sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
-
-
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Return how many bytes of a slot tensors take that are put one after the other."""
-    return sum(_rounded(tensor.nbytes) for tensor in tensors)
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places(tensor.nbytes for tensor in tensors)[-1]

@@ -13,6 +13,7 @@ from shardflow.order.epochs import Epochs
 from shardflow.order.rank_partition import RankPartition
 
 from .annotation_fields import AnnotationFields
+from .column_fields import ColumnFields
 from .decoders.decoder import Decoder
 from .pixel_cache import PixelCache
 
@@ -42,6 +43,7 @@ class Source:
         decoder, transform, batch_transform: As given to the loader.
         pixel_cache: The cache of decoded images; None without one.
         annotations: Which of the fields follow the crops, and which boxes stay.
+        columns: Which of the fields are columns.
         max_errors: With 0, none of its samples may be replaced by another.
     """
 
@@ -54,6 +56,7 @@ class Source:
     batch_transform: Callable[..., Any] | None = None
     pixel_cache: PixelCache | None = None
     annotations: AnnotationFields
+    columns: ColumnFields
     max_errors: int = 0
 
     def after(self, start: EpochStart, steps: int) -> EpochStart:

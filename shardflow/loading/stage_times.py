@@ -48,7 +48,7 @@ def stage_cpu_ms(
     inclusive = [0.0, *(timed.cpu_s for timed in clocks)]
     own = {name: inclusive[number + 1] - inclusive[number] for number, name in enumerate(names[: len(clocks)])}
     images = max(1, counted) * batch_size
-    # All that the pipeline has, so that none of its time is taken for that of the transfer.
+    # With all stages of the pipeline, so that their time does not count as transfer.
     return {name: 1000 * max(0.0, cpu_s) / images for name, cpu_s in (dict.fromkeys(STAGES, 0.0) | own).items()}
 
 

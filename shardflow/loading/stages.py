@@ -19,7 +19,7 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.geometry.crops import Crops
 
 from .batch import Batch
-from .damaged_samples import DAMAGED, substitute
+from .damaged_samples import DAMAGED, replace_damaged
 from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
 from .decoders.multi_view import view_keys
 from .decoders.pixels import Pixels
@@ -64,7 +64,7 @@ class Read:
                 batch.pixels.append(pixels)
                 batch.read_bytes += sum(map(len, sample.parts.values()))
             batch.network_bytes = sum(source.split.reader.take_downloaded_bytes() for source in self._sources)
-            substitute(batch, failures, self._sources)
+            replace_damaged(batch, failures, self._sources)
             yield batch
 
 
@@ -87,7 +87,7 @@ class Decode:
             with add_context(partial(batch_place, "the decoder", batch)):
                 batch.images, batch.crops, errors = self._decode(batch, files)
             failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
-            substitute(batch, failures, self._sources)
+            replace_damaged(batch, failures, self._sources)
             yield batch
 
     def _decode(self, batch: Batch, files: list[Any]) -> Decoded:
@@ -161,7 +161,7 @@ class Annotate:
         for batch in batches:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
-            crops = self._crops(batch)
+            (crops,) = crops_of(batch, self._sources, self._sources[0].annotations.names)
             for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
                 source = self._sources[number]
                 try:
@@ -169,24 +169,26 @@ class Annotate:
                 except SampleError as error:
                     annotations.append(None)
                     failures[index] = sample.with_sample(error)
-            for index, good in substitute(batch, failures, self._sources).items():
+            for index, good in replace_damaged(batch, failures, self._sources).items():
                 annotations[index] = annotations[good]
             first = self._sources[batch.sources[0]].annotations
             batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}
             batch.objects = first.move(annotations, crops)
             yield batch
 
-    def _crops(self, batch: Batch) -> Crops:
-        if isinstance(batch.crops, Crops):
-            return batch.crops
-        names = ", ".join(self._sources[0].annotations.names)
-        found = ", ".join(dict.fromkeys(type(source.decoder).__name__ for source in self._sources))
-        if len(self._sources) > 1:
-            raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
-        raise ConfigError(
-            f"fields {names} follow the crops of the images, and {found} does not say how it crops; use "
-            "RandomResizedCrop, CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
-        )
+
+def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> tuple[Crops, ...]:
+    """Return the crops of each view of a batch; ConfigError if its decoder does not say how it crops."""
+    if batch.crops is not None:
+        return as_views(batch.crops)
+    decoders = [source.decoder for source in sources]
+    names, found = ", ".join(fields), ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in decoders))
+    if any(decoder != decoders[0] for decoder in decoders):
+        raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
+    raise ConfigError(
+        f"fields {names} follow the crops of the images, and {found} does not say how it crops; use RandomResizedCrop, "
+        "CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
+    )
 
 
 def _of_one_dtype(masks: list[torch.Tensor]) -> list[torch.Tensor]:

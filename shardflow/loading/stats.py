@@ -41,6 +41,8 @@ class Stats:
         read_bytes: Bytes of their parts, as read from the disk, or from the cache of a remote dataset.
         network_bytes: Bytes of the shards that this rank downloaded into the cache meanwhile.
         replaced: Samples that were replaced by others, because they were damaged.
+        epochs, earlier_epochs: The epochs that all this is about, and those before, which are left out. An epoch is an
+            iteration that handed out a batch, such as the rest of an epoch after a resume.
         wait_p50_s, wait_p95_s, wait_p99_s: Percentiles of the wait for a batch, over the last 10,000 batches; the
             first of each iteration is left out.
     """
@@ -55,6 +57,8 @@ class Stats:
     read_bytes: int = 0
     network_bytes: int = 0
     replaced: int = 0
+    epochs: int = 0
+    earlier_epochs: int = 0
     wait_p50_s: float = 0.0
     wait_p95_s: float = 0.0
     wait_p99_s: float = 0.0
@@ -80,12 +84,16 @@ class Stats:
 
     def __str__(self) -> str:
         if self.batches < 2:
-            return f"no statistics yet: {self.batches} batches were handed out"
+            return f"no statistics yet: {self.batches} batch{'es' * (self.batches != 1)} handed out"
         waiting, copying, transforms = map(self._share, (self.waiting_s, self.copying_s, self.transforms_s))
         line = (
             f"{waiting:.0%} of the time waiting for data, {copying:.0%} for the copy, "
             f"{transforms:.0%} in device transforms, {self._share(self.computing_s):.0%} computing"
         )
+        if self.earlier_epochs:
+            line += f", in the last of {self.earlier_epochs + 1} epochs (stats(whole_run=True) is about all)"
+        elif self.epochs > 1:
+            line += f", in {self.epochs} epochs"
         greatest = max(waiting, copying, transforms)
         if greatest < 0.05:  # smaller shares need no advice
             return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may be enough"
@@ -128,7 +136,7 @@ class StatsRecorder:
         now, sums = time.perf_counter(), self._sums
         sums["batches"] += 1
         if sums["batches"] == 1:
-            sums["first_s"], self._start = now - self._start, now
+            sums["epochs"], sums["first_s"], self._start = 1, now - self._start, now
             return
         sums["total_s"] = now - self._start
         sums["waiting_s"] += waiting_s
@@ -151,6 +159,7 @@ class StatsRecorder:
     def stats(self, *, whole_run: bool = False) -> Stats:
         """Return the sums since the iteration began, or of all iterations."""
         sums = {name: value + whole_run * self._earlier[name] for name, value in self._sums.items()}
+        sums["earlier_epochs"] = 0 if whole_run else self._earlier["epochs"]
         waits = sorted(self._waits)
         for percent in (50, 95, 99):  # nearest rank
             sums[f"wait_p{percent}_s"] = waits[-(-percent * len(waits) // 100) - 1] if waits else 0.0

@@ -25,7 +25,7 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-_STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collate.py")]
+_STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collate.py", "damaged_samples.py")]
 
 
 @contextlib.contextmanager

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from shardflow._cores import allowed_cores
 from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError
 
-from .distributed import usable_cores
+from .distributed import local_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,8 @@ class Workers:
         method = context.get_start_method() if hasattr(context, "get_start_method") else context
         default = multiprocessing.get_start_method(allow_none=True)
         return method or default or multiprocessing.get_all_start_methods()[0]
+
+
+def usable_cores() -> int:
+    """Return how many cores this rank may use: its share of the cores that affinity and control group allow."""
+    return max(1, allowed_cores() // local_ranks())

@@ -1,11 +1,11 @@
-"""Aspect buckets: epochs whose batches are of one shape each, which the images of a batch hardly differ from.
+"""Aspect buckets: each batch has one shape, close to those of its images.
 
     stream    the samples in the order of another sampler
     groups    the samples of a bucket, as they come in the stream, are cut into global batches; each stream gives the
               same number to a group, at its own positions, so that a rank reads its shards as without buckets
     epoch     the groups, in the order in which the stream completes them
-    rest      what fills no group of its bucket is handed on to the next bucket; only the last may be left with less
-              than a global batch, the tail of the epoch
+    rest      samples that fill no group of their bucket are handed on to the next bucket; only the last may be left
+              with less than a global batch, the tail of the epoch
 
 Every sample comes as often as in the stream.
 """
@@ -23,15 +23,14 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
-from .list_plan import ListPlan
-from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, Together, bound
+from .sampler import EpochPlan, EpochSampler, Facts, ListPlan, Sampler, Shape, Together, bound
 from .shuffle_plan import ShuffledEpochs
 
 _CHUNK = 1 << 18
 
 
 class AspectBuckets:
-    """Batches of one shape each: that whose ratio of width and height is nearest to those of their images.
+    """Batches of one shape each: the one whose ratio of width and height is nearest to those of the images.
 
     The shape is the same on all ranks. The last samples of a bucket are handed on to the next, so each sample comes
     once.
@@ -46,7 +45,7 @@ class AspectBuckets:
         shapes: The shapes, from the tallest to the widest.
 
     Raises:
-        ConfigError: There is no shape, or one is not a pair of whole numbers above 0.
+        ConfigError: The list is empty, or a shape is not a pair of whole numbers above 0.
     """
 
     def __init__(self, shapes: Sequence[Shape], sampler: Sampler | None = None) -> None:

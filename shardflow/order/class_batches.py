@@ -20,8 +20,7 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
-from .list_plan import ListPlan
-from .sampler import EpochPlan, EpochSampler, Facts, Together
+from .sampler import EpochPlan, EpochSampler, Facts, ListPlan, Together
 
 _SHOWN_CLASSES = 5
 
@@ -49,7 +48,7 @@ class ClassBatches:
         """Return epochs of such batches."""
         for wrong, reason in (
             (facts.batch_size % self.samples_per_class, f"batch_size={facts.batch_size} is not a multiple of it"),
-            (facts.shuffle is None, "without shuffling there is no order of such batches"),
+            (facts.shuffle is None, "such batches need shuffling"),
             (
                 facts.shuffle is not None and facts.shuffle.shard_affinity,
                 "shard_affinity would have no effect, as each batch has samples from all over the split",

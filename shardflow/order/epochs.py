@@ -15,8 +15,8 @@ from . import keyed_rng
 from .keyed_rng import I64
 from .rank_partition import MOST_POSITIONS
 from .sampler import EpochPlan, EpochSampler, Facts, Sampler, Shape, bound
-from .shuffle import default_streams
 from .shuffle_plan import ShuffledEpochs
+from .shuffle_settings import default_streams
 
 _CHUNK = 1 << 20
 

@@ -72,7 +72,7 @@ def key(*parts: int | str) -> int:
 def permutation(key: int, length: int) -> I64:
     """Return the permutation of 0 … length-1 of a key, as int64.
 
-    SplitMix64 is a bijection of its counter, so the sorted values are distinct and there are no ties.
+    SplitMix64 is a bijection of its counter, so the sorted values are distinct, without ties.
     """
     counters = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     return np.argsort(_mix_array(counters + np.uint64(key)))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
-from .shuffle import Shuffle
+from .shuffle_settings import Shuffle
 
 Shape = tuple[int, int]
 """Height and width in pixels."""
@@ -41,6 +41,8 @@ class Facts:
         labels: Returns the class of each sample, int32 [split_samples]; ConfigError where one has none or several.
         image_sizes: Returns width and height of each image, int64 [split_samples, 2]; 0 where they are not known.
         load: Returns the numbers in a file, by its path.
+        column: Returns the numbers in a column of the dataset, one per sample of the whole split; None if there is none
+            of the name; ConfigError where samples lack a value.
     """
 
     split: str
@@ -53,6 +55,7 @@ class Facts:
     labels: Callable[[], npt.NDArray[np.int32]]
     image_sizes: Callable[[], I64]
     load: Callable[[Any], npt.NDArray[Any]]
+    column: Callable[[str], npt.NDArray[Any] | None] = lambda _: None
 
     @property
     def samples(self) -> int:
@@ -79,6 +82,41 @@ class EpochPlan(Protocol):
     def shape(self, position: int) -> Shape | None:  # noqa: ARG002 - for those who decide on it
         """Return the shape of the images in the batch of a position; None where the decoder decides."""
         return None
+
+
+class ListPlan(EpochPlan):
+    """A pass whose order is one array, made anew for each epoch; positions are found by lookup.
+
+    Args:
+        visits: Shard, record and repeat of each position, int64 [3, N].
+    """
+
+    def __init__(self, visits: I64) -> None:
+        self.length, self._visits = visits.shape[1], visits
+
+    @classmethod
+    def of_samples(cls, samples: I64, shard_samples: npt.ArrayLike) -> ListPlan:
+        """Return the plan of samples by their numbers in the split; one that is named several times comes so often."""
+        ends = np.cumsum(np.asarray(shard_samples, dtype=np.int64))
+        total = int(ends[-1]) if len(ends) else 0
+        if len(bad := np.flatnonzero((samples < 0) | (samples >= total))):
+            raise ConfigError(f"the sampler names sample {samples[bad[0]]}, and 0 … {total - 1} take part")
+        shards: I64 = np.searchsorted(ends, samples, side="right")
+        firsts = np.concatenate([[0], ends])[shards]
+        order = np.argsort(samples, kind="stable")
+        ascending, repeats = samples[order], np.empty_like(samples)
+        repeats[order] = np.arange(len(samples)) - np.searchsorted(ascending, ascending)
+        return cls(np.stack([shards, samples - firsts, repeats]))
+
+    def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
+        """Return (shard, record, repeat) of positions."""
+        shards, records, repeats = self._visits[:, positions]
+        return shards, records, repeats
+
+    def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
+        """Return which shards the positions of a rank need and when."""
+        shards, begins, ends = _shard_spans(self._visits[0, rank::world_size])
+        return shards, begins * world_size + rank, (ends - 1) * world_size + rank + 1
 
 
 class EpochSampler(Protocol):
@@ -140,7 +178,7 @@ def _is_plain(identity: Any) -> bool:
         return False
 
 
-def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
+def _shard_spans(shards: I64) -> tuple[I64, I64, I64]:
     """Return the shards of a sequence, each once in the order of first need, and where each begins and ends in it."""
     found, begins = np.unique(shards, return_index=True)
     _, backwards = np.unique(shards[::-1], return_index=True)

@@ -24,7 +24,7 @@ from shardflow._validation import check_integer
 from . import keyed_rng
 from .keyed_rng import I64
 from .sampler import EpochPlan, EpochSampler, Facts
-from .shuffle import MOST_BUFFER, MOST_STREAMS
+from .shuffle_settings import MOST_BUFFER, MOST_STREAMS
 from .weights import SystematicSample, Weights
 
 FIRST_WINDOW = 32

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
-from .list_plan import ListPlan
-from .sampler import EpochPlan, EpochSampler, Facts
+from .sampler import EpochPlan, EpochSampler, Facts, ListPlan
 from .shuffle_plan import ShuffledEpochs
 from .weights import Weights, as_numbers
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._wording import first_few
 from shardflow.errors import ConfigError
 
 from .sampler import EpochSampler, Facts
@@ -28,9 +29,9 @@ class Weighted:
     ...     # doctest: +SKIP
 
     Args:
-        weights: A number per sample ([N], or the path of a `.npy`), or one for all. A mapping from class to number, 1
-            for classes that it does not name. "balanced": each class equally often; "sqrt": a class in proportion to
-            the square root of its images; both keep the length of the epoch.
+        weights: A number per sample ([N], the name of a column of the dataset, or the path of a `.npy`), or one for
+            all. A mapping from class to number, 1 for classes that it does not name. "balanced": each class equally
+            often; "sqrt": a class in proportion to the square root of its images; both keep the length of the epoch.
     """
 
     def __init__(self, weights: npt.ArrayLike | str | Mapping[str | int, float] | Any) -> None:
@@ -51,11 +52,12 @@ class Weighted:
                 return Weights(_of_classes(given, classes), facts.shard_samples, labels)
             by_class = _by_frequency(labels, len(classes), _POWERS[given])
             return Weights(by_class, facts.shard_samples, labels)
-        values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
+        values: Any = facts.column(given) if isinstance(given, str) else None
+        if values is None:
+            values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
         if not isinstance(values, np.memmap):
-            values = as_numbers(
-                "Weighted takes a number per sample", values
-            ).copy()  # a training loop may change its losses while their epoch runs
+            # Copied: a training loop may change its losses while their epoch runs.
+            values = as_numbers("Weighted takes a number per sample", values).copy()
         if values.ndim == 0:
             values = np.broadcast_to(values, facts.split_samples)
         if values.ndim == 1 and len(values) != facts.split_samples:
@@ -74,7 +76,7 @@ def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt
         number = numbers.get(name, name) if isinstance(name, str) else name
         if not isinstance(number, int | np.integer) or not 0 <= number < len(classes):
             message = f"weights name the class {name!r}, which the dataset does not have"
-            raise ConfigError(f"{message}; it has {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}")
+            raise ConfigError(f"{message}; it has {first_few(classes, 10)}")
         if not isinstance(weight, Real):
             raise ConfigError(f"the weight of class {name!r} must be a number, found {weight!r}")
         weights[number] = weight

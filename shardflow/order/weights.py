@@ -39,7 +39,7 @@ _CACHED_SAMPLES = 1 << 22
 
 
 def as_numbers(expected: str, values: Any) -> npt.NDArray[Any]:
-    """Return an argument as an array; ConfigError, with what is expected, if it has no shape, as lists in a list."""
+    """Return an argument as an array; ConfigError with the text `expected` for ragged lists."""
     try:
         return np.asanyarray(values)
     except (TypeError, ValueError):  # of tensors on a device too

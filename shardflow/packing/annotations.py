@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardflow._pillow import load_mask, map_codec_errors, open_mask
+from shardflow._masks import load_mask, open_mask
+from shardflow._pillow import map_codec_errors
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.coordinates import move_coordinates
@@ -61,7 +62,7 @@ def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
     if (joined := annotations.joined(source.annotations)) != annotations:
         differing = [name for name, text in joined.describe().items() if annotations.describe().get(name) != text]
         message = f"the source declares other annotations than the dataset ({', '.join(differing)})"
-        raise ConfigError(f"{message}, whose samples would not fit together; pack it as a dataset of its own")
+        raise ConfigError(f"{message}, whose samples would not fit together; pack it as another dataset")
 
 
 def warn_of_undeclared(source: Source, annotations: Annotations) -> None:

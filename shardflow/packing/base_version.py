@@ -1,27 +1,52 @@
-"""The base version of an extension: a dataset as it is, with all that its files say of its inputs."""
+"""The base version of an extension: a dataset as it is, with all that its files say of its inputs.
+
+Inputs are found by their paths. Whether one is still what was packed is asked in this order, so that nothing is read
+without need: its identity, its size, and a digest of its content.
+"""
 
 from __future__ import annotations
 
+import bisect
+import enum
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.dataset.open_dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.errors import ConfigError, FormatError, NotFoundError
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import LABEL_PARTS
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import SKIPPED, Quarantined
-from shardflow.formats.receipt import Receipt
+from shardflow.formats.receipt import InputRecord, Receipt
 from shardflow.formats.shard_layout import Sharding
 
-from .jobs import digest_of
-from .known_inputs import KnownInputs, compare_inputs
+from .jobs import content_now, digest_of, identity_digits
 from .origin import read_receipt
+from .sources.items import Item, Items
+from .sources.reader import Reader
 from .sources.source import Source
 
 _TAR = re.compile(r"([^/]+\.tar)(?=[/#])")
+
+_READS = 32
+"""Inputs that are read at the same time: most of the time is spent waiting for a disk or a server."""
+
+_CHUNK = 1024
+
+
+class State(enum.IntEnum):
+    """What an input of a source is to a dataset."""
+
+    NEW = 0  # none has its path, or none that could be packed
+    KNOWN = 1  # it is in the dataset
+    CHANGED = 2  # one with its path is in the dataset, with another content or in another split
+    UNSURE = 3  # only its content can tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +58,14 @@ class BaseVersion:
         sharding: How its inputs were cut into shards.
         receipts: The receipts of all jobs by their names.
         skipped: Images that are not in it because their kind was not read.
+        parts: The parts that all samples have, other than image and label.
     """
 
     manifest: Manifest
     sharding: Sharding
     receipts: Mapping[str, Receipt]
     skipped: Sequence[Quarantined]
+    parts: frozenset[str]
 
     @classmethod
     def read(cls, dataset: Dataset) -> BaseVersion:
@@ -46,7 +73,8 @@ class BaseVersion:
         storage, made = dataset.storage, dataset.manifest
         if made.roots:
             message = f"{storage} is made of tars that are elsewhere (`shardflow info {storage}` says where)"
-            raise ConfigError(f"{message}: extend the dataset that they belong to, and make this one of it again")
+            remedy = "extend the dataset that they belong to, or index all tars again; and make this one anew elsewhere"
+            raise ConfigError(f"{message}: {remedy}")
         if (sharding := made.sharding) is None:
             message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
             raise ConfigError(f"{message}; pack it again")
@@ -60,33 +88,49 @@ class BaseVersion:
         if len(skipped) != made.skipped:
             message = f"{storage} lacks its quarantine, which names the {made.skipped} images that were skipped"
             raise NotFoundError(f"{message}; restore it from where it was packed")
-        return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped)
+        parts = frozenset.intersection(*map(_parts, dataset.values()))
+        return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts)
 
     def compare(self, source: Source) -> dict[str, npt.NDArray[np.int8]]:
         """Return the `State` of each input of a source, by split; refuse inputs that have other names in the base."""
         self._refuse_other_names(source)
+        self._refuse_fewer_parts(source)
         if source.is_dataset:
             self._refuse_other_dataset(source)
-        return {
-            split: compare_inputs(items, KnownInputs(of for _, of in self._of_split(split)), source.reader)
-            for split, items in source.splits.items()
-        }
+        return {split: self._compare_split(split, items, source.reader) for split, items in source.splits.items()}
+
+    def _compare_split(self, split: str, items: Items, reader: Reader) -> npt.NDArray[np.int8]:
+        own = {name for name, _ in self._of_split(split)}
+        states = _compare_inputs(items, _KnownInputs(self.receipts[name] for name in own), reader)
+        others = _KnownInputs(receipt for name, receipt in self.receipts.items() if name not in own)
+        for row in np.flatnonzero(states == State.NEW):
+            item = items[int(row)]
+            found = (record for record in others.named(item.path) if record.is_packed)
+            if any(record.identity == identity_digits(item) for record in found):
+                states[row] = State.CHANGED  # the file moves from train to val, and would be in both
+        return states
+
+    def _refuse_fewer_parts(self, source: Source) -> None:
+        """Refuse a source whose first samples lack a part that all samples have: training would end in mid-epoch."""
+        for items in source.splits.values():
+            more = json.loads(items[0].more) if items[0].more else {}
+            if "bad" not in more and (missing := self.parts.difference(more.get("parts", ()))):
+                raise ConfigError(
+                    f"all samples of the dataset have the part {min(missing)!r}, which {items[0].path!r} of the source "
+                    "lacks; name it as it was named for `pack`, with --parts, --caption-column or a source's arguments"
+                )
 
     def _refuse_other_names(self, source: Source) -> None:
         """Refuse tars that were packed in the other way: samples have a number in an index, and a key in a tar."""
-        packed = _tars(
-            (path for receipt in self.receipts.values() for path in receipt.sources), "/" if source.is_dataset else "#"
-        )
-        given = _tars(
-            (item.path for items in source.splits.values() for item in items), "#" if source.is_dataset else "/"
-        )
-        if both := packed & given:
-            first, again = (
-                ("by their names", "a pattern of tars") if source.is_dataset else ("by an index", "that index")
-            )
+        if source.is_dataset:
+            before, now, packed_by, remedy = "/", "#", "their names", "a pattern of tars"
+        else:
+            before, now, packed_by, remedy = "#", "/", "an index", "that index"
+        packed = _tars((path for receipt in self.receipts.values() for path in receipt.sources), before)
+        if packed and (both := packed & _tars((item.path for items in source.splits.values() for item in items), now)):
             raise ConfigError(
-                f"{min(both)!r} is among the tars that were packed {first}, and the source leads to its samples in "
-                f"another way, so that old ones cannot be told from new ones; extend with {again}, as before"
+                f"{min(both)!r} is among the tars that were packed by {packed_by}, and the source leads to its samples "
+                f"in another way, so that old ones cannot be told from new ones; extend with {remedy}, as before"
             )
 
     def _refuse_other_dataset(self, source: Source) -> None:
@@ -107,7 +151,78 @@ class BaseVersion:
         return ((name, receipt) for name, receipt in self.receipts.items() if name.partition("/")[0] == split)
 
 
+def _parts(split: Split) -> frozenset[str]:
+    """Return the parts that all samples of the first shard have, other than image and label."""
+    names, counts = np.unique(split.reader.index(0)["part"], return_counts=True)
+    parts = {
+        name.decode() for name, count in zip(names.tolist(), counts, strict=True) if count == split.shard_samples[0]
+    }
+    return frozenset(parts - IMAGE_PARTS - {*LABEL_PARTS})
+
+
 def _tars(paths: Iterable[str], mark: str) -> set[str]:
     """Return the names of the tars in paths of samples, where this mark follows the name."""
     found = (_TAR.search(path) for path in paths)
     return {match[1] for match in found if match and match.string[match.end()] == mark}
+
+
+class _KnownInputs:
+    """The inputs in some receipts by their paths. One takes little more than an entry in a dictionary."""
+
+    def __init__(self, receipts: Iterable[Receipt]) -> None:
+        self._receipts = list(receipts)
+        self._firsts: list[int] = []  # number of the first input of each receipt
+        self._numbers: dict[str, int] = {}
+        self._more: dict[str, list[int]] = {}  # where several inputs have the same path
+        number = 0
+        for receipt in self._receipts:
+            self._firsts.append(number)
+            for path in receipt.inputs():
+                if path in self._numbers:
+                    self._more.setdefault(path, []).append(number)
+                else:
+                    self._numbers[path] = number
+                number += 1
+
+    def named(self, path: str) -> list[InputRecord]:
+        """Return the record of each input with a path."""
+        if path not in self._numbers:
+            return []
+        return [self._record(number) for number in (self._numbers[path], *self._more.get(path, ()))]
+
+    def _record(self, number: int) -> InputRecord:
+        receipt = bisect.bisect_right(self._firsts, number) - 1
+        return self._receipts[receipt].record(number - self._firsts[receipt])
+
+
+def _compare_inputs(items: Items, known: _KnownInputs, reader: Reader) -> npt.NDArray[np.int8]:
+    """Return the `State` of each item as int8 [items]. Inputs whose identity differs are read, several at a time."""
+    states = np.array([_state(item, known.named(item.path)) for item in items], dtype=np.int8)
+    with ThreadPoolExecutor(_READS) as threads:
+        unsure = np.flatnonzero(states == State.UNSURE)
+        for start in range(0, len(unsure), _CHUNK):
+            rows = unsure[start : start + _CHUNK]
+            states[rows] = list(threads.map(lambda row: _state_by_content(items[int(row)], known, reader), rows))
+    return states
+
+
+def _state(item: Item, records: Sequence[InputRecord]) -> State:
+    if not records:
+        return State.NEW
+    identity = identity_digits(item)
+    if any(record.identity == identity for record in records):
+        return State.KNOWN
+    if any(record.size >= 0 and item.size in (-1, record.size) for record in records):
+        return State.UNSURE
+    return _state_of_other(records)
+
+
+def _state_by_content(item: Item, known: _KnownInputs, reader: Reader) -> State:
+    records, content = known.named(item.path), content_now(item, reader)
+    same = any(record.content == content for record in records)
+    return State.KNOWN if same else _state_of_other(records)
+
+
+def _state_of_other(records: Sequence[InputRecord]) -> State:
+    """Return the state of an input that is none of those with its path."""
+    return State.CHANGED if any(record.is_packed for record in records) else State.NEW

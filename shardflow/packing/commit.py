@@ -7,22 +7,27 @@ which it extends, and keeps it beside the new one.
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import logging
 import os
 from collections.abc import Sequence
 
+import numpy as np
+
 from shardflow._version import __version__
+from shardflow._wording import plural
 from shardflow.dataset.write_lock import abort_uploads
-from shardflow.errors import DatasetExistsError, PackIncompleteError
+from shardflow.errors import PackIncompleteError
 from shardflow.formats import manifest, quarantine
-from shardflow.formats.manifest import FILE_NAME, Manifest, kept_name
+from shardflow.formats.manifest import FILE_NAME, Manifest
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
 
 from .image.codec_versions import codec_versions
 from .pack_plan import PackPlan
 from .run import PackResults, Totals
+
+_log = logging.getLogger(__name__)
 
 _NAMED = 3
 
@@ -50,13 +55,14 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         # Of a kind that is read now, an image that was skipped is an input.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
+        _warn_of_copies(before, totals)
     shards = {**before.shards, **totals.shards}
     if len(new_bad) > plan.max_errors or not shards:
         listed = quarantine.FILE_NAME if base is None else quarantine.UNFINISHED_NAME
         lock.put(listed, quarantine.to_bytes(new_bad))
         raise PackIncompleteError(_refusal(plan, ledger.storage.url(listed), new_bad))
     if lock.blob is None:
-        ledger.remove_leftovers(plan.sharding.names())
+        ledger.remove_others(plan.sharding.names())
 
     splits: dict[str, list[Shard]] = {split: [] for split in plan.sharding.jobs}
     for name in plan.sharding.names():
@@ -75,27 +81,35 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         statistics={split: before.statistics[split] + totals.statistics[split] for split in splits},
         sharding=plan.sharding,
         annotations=plan.recipe.annotations,
+        columns={} if base is None else base.manifest.columns,  # the new shards, which come last, have no values
+        past_columns=() if base is None else base.manifest.past_columns,
     )
-    manifest.from_bytes(new.to_bytes())
+    data = new.to_bytes()
+    manifest.from_bytes(data)
     abort_uploads(ledger.storage, {shard.name for shard in shards.values()})
-    _publish(plan, results, new, sorted([*before.quarantined, *totals.quarantined, *skipped]))
+    bad = quarantine.to_bytes(sorted([*before.quarantined, *totals.quarantined, *skipped]))
+    _publish(plan, results, new.fingerprint, data, bad)
     lock.release()
     return new
 
 
-def _publish(plan: PackPlan, results: PackResults, new: Manifest, bad: Sequence[Quarantined]) -> None:
-    """Write the quarantine, and then the manifest."""
+def _publish(plan: PackPlan, results: PackResults, fingerprint: str, data: bytes, bad: bytes) -> None:
+    """Write the quarantine, and then the manifest with this fingerprint."""
     storage, lock = plan.ledger.storage, results.lock
     if plan.base is None:
-        lock.put(quarantine.FILE_NAME, quarantine.to_bytes(bad))
-        storage.put(FILE_NAME, new.to_bytes(), new=True)
+        lock.put(quarantine.FILE_NAME, bad)
+        storage.put(FILE_NAME, data, new=True)
         return
-    found, tag = lock.read_version()
-    lock.put(quarantine.version_name(new.fingerprint), quarantine.to_bytes(bad))
-    with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
-        storage.put(kept_name(plan.base.manifest.fingerprint), found, new=True)
-    storage.put(FILE_NAME, new.to_bytes(), replaces=tag)
+    lock.replace_version(fingerprint, data, bad)
     storage.remove(quarantine.UNFINISHED_NAME)
+
+
+def _warn_of_copies(before: Totals, new: Totals) -> None:
+    """Warn of new inputs that the dataset has under other names, as after files were moved to folders of splits."""
+    old, added = (np.frombuffer(bytes(totals.contents), np.uint64) for totals in (before, new))
+    if copies := int(np.isin(added[added != 0], old).sum()):
+        message = "%s of the %d new have the same content as inputs that the dataset has under other names: %s"
+        _log.warning(message, plural(copies, "input"), len(added), "if files were moved, pack all into a new dataset")
 
 
 def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:

@@ -54,50 +54,50 @@ def pack(
 ) -> PackReport:
     """Resize the images of a source and write them to `dst` as a dataset.
 
-    The dataset's bytes depend on the inputs and on all arguments before `max_errors`, and on nothing else: not on the
-    number of workers, the executor, or interruptions. After an error, or after the process was killed, the same call
-    goes on where the last one stopped.
+    The dataset's bytes depend only on the inputs and on all arguments before `max_errors`: not on the number of
+    workers, the executor, or interruptions. After an error or a kill, the same call continues.
 
     Args:
-        src: Path or URL of a directory with `CLASS/x.jpg`, `train/CLASS/x.jpg` (other splits beside it), or `x.jpg`;
-            of a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`); of a COCO set (`.json`); of a shardflow dataset; or of
-            tars, also as a pattern ("s3://bucket/{00000..00099}.tar"). Or a Hugging Face dataset, a torchvision
-            dataset, any sized, indexable collection or iterable of samples, or a mapping from splits to those. For more
-            options, a `Folder`, `Table`, `Coco`, `Shards` or `Collection`.
+        src: Path or URL of a directory with `CLASS/x.jpg`, `train/CLASS/x.jpg` (and other splits), or `x.jpg`; of a
+            table (`.csv`, `.tsv`, `.jsonl`, `.parquet`); of Parquet files with images in them (a folder, a pattern,
+            "hf://datasets/OWNER/NAME"); of a COCO set (`.json`); of a shardflow dataset; or of tars, also as a pattern
+            ("s3://bucket/{00000..00099}.tar"). Or a Hugging Face dataset, a torchvision dataset, any sized, indexable
+            collection or iterable of samples, or a mapping from splits to those. For more options, a `Folder`, `Table`,
+            `Parquet`, `Coco`, `Shards` or `Collection`.
         dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or holds an unfinished pack.
-        preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`. It decides on
-            each of the following settings that is left at "preset"; in brackets is the value of "imagenet".
+        preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`. It sets each of
+            the following settings that is left at "preset"; the value of "imagenet" is in brackets.
         short_side: Pixels of the shorter side, 1 … 65500; None to keep the size. Smaller images keep theirs. [256]
         long_side: Limit of the longer side in pixels, 1 … 65500; None for no limit. [None]
         square: Crop the centre, as wide as high. [False]
-        enlarge: Enlarge smaller images to `short_side`, or to `long_side` where there is none. [False]
+        enlarge: Enlarge smaller images to `short_side`, or to `long_side` if that is None. [False]
         filter: "bicubic", "bilinear" or "lanczos", all antialiased. ["bicubic"]
-        format: A name of `formats.image_types.PACKED_TYPES`, such as "jpeg", "webp" (lossy), "png", or "npy" (values as
-            they are stored, uint8 or uint16 [H, W, C] with 1 to 16 channels); or "keep": these keep their format,
-            others become PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata
-            included, but for a seek table, which is made anew or left out. ["jpeg"]
+        format: A name of `formats.image_types.PACKED_TYPES`, such as "jpeg", "webp" (lossy), "png", or "npy" (exact
+            values, uint8 or uint16 [H, W, C], 1 to 16 channels). "keep" keeps these formats and makes others PNG. It
+            copies a file that needs no change byte for byte, with its metadata; only a seek table is made anew or left
+            out. ["jpeg"]
         quality: Quality of a lossy format, 1 … 100. [90]
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0". ["4:2:0"]
-        seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
-            that copied files grow by 1 %, or "none". Tables need the native kernel. ["encoded"]
+        seek_tables: Which JPEGs get a seek table, for faster crops: the "encoded" ones, "all" (copied files
+            grow by 1 %), or "none". Tables need the native kernel. ["encoded"]
         max_pixels: Images with more pixels are quarantined, as are those that need more memory or scans than the limits
             that follow from it (`formats.image_limits`): 110 million pixels take up to 0.99 GB. [110 million]
-        annotations: Which parts beside the images are masks, and where boxes and keypoints stand, so that they move
-            with the pixels; besides what the source declares itself: the mask column of a table, all of a COCO set or
-            a dataset. Other parts are kept byte for byte.
+        annotations: Which parts are masks, and where boxes and keypoints stand, so that they follow the pixels. A
+            table's mask column, a COCO set and a dataset declare theirs. Other parts are kept byte for byte.
         shuffle: Shuffle the inputs of each split before they are divided into shards; otherwise they keep the order of
             the source.
         seed: Shuffle seed.
         shard_samples: Inputs per shard, 1 or more; the last shard of a split may have fewer.
         max_errors: How many inputs may be left out: quarantined, or skipped because their kind of image is not read.
-            With more there is no dataset.
+            With more, nothing is committed.
         workers: Number of processes, 1 or more; None for one per core.
         executor: "processes"; "ray" for the nodes of a Ray cluster, which must reach `src` and `dst` by the same names;
-            or "serial" for this process alone.
+            or "serial" for this process.
         ray_address: Address of the cluster, such as "auto" or "ray://head:10001"; None for one on this machine.
-        storage_options: Options of fsspec's file system, when `dst` is a URL and its client does not find all that it
-            needs in the environment; they are for `src` as well when that is a URL of the same scheme.
-        progress: Called with the `Progress` now and then, in this thread; True for a progress bar, also in a notebook.
+        storage_options: Options of fsspec's file system for `dst`, if the environment does not provide them. They apply
+            to a `src` of the same scheme too.
+        progress: Called with the `Progress` from time to time, in this thread; True for a progress bar, also in a
+            notebook.
 
     Raises:
         ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` holds other files.

@@ -7,6 +7,7 @@ further files are written, which no reader looks at: shards of the next numbers,
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from shardflow._validation import check_integer
+from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.write_lock import clean_up
 from shardflow.errors import ConfigError
 from shardflow.formats.quarantine import UNFINISHED_NAME
 
 from .annotations import refuse_other_annotations
-from .base_version import BaseVersion
+from .base_version import BaseVersion, State
 from .executors import make_executor
-from .known_inputs import State
 from .ledger import Ledger
 from .pack_plan import PackPlan, PackPreview
 from .pack_report import PackReport, carry_out, report
@@ -35,6 +36,8 @@ from .sources.items import Items
 from .sources.labelling import append_classes
 from .sources.resolve import list_source, shared_options
 from .sources.source import Source
+
+logger = logging.getLogger(__name__)
 
 ON_CONFLICT = ("error", "add", "skip")
 
@@ -55,26 +58,24 @@ def extend(
 ) -> PackReport:
     """Add the new inputs of a source to a dataset, with the dataset's own recipe, annotations, sharding and shuffling.
 
-    An input is new when the dataset has none with its split and its path below `src`. One that has both is compared by
-    its content (image, label and other parts), which is read only where file system or server say that it may differ.
-    If it differs, `on_conflict` decides; but in place of one that could not be packed it is new. New classes get the
-    numbers after the old ones. After an error, or after the process was killed, the dataset is what it was, and the
-    same call goes on.
+    An input is new if the dataset has none with its split and its path below `src`. A known path is compared by content
+    (image, label and other parts); the content is read only if the metadata of the file or object changed. If it
+    differs, `on_conflict` decides, unless the earlier input could not be packed: then it is new. New classes are
+    numbered after the old ones. After an error or a kill the dataset is unchanged, and the same call continues.
 
     Args:
         src: As for `pack`: the source of the dataset, grown, or another with other names.
         dst: A dataset with its receipts, a directory or a URL.
-        on_conflict: What to do with inputs that have the path of another one in the dataset: "error", "add" to pack
-            them as further samples, or "skip" to leave them out.
+        on_conflict: Rule for a known path with other content: "error", "add" to pack them as further samples, or "skip"
+            to leave them out.
         max_errors: How many new inputs may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
     Raises:
-        NotFoundError: There is no dataset, or a receipt of it is missing.
+        NotFoundError: The dataset or one of its receipts is missing.
         IntegrityError: A receipt of it is not that of its shard.
-        ConfigError: An argument is wrong, the dataset does not record how it was packed, only one of the two has
-            labels, `src` declares other annotations, is another shardflow dataset than the one it was packed from, or
-            has inputs that conflict with those of the dataset, or another extension has begun.
+        ConfigError: An argument is wrong, the dataset does not record its layout, or another extension has begun. `src`
+            differs from the dataset in labels or annotations, is another shardflow dataset, or has conflicting inputs.
         DatasetExistsError: Another process extended it meanwhile.
         PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
@@ -92,8 +93,13 @@ def extend(
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
         plan.source.refuse_skipped(max_errors)
         if plan.source.inputs:
+            if base.manifest.columns:
+                names = ", ".join(base.manifest.columns)
+                remedy = f"`shardflow columns add {ledger.storage} TABLE --replace` gives all samples values"
+                logger.warning("the new samples will have no values in the columns %s; %s", names, remedy)
             return carry_out(plan, writer, runner, progress, started)
         clean_up(ledger.storage)
+        remove_leftovers(ledger.storage.local_path(""))
         ledger.storage.remove(UNFINISHED_NAME)
         return report(plan, base.manifest, Totals(), started=started)
 
@@ -165,7 +171,7 @@ def plan_extension(
 def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
-        f"{len(paths)} of {inputs} inputs have the path of one in the dataset and another content: {named}. Pack them "
-        "as further samples with --on-conflict add, leave them out with --on-conflict skip, rename them, or pack all "
-        "into a new dataset to have them in place of the old ones"
+        f"{len(paths)} of {inputs} inputs have the path of one in the dataset and another content or split: {named}. "
+        "Pack them as further samples with --on-conflict add, leave them out with --on-conflict skip, rename them, or "
+        "pack all into a new dataset to have them in place of the old ones"
     )

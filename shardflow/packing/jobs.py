@@ -44,7 +44,6 @@ from .sources.reader import Input, Reader
 PIECE_ITEMS = 32
 """Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
 
-
 Announce = Callable[[int | None], None]
 """Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
 
@@ -78,9 +77,10 @@ class Job:
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
+        count = max(PIECE_ITEMS, self.reader.chunk_items)
         return [
-            Piece(job=replace(self, items=tuple(self.items[at : at + PIECE_ITEMS]), first=self.first + at))
-            for at in range(0, len(self.items), PIECE_ITEMS)
+            Piece(job=replace(self, items=tuple(self.items[at : at + count]), first=self.first + at))
+            for at in range(0, len(self.items), count)
         ]
 
 
@@ -104,6 +104,14 @@ def content_digits(found: Input, label: Label) -> str:
     for part, payload in sorted(found.parts.items()):
         digest.update(b"\0%b\0%d\0%b" % (part.encode(errors="replace"), len(payload), payload))
     return digest.hexdigest()
+
+
+def content_now(item: Item, reader: Reader) -> str:
+    """Return the digest of what an input holds now; "" if it cannot be read."""
+    try:
+        return content_digits(reader.read(item), item.label)
+    except SampleError:
+        return ""
 
 
 class InputResult(NamedTuple):

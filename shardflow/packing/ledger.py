@@ -11,9 +11,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.dataset.write_lock import WriteLock, acquire, refuse_dataset
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
@@ -21,8 +21,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
-from shardflow.storage.interface import LEFTOVER, TEMPORARY, BlobVersion, Writer
-from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.interface import TEMPORARY, BlobVersion, Writer
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.staging import remove_abandoned
 from shardflow.storage.transfers import TransferPool
@@ -31,9 +30,7 @@ from shardflow.storage.urls import url_text
 from .jobs import Job, content_of
 
 _SHARD = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
-_FOLDERS = (".", *SPLITS, "manifests")
 _RECEIPTS_AT_A_TIME = 8
-_TEMPORARY = re.compile(rf"{LEFTOVER.pattern}|{re.escape(TEMPORARY)}\d{{6,}}\.(tar|\d{{9,}})")
 
 
 class Ledger:
@@ -114,14 +111,13 @@ class Ledger:
                     )
                     raise StoreError(f"{message}; when no other process writes there, run the same command again")
 
-    def remove_leftovers(self, names: Iterable[str]) -> None:
-        """Remove what earlier attempts left: temporary files, and shards of other jobs than those of these names."""
+    def remove_others(self, names: Iterable[str]) -> None:
+        """Remove what earlier attempts left on a disk: temporary files, and shards of other jobs than these."""
         planned = set(names)
         for name in self.listing:
-            folder, _, file = name.rpartition("/")
-            is_other = _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned
-            if is_other or ((folder or ".") in _FOLDERS and _TEMPORARY.fullmatch(file)):
+            if _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned:
                 self.storage.remove(name)
+        remove_leftovers(self.storage.local_path(""))
 
 
 def _is_whole(job: Job, receipt: Receipt, listing: Mapping[str, BlobVersion]) -> bool:
@@ -130,12 +126,3 @@ def _is_whole(job: Job, receipt: Receipt, listing: Mapping[str, BlobVersion]) ->
         return True
     sizes = {f"{job.name}.tar": receipt.shard.bytes, f"{job.name}.npy": receipt.index_bytes}
     return all(name in listing and listing[name].size in (-1, size) for name, size in sizes.items())
-
-
-def remove_temporaries(staging: Path) -> None:
-    """Remove the temporary files that processes which ended have left in the directory of the partial tars."""
-    with map_os_errors(staging):
-        for folder in _FOLDERS:
-            for path in (staging / folder).glob(f"{TEMPORARY}*"):
-                if _TEMPORARY.fullmatch(path.name):
-                    path.unlink(missing_ok=True)

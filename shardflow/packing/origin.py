@@ -16,8 +16,7 @@ from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundE
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
 
-from .jobs import Job, identity_digits
-from .known_inputs import content_now
+from .jobs import Job, content_now, identity_digits
 from .sample_recipe import SampleRecipe
 from .sources.items import Item
 from .sources.labelling import append_classes

@@ -18,18 +18,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.quarantine import Quarantined
-from shardflow.formats.shard_layout import Sharding
+from shardflow.formats.receipt import check_bytes, least_bytes
+from shardflow.formats.shard_layout import Sharding, job_name
+from shardflow.order import keyed_rng
 
 from .base_version import BaseVersion
 from .jobs import Job
 from .ledger import Ledger
 from .sample_recipe import SampleRecipe
-from .sharding import plan_jobs
 from .sources.items import Item
 from .sources.source import Source
+
+_CHECKED_INPUTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +138,39 @@ class PackPlan:
         )
 
 
+def plan_jobs(
+    source: Source,
+    recipe: SampleRecipe,
+    sharding: Sharding,
+    dst: str,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """Cut the inputs of each split, shuffled if the sharding says so, into jobs, numbered after those that it has."""
+    jobs: list[Job] = []
+    for split, items in source.splits.items():
+        if sharding.shuffle:
+            key = keyed_rng.key(sharding.seed, "pack", split)
+            items = items.take(_shuffled(key, len(items), source.reader.chunk_items))
+        jobs += [
+            Job(
+                name=job_name(split, number),
+                first=sharding.inputs.get(split, 0) + start,
+                items=items[start : start + sharding.shard_samples],
+                reader=source.reader,
+                dst=dst,
+                recipe=recipe,
+                storage_options=storage_options,
+            )
+            for number, start in enumerate(
+                range(0, len(items), sharding.shard_samples), start=sharding.jobs.get(split, 0)
+            )
+        ]
+    for job in jobs:
+        if len(job.items) > _CHECKED_INPUTS:  # before hours of work; of fewer inputs with very long names, after it
+            check_bytes(least_bytes(item.path for item in job.items), len(job.items))
+    return jobs
+
+
 def _bad(items: Sequence[Item], annotations: Annotations) -> Iterator[Quarantined]:
     for item in items:
         if item.size == item.identity == 0:
@@ -149,3 +188,10 @@ def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:
     for item in items:
         counts.update(item.label if isinstance(item.label, tuple) else () if item.label is None else (item.label,))
     return {names[label]: counts[label] for label in sorted(counts)}
+
+
+def _shuffled(key: int, length: int, chunk_items: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of the inputs, in chunks of neighbours that are permuted."""
+    chunks = keyed_rng.permutation(key, -(-length // chunk_items))
+    numbers = (chunks[:, None] * chunk_items + np.arange(chunk_items)).ravel()
+    return numbers[numbers < length]

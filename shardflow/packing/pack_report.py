@@ -22,7 +22,7 @@ from .run import Totals, run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """The result of a pack, or of an extension: then of the new inputs alone.
+    """The result of a pack, or of the new inputs of an extension.
 
     `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
 
@@ -35,7 +35,7 @@ class PackReport:
         inputs, packed: Numbers of images.
         quarantined: Number of images that could not be read, decoded or encoded.
         skipped: Number of images of kinds that are not read.
-        reasons: Reason why images were not packed → their number; of reasons that differ in figures alone, the first.
+        reasons: Reason why images were not packed → their number; of reasons that differ only in figures, the first.
         ignored: Extension → number of files that are not images.
         samples: Split → number of samples.
         classes: Number of classes of the dataset; None where the images have no labels.

@@ -1,7 +1,8 @@
 """Repairing: the damaged and missing shards of a dataset are restored, and no other file is changed.
 
 A shard comes from a copy of the dataset, or from the source, whose inputs are packed again, and is accepted only with
-the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neither.
+the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neither. Receipts come from a copy. So does
+the quarantine, or it is made of the receipts, if all are there and no image was skipped when the source was listed.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import functools
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.shard_rows import read_index_bytes
 from shardflow.dataset.tar_file import open_tar
-from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
+from shardflow.dataset.verifying import Finding, verify_columns, verify_dataset, verify_records, verify_shard
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import FormatError, IntegrityError, NotFoundError, ShardflowError
-from shardflow.formats import shard_index
+from shardflow.formats import quarantine, shard_index
+from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Storage
@@ -49,7 +52,7 @@ class RepairReport:
     Attributes:
         found: All damage that was found.
         repaired: Names of the files that were replaced.
-        failed: Name of a shard → why it could not be repaired.
+        failed: Name of a shard, or of a file of a column → why it could not be repaired.
         left: Damage that remains.
     """
 
@@ -68,17 +71,18 @@ def repair(
     workers: int | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> RepairReport:
-    """Read a whole dataset, and replace the files that are not what was packed.
+    """Read a whole dataset, and replace damaged and missing files.
 
     Args:
         url: The dataset; its manifest must be intact.
-        source: A copy of the dataset, or what it was packed from, as for `pack`; None repairs indexes alone.
+        source: A copy of the dataset, or its source, as for `pack`; None repairs only indexes and the quarantine. Only
+            a copy repairs columns.
         storage_options, source_options: Options of fsspec's file systems, where these are URLs.
         workers: Processes for packing again; None for one per core.
         progress: Called after each shard that was read.
 
     Raises:
-        NotFoundError: There is no dataset, or nothing at `source`.
+        NotFoundError: The dataset or `source` does not exist.
         ManifestError: The manifest is damaged.
         ConfigError: `source` is neither a copy nor a source, the dataset is virtual, or `workers` is below 1.
         StoreError: The dataset cannot be reached, or another process is writing to it.
@@ -88,40 +92,93 @@ def repair(
     refuse_virtual(dataset, "shards", "create it again if an index is lost, or repair", "restore them, or index anew")
     found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
-    files = {name for shard in dataset.shards for name in (shard.name, shard.index_name)}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
+    columns = [file for split in dataset.values() for file in split.columns.files() if file.name in touched]
+    lost = _lost_records(dataset)
     repaired: list[str] = []
     failed: dict[str, str] = {}
-    left = [finding for finding in found if finding.file not in files]
     with contextlib.ExitStack() as stack:
         stack.enter_context(dataset.storage.exclusive_writer())
-        repair_source = None
-        if source is not None and broken:
-            repair_source = stack.enter_context(_open_source(dataset, source, source_options, executor))
+        remove_leftovers(dataset.storage.local_path(""))
+        copy = _open_copy(source, source_options) if broken or lost or columns else None
+        repaired += _restore_records(dataset, lost, copy)
+        repair_source: RepairSource | None = None
+        if copy is not None:
+            names = {shard.sha256: shard.name for shard in copy.shards}
+            repair_source = functools.partial(_copy_shard, copy, names)
+        elif source is not None and broken:
+            opened = stack.enter_context(open_sources(dataset, [source], source_options))
+            repair_source = functools.partial(_pack_again, dataset, opened, executor)
+        left = verify_records(dataset)
         for shard in broken:
             try:
                 repaired += _repair_shard(dataset.storage, shard, repair_source)
             except ShardflowError as error:
                 failed[shard.name] = str(error)
             left += verify_shard(dataset, shard)
+        for file in columns:
+            if copy is None:
+                break
+            try:
+                with temporary_staging() as (folder, _):
+                    copy.storage.get(file.name, folder / "column", size=file.bytes, sha256=file.sha256)
+                    dataset.storage.put(file.name, folder / "column")
+                repaired.append(file.name)
+            except ShardflowError as error:
+                failed[file.name] = str(error)
+        left += verify_columns(dataset)
     return RepairReport(found=tuple(found), repaired=tuple(repaired), failed=failed, left=tuple(left))
 
 
-@contextlib.contextmanager
-def _open_source(
-    dataset: Dataset, source: Any, options: Mapping[str, Any] | None, executor: Executor
-) -> Iterator[RepairSource]:
-    """Open a copy of a dataset, or a source of it."""
-    copy = None
-    if isinstance(source, (str, os.PathLike)):
-        with contextlib.suppress(NotFoundError):  # not a copy, so a source
-            copy = open_dataset(source, storage_options=options)
-    if copy is not None:
-        names = {shard.sha256: shard.name for shard in copy.shards}
-        yield functools.partial(_copy_shard, copy, names)
-        return
-    with open_sources(dataset, [source], options) as opened:
-        yield functools.partial(_pack_again, dataset, opened, executor)
+def _open_copy(source: Any, options: Mapping[str, Any] | None) -> Dataset | None:
+    """Open a copy of a dataset; None if it is not one, but a source."""
+    if isinstance(source, str | os.PathLike):
+        with contextlib.suppress(NotFoundError):
+            return open_dataset(source, storage_options=options)
+    return None
+
+
+def _lost_records(dataset: Dataset) -> list[str]:
+    """Return the names of the receipts that are missing or damaged, and of the quarantine if it is."""
+    lost = [name for name in dataset.manifest.receipt_names if _receipt(dataset, name) is None]
+    return lost if _quarantine(dataset) is not None else [*lost, quarantine.FILE_NAME]
+
+
+def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None) -> list[str]:
+    """Put what a copy has of lost records, or a quarantine made of the receipts, in their place; return their names."""
+    restored = {}
+    for name in lost:
+        if name != quarantine.FILE_NAME and copy is not None and _receipt(copy, name, dataset) is not None:
+            restored[name] = copy.storage.read(name)
+    for name, data in restored.items():
+        dataset.storage.put(name, data)
+    if quarantine.FILE_NAME in lost:
+        found = _quarantine(copy) if copy is not None and copy.fingerprint == dataset.fingerprint else None
+        if found is None:
+            receipts = [_receipt(dataset, name) for name in dataset.manifest.receipt_names]
+            found = sorted(bad for each in receipts if each is not None for bad in each.quarantined)
+        if len(found) == dataset.manifest.inputs - dataset.manifest.samples:
+            name = quarantine.version_name(dataset.fingerprint)  # which readers prefer
+            restored[name] = quarantine.to_bytes(found)
+            dataset.storage.put(name, restored[name])
+    return list(restored)
+
+
+def _receipt(holder: Dataset, name: str, of: Dataset | None = None) -> Receipt | None:
+    """Return a receipt, if it is that of the shard in its dataset, or in another one; None if it is lost."""
+    shards = {shard.receipt_name: shard for shard in (of or holder).shards}
+    with contextlib.suppress(NotFoundError, FormatError, IntegrityError):
+        return read_receipt(holder, name.removesuffix(".json"), shards.get(name))
+    return None
+
+
+def _quarantine(dataset: Dataset) -> list[Quarantined] | None:
+    """Return the inputs of a dataset that were not packed; None if their list is lost."""
+    with contextlib.suppress(FormatError):
+        found = dataset.quarantine()
+        if len(found) == dataset.manifest.inputs - dataset.manifest.samples:
+            return found
+    return None
 
 
 def _copy_shard(copy: Dataset, names: Mapping[str, str], shard: Shard, target: Path) -> None:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from shardflow._wording import plural
+from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.write_lock import WriteLock, acquire_to_extend
 from shardflow.errors import StoreError
 from shardflow.formats.quarantine import Quarantined
@@ -18,7 +19,6 @@ from shardflow.storage.interface import Writer
 
 from .executors import Executor
 from .jobs import Job, Outcome, content_of
-from .ledger import remove_temporaries
 from .pack_plan import PackPlan
 from .progress import Progress, ProgressLike, showing
 
@@ -33,6 +33,7 @@ class Totals:
     statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))  # by split
     pixels: PixelSums = field(default_factory=PixelSums)
     quarantined: list[Quarantined] = field(default_factory=list)
+    contents: bytearray = field(default_factory=bytearray)  # 8 bytes for each input, see `InputRecord`
 
     def add(self, name: str, receipt: Receipt) -> None:
         """Add the receipt of the job of a name."""
@@ -41,6 +42,7 @@ class Totals:
         self.statistics[name.partition("/")[0]] += receipt.statistics
         self.pixels += receipt.pixels
         self.quarantined += receipt.quarantined
+        self.contents += bytes.fromhex(receipt.contents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,5 +104,5 @@ def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLi
             executor.run(unfinished, done, inherited=(writer.lock,))
         finally:
             with contextlib.suppress(StoreError):  # an error of the run matters more
-                remove_temporaries(writer.staging)
+                remove_leftovers(writer.staging)
     return PackResults(lock=lock, totals=totals, resumed=resumed)

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._cores import allowed_cores
-from shardflow._pillow import map_codec_errors, mask_values, open_image
+from shardflow._masks import mask_values
+from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import rgb_pixels
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import Dataset, open_dataset
@@ -79,19 +80,19 @@ def verify(
     source_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> list[Finding]:
-    """Read a whole dataset and return everything that is wrong with it.
+    """Read a whole dataset and return all findings.
 
-    Without sources that is damage alone: a dataset cannot show whether its pictures and labels are those that were
-    meant. With sources, some images, chosen at random, are packed again from their inputs: image, label and other parts
-    must be the same, or nearly the same where the codecs have other versions.
+    Without sources, it finds only damage: a dataset cannot show whether its images and labels are the ones you meant.
+    With sources, random images are packed again from their inputs. Image, label and other parts must be equal, or
+    nearly equal if the codecs have other versions.
 
     >>> shardflow.verify("photos256", sources=["photos/"])      # doctest: +SKIP
     []
 
     Args:
         url: A directory or a URL. A remote dataset is read at its URL, not in the cache.
-        sources: What it was packed and extended from, each as for `pack`.
-        images: Number of images that are compared; all, if the dataset has fewer.
+        sources: The sources of the pack and of its extensions, as for `pack`.
+        images: Number of images to compare; all, if the dataset has fewer.
         seed: Seed of their choice.
         storage_options, source_options: Options of fsspec's file systems, where `url` and sources are URLs.
         progress: Called after each shard.
@@ -100,10 +101,10 @@ def verify(
         The findings, by split and shard; an empty list if there are none.
 
     Raises:
-        NotFoundError: There is no dataset, or nothing at a source.
+        NotFoundError: The dataset or a source does not exist.
         ManifestError: The manifest itself is damaged, so that nothing can be compared with it.
         StoreError: The dataset is out of reach. A single file that cannot be read is a finding.
-        ConfigError: A source is none or has other labels, or the dataset is virtual, or was not made by packing.
+        ConfigError: A source cannot be packed or has other labels; or the dataset is virtual, or was not packed.
     """
     images = check_integer("images", images, 1)
     dataset = open_dataset(url, storage_options=storage_options)
@@ -224,7 +225,7 @@ class _Check:
             if not is_same:
                 is_input = sample.receipt.record(sample.slot).content == result.content
                 why = "" if is_input else ", which has changed since it was packed"
-                return f"its part {part!r} is not what is packed from {item.path!r}{why}"
+                return f"its part {part!r} differs from the part that is packed from {item.path!r}{why}"
         return ""
 
     def _is_alike(self, part: str, packed: bytes, again: bytes, geometry: Geometry, job: Job) -> bool:

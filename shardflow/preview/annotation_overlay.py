@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from shardflow._pillow import load_mask, map_codec_errors, open_mask
+from shardflow._masks import load_mask, open_mask
+from shardflow._pillow import map_codec_errors
 from shardflow._wording import plural
 from shardflow.errors import DecodeError
 from shardflow.formats.annotations import Annotations

@@ -2,80 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 
 import torch
 from PIL import Image
 
-from shardflow.dataset.open_dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.sample import Sample
-from shardflow.errors import ConfigError, DecodeError
-from shardflow.formats.annotations import mask_field
+from shardflow.errors import ConfigError, DecodeError, ShardflowError
 from shardflow.formats.coordinates import Coordinates
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
-from shardflow.loading.annotation_fields import AnnotationFields
-from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
-from shardflow.loading.explained_sample import ExplainedSample, explain_sample
-from shardflow.loading.facts import split_facts
+from shardflow.geometry.objects import BOXES, KEYPOINTS
+from shardflow.loading.annotation_fields import field_parts
+from shardflow.loading.decoders.standard_crops import RandomResizedCrop
+from shardflow.loading.explained_sample import ExplainedSample
 from shardflow.loading.loader import Loader
-from shardflow.loading.source import Source
-from shardflow.order.epochs import Epochs
-from shardflow.order.rank_partition import RankPartition
 
 from .annotation_overlay import draw_arrays
-from .contact_sheet import SIDE, ContactSheet, Tile, sample_tiles
+from .contact_sheet import ContactSheet, Tile, sample_tiles
 from .sample_reader import SampleReader, raw_sample
 
 _LABELS = "box_labels"
 
 
-def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, seed: int = 0) -> ContactSheet:
-    """Return a sample as it was packed, and as the default crop for training augments it in its first epochs."""
-    sample = _read_sample(dataset, split, number, len(dataset[split]))
-    declared = dataset.manifest.annotations
-    labels = [_LABELS] if declared.boxes is not None and "labels" in declared.boxes.fields else []
-    fields = [mask_field(mask) for mask in declared.masks] + [BOXES, *labels, KEYPOINTS]
-    order = Epochs(split_facts(dataset[split], dataset.classes), seed=seed)
-    source = Source(
-        split=dataset[split],
-        epochs=order,
-        partition=RankPartition(length=order.length, batch_size=1),
-        decoder=RandomResizedCrop(SIDE),
-        annotations=AnnotationFields(fields, declared, CroppedBoxes()),
-    )
-    visits = (order.visit(number, epoch, 1) for epoch in range(epochs))
-    found = [explain_sample(source, sample, visit) for visit in visits if visit is not None]
-    subtitle = f"as packed, and cropped and flipped by a loader with seed {seed} in each epoch"
-    return _with_tiles(dataset, split, number, sample, found, subtitle)
+def training_loader(url: str | os.PathLike[str], split: str, seed: int = 0) -> Loader:
+    """Return a loader of a dataset's images and annotations, with the default crop for training."""
+    declared = open_dataset(url).manifest.annotations
+    fields = [field for field in field_parts(declared) if field == _LABELS or not field.startswith("box_")]
+    fields = ["image", *fields]
+    return Loader(url, split=split, batch_size=1, decoder=RandomResizedCrop(), fields=fields, seed=seed, num_workers=0)
 
 
-def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
+def augment_sample(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
     """Return a sample as packed, and as this loader's workers make it in each epoch, with the annotations it returns.
 
     The loader is not iterated. Steps that work on whole batches are not shown: padding, `batch_transform`, and
     transforms on a device. If the loader has `samples_per_epoch`, the epochs are passes over the split.
 
     Raises:
-        ConfigError: It is not a `Loader`, or there is no such sample, or what it makes of one is not a picture.
+        ConfigError: It is not a `Loader`, the sample does not exist, or the loader does not make pictures.
     """
     if not isinstance(loader, Loader):
         raise ConfigError(f"the preview shows the samples of one Loader, found {loader!r:.80}; of a Mix, give a loader")
-    described = loader.describe()
-    dataset = loader.dataset.dataset
-    sample = _read_sample(dataset, loader.split.name, number, len(loader.dataset))
+    source, dataset, split = loader.source, loader.dataset.dataset, loader.split.name
+    sample = _read_sample(dataset, split, number, len(loader.dataset))
     found = [loader.explain(number, epoch=epoch, sample=sample) for epoch in range(epochs)]
     subtitle = "as packed, and as returned by the loader in each epoch"
-    if described["samples_per_epoch"] is not None:
+    if source.epochs.samples_per_epoch is not None:
         subtitle = "as packed, and as returned by the loader in each pass over the split (here called epoch)"
-    if described["batch_transform"] is not None:
+    if source.batch_transform is not None:
         subtitle += ", before batch_transform"
-    return _with_tiles(dataset, loader.split.name, number, sample, found, subtitle)
+    pictures = [[] if each is None else [view for image in each.images for view in _pictures(image)] for each in found]
+    low, high, scale = _scale([image for views in pictures for image in views])
+    tiles = list(sample_tiles([raw_sample(number, sample)], dataset.classes, dataset.manifest.annotations))
+    for epoch, (augmented, views) in enumerate(zip(found, pictures, strict=True)):
+        if augmented is None:
+            tiles.append(Tile(f"epoch {epoch}", "without this sample", None))
+        for view, image in enumerate(views):
+            title = f"epoch {epoch}" if len(views) == 1 else f"epoch {epoch}, view {view}"
+            height, width = image.shape[1:]
+            detail = f"{width} x {height}, {_dtype(image)}" + ("" if image.isfinite().all() else ", not all finite")
+            picture = _picture(image, low, high)
+            if augmented is not None and len(views) == 1:
+                picture, drawn = _with_annotations(picture, augmented)
+                detail += f", {drawn}" * bool(drawn)
+            tiles.append(Tile(title, detail, picture))
+    title = f"Sample {number} of {split}"
+    with contextlib.suppress(ShardflowError):  # tars of other tools do not tell
+        title += f", from {dataset[split].source(number)}"
+    return ContactSheet(title, subtitle + scale, tiles)
 
 
 def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> Sample:
     if not 0 <= number < total:
-        raise ConfigError(f"there is no sample {number}: split {split!r} has the samples 0 to {total - 1}")
+        raise ConfigError(f"split {split!r} has the samples 0 to {total - 1}, and not {number}")
     sample = SampleReader(dataset, split).read(number)
     if not IMAGE_PARTS.intersection(sample.parts):
         raise DecodeError(f"sample {sample.key} has no image, only {', '.join(sample.parts)}")
@@ -92,38 +94,15 @@ def _pictures(image: object) -> list[torch.Tensor]:
     )
 
 
-def _with_tiles(
-    dataset: Dataset,
-    split: str,
-    number: int,
-    sample: Sample,
-    epochs: Sequence[ExplainedSample | None],
-    subtitle: str,
-) -> ContactSheet:
-    """Return the sheet. Images that are not uint8 are drawn on one scale for all epochs, which the subtitle states."""
-    pictures = [[] if each is None else [view for image in each.images for view in _pictures(image)] for each in epochs]
-    low, high, images = 0.0, 255.0, [image for views in pictures for image in views]
-    if any(image.dtype != torch.uint8 for image in images):
-        values = torch.cat([image.flatten().double() for image in images])
-        values = values[values.isfinite()]
-        if len(values):
-            low, high = values.min().item(), values.max().item()
-        low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
-        subtitle += f"; black is {low:.3g}, white {high:.3g}"
-    tiles = list(sample_tiles([raw_sample(number, sample)], dataset.classes, dataset.manifest.annotations))
-    for epoch, (augmented, views) in enumerate(zip(epochs, pictures, strict=True)):
-        if augmented is None:
-            tiles.append(Tile(f"epoch {epoch}", "without this sample", None))
-        for view, image in enumerate(views):
-            title = f"epoch {epoch}" if len(views) == 1 else f"epoch {epoch}, view {view}"
-            height, width = image.shape[1:]
-            detail = f"{width} x {height}, {_dtype(image)}" + ("" if image.isfinite().all() else ", not all finite")
-            picture = _picture(image, low, high)
-            if augmented is not None and len(views) == 1:
-                picture, drawn = _with_annotations(picture, augmented)
-                detail += f", {drawn}" * bool(drawn)
-            tiles.append(Tile(title, detail, picture))
-    return ContactSheet(f"Sample {number} of {split}", subtitle, tiles)
+def _scale(images: Sequence[torch.Tensor]) -> tuple[float, float, str]:
+    """Return which values are black and white, the same for all images, and a note if they are not 0 and 255."""
+    if all(image.dtype == torch.uint8 for image in images):
+        return 0.0, 255.0, ""
+    values = torch.cat([image.flatten().double() for image in images])
+    values = values[values.isfinite()]
+    low, high = (values.min().item(), values.max().item()) if len(values) else (0.0, 255.0)
+    low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+    return low, high, f"; black is {low:.3g}, white {high:.3g}"
 
 
 def _with_annotations(picture: Image.Image, augmented: ExplainedSample) -> tuple[Image.Image, str]:

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import rgb_pixels, upright_size
-from shardflow._wording import size_text
+from shardflow._wording import first_few, size_text
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats import image_array
 from shardflow.formats.annotations import NOTHING, Annotations
@@ -88,7 +88,7 @@ def sample_tiles(
                 problem = problem or str(error)
         names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
         yield Tile(
-            f"{sample.number}: {', '.join(names)}" if names else f"sample {sample.number}",
+            f"{sample.number}: {first_few(names, len(names))}" if names else f"sample {sample.number}",
             detail,
             None if decoded is None else decoded[0],
             problem,

@@ -14,6 +14,7 @@ from shardflow.dataset.verifying import Finding
 from shardflow.dataset.virtual_dataset import tar_bytes
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics
+from shardflow.loading.run_metadata import describe_versions
 from shardflow.storage.local_files import map_os_errors
 
 from .contact_sheet import ContactSheet, sample_tiles
@@ -21,6 +22,7 @@ from .markup import bar_chart, data_url, gallery, note, page, rank_chart, sectio
 from .mixing import Mixing, measure_mixing
 from .sample_reader import SampleReader
 
+_VERSIONS = "shardflow", "pillow", "torch"
 _MOST_BARS = 40
 _MOST_ROWS = 20
 _MOST_INPUTS = 1000
@@ -35,7 +37,6 @@ def write_page(
     split: str,
     count: int,
     findings: Sequence[Finding] | None,
-    versions: Mapping[str, str],
     augmented: ContactSheet | None = None,
 ) -> None:
     """Write the page of a split, with `count` of its samples; `findings` is None if the dataset was not verified."""
@@ -54,11 +55,11 @@ def write_page(
             _classes(dataset, statistics),
             _sizes(statistics, incomplete),
             _bytes_per_image(statistics.counts, incomplete),
-            _mixing(measure_mixing(reader.split)),
+            _mixing(measure_mixing(reader.split, len(dataset.classes or ()))),
             _recipe(dataset, statistics),
             _verification(findings),
             _quarantine(dataset),
-            _identity(dataset, versions),
+            _identity(dataset),
             "</div>",
         ]
     )
@@ -210,7 +211,8 @@ def _quarantine(dataset: Dataset) -> str:
     return section("Quarantine", f"{text}<details><summary>{most} with their reasons</summary>{inputs_shown}</details>")
 
 
-def _identity(dataset: Dataset, versions: Mapping[str, str]) -> str:
+def _identity(dataset: Dataset) -> str:
+    installed = describe_versions()
     packed = table([(f"packed with {name}", version) for name, version in dataset.manifest.tools.items()])
-    written = table([(f"page written with {name}", version) for name, version in versions.items()])
+    written = table([(f"page written with {name}", installed[name]) for name in _VERSIONS])
     return section("Identity", f"<p><code>{escape(dataset.fingerprint)}</code></p>{packed}{written}")

@@ -1,8 +1,8 @@
 """The mixing of a split: how well the shuffle mixes its samples. docs/performance.md measures the same in general.
 
 Class noise is the variance of the class counts of a batch, as a multiple of the variance under a full shuffle
-(chi-square over its degrees of freedom). It needs the labels of the samples in some batches, so it is measured only
-where the shards are local; elsewhere only the number of shards per batch is known.
+(chi-square over its degrees of freedom). It needs the labels of all samples, so it is measured only where the shards
+are local; elsewhere only the number of shards per batch is known.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ShardflowError
-from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.order.keyed_rng import I64
 from shardflow.order.rank_partition import RankPartition
-from shardflow.order.shuffle import BUFFER, default_streams
 from shardflow.order.shuffle_plan import ShufflePlan
-
-from .sample_reader import labels_of
+from shardflow.order.shuffle_settings import BUFFER, default_streams
 
 BATCH = 256
 _BATCHES = 48
@@ -48,8 +46,8 @@ class Mixing:
         return Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
 
 
-def measure_mixing(split: Split, *, streams: int | None = None, buffer: int = BUFFER) -> Mixing | None:
-    """Return the mixing of a split that is read with these streams and buffer; None if it has too few samples."""
+def measure_mixing(split: Split, classes: int, *, streams: int | None = None, buffer: int = BUFFER) -> Mixing | None:
+    """Return the mixing of a split, read with these streams and buffer; None if it has too few samples."""
     batch = min(BATCH, len(split) // _LEAST_BATCHES)
     if batch < 2:
         return None
@@ -58,11 +56,12 @@ def measure_mixing(split: Split, *, streams: int | None = None, buffer: int = BU
     steps = np.unique(np.linspace(0, partition.steps() - 1, _BATCHES).astype(np.int64)).tolist()
     located = [plan.locate(partition.positions(0, step)[0]) for step in steps]
     shards, records = (np.stack(column) for column in zip(*located, strict=True))
+    samples = split.first_sample(shards) + records
     return Mixing(
         shards=float(np.mean([len(np.unique(row)) for row in shards])),
         shuffled_shards=float((1 - (1 - split.shard_samples / len(split)) ** batch).sum()),
-        noise=_noise(split, shards, records),
-        places=np.sort((split.first_sample(shards) + records) / len(split), axis=1),
+        noise=_noise(split, classes, samples),
+        places=np.sort(samples / len(split), axis=1),
     )
 
 
@@ -76,25 +75,14 @@ def class_noise(classes: I64, shares: npt.NDArray[np.float64]) -> npt.NDArray[np
     return noise
 
 
-def _noise(split: Split, shards: I64, records: I64) -> float | None:
-    if not all(split.reader.is_local(number) for number in np.unique(shards).tolist()):
+def _noise(split: Split, classes: int, samples: I64) -> float | None:
+    if not classes or not all(split.reader.is_local(number) for number in range(len(split.shards))):
         return None
-    labels = np.empty(shards.shape, dtype=np.int64)
-    for shard in np.unique(shards).tolist():  # in the order of the shards, so that each is opened once
-        for row, column in np.argwhere(shards == shard).tolist():
-            try:
-                sample = split.reader.read(shard, int(records[row, column]), unused=IMAGE_PARTS)
-            except ShardflowError:
-                return None  # damaged: `verify` reports it
-            own = labels_of(sample.parts)
-            if len(own) != 1:
-                return None
-            labels[row, column] = own[0]
-    # The shares are those of the samples that were read: the shares of the whole split are not always known.
-    _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if len(counts) < 2:
+    try:
+        labels = single_classes(split, classes)
+    except ShardflowError:
+        return None  # damaged: `verify` reports it
+    found, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if found[0] < 0 or len(found) < 2:
         return None
-    seen, batch = labels.size, len(labels[0])
-    noise = class_noise(numbers.reshape(labels.shape), counts / seen).mean()
-    # Correction for batches that are part of the samples from which the shares were counted.
-    return float(noise) * (seen - 1) / (seen - batch) if seen > batch else None
+    return float(class_noise(numbers[samples], counts / len(labels)).mean())

@@ -6,14 +6,16 @@ index. So each sample is read by one ranged request, and checked.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
+from shardflow._wording import first_few
 from shardflow.dataset.class_labels import read_labels
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.sample import Sample
@@ -43,15 +45,9 @@ class RawSample(NamedTuple):
 
     @property
     def labels(self) -> list[int]:
-        """The numbers of its classes: one, several, or none."""
-        return labels_of(self.parts)
-
-
-def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
-    """Return the class numbers of a sample; none if it has no label, or a label that cannot be parsed."""
-    try:
-        return list(sample_labels(parts.get) or ())
-    except DecodeError:
+        """The numbers of its classes: one, several, or none, also where its label cannot be parsed."""
+        with contextlib.suppress(DecodeError):
+            return list(sample_labels(self.parts.get) or ())
         return []
 
 
@@ -110,7 +106,7 @@ class SampleReader:
         """
         split, classes = self.split, self._dataset.classes
         if classes is None or name not in classes:
-            known = "none: the samples have no labels" if classes is None else ", ".join(classes[:20])
+            known = "none: the samples have no labels" if classes is None else first_few(classes, 20)
             raise ConfigError(f"no class {name!r}; the classes are {known}")
         wanted = classes.index(name)
         labels = enumerate(read_labels(split, len(classes), progress))

@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 
 import yarl
 
-from .connection import Answer, Connection, Write
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
 from .interface import BlobVersion
 from .retry import with_timeout
-from .transport import Transport
+from .transport import Answer, Connection, Transport, Write
 
 T = TypeVar("T")
 

@@ -23,14 +23,14 @@ from shardflow.errors import ConfigError, IntegrityError, ShardflowError, StoreE
 
 from .cache_directory import CachedFile, CacheDirectory
 from .cache_eviction import RENEW_S, Evictor
+from .interface import IDLE_TIMEOUT_S, Storage
 from .local_files import file_sha256, map_os_errors
 from .staging import temporary_staging
 from .urls import is_remote, strip_file_scheme
 
 LIMIT = "100GB"
-STALL_TIMEOUT_S = 45.0
-"""How long a reader waits for another process whose download does not grow, to have some of its 60 s left for its own.
-Stopped processes are noticed sooner."""
+_STALL_SHARE = 0.75
+STALL_TIMEOUT_S = _STALL_SHARE * IDLE_TIMEOUT_S
 
 MOST_COPIES = 3
 """How many copies a reader tries. Each was verified on its way into the cache, so it means a broken disk."""
@@ -39,6 +39,15 @@ _NO_ROOM = (
     "the cache %s has no room (limit %d bytes): each process downloads shards into private temporary files; free some "
     "space, raise the limit of the cache, or choose a cache directory on another disk"
 )
+
+
+def stall_timeout_s(storage: Storage) -> float:
+    """Return how long a reader waits for another process whose download from a storage does not grow.
+
+    It has a quarter of its time left for its own download then. Stopped processes are noticed sooner.
+    """
+    return _STALL_SHARE * storage.idle_timeout_s
+
 
 Download = Callable[[Path], None]
 """Writes the expected content to a new file and verifies it; leaves no file when it raises."""
@@ -61,12 +70,12 @@ class Cache:
             fetched.
         limit: The most bytes that shards may take, as a number or as in "500 MB", "1.5TB", "64GiB". The cache also
             leaves 2 % of the disk free, or 10 GB where that is less.
-        pixels: The most bytes that decoded images may take, for each split and decoder by itself, beside the limit;
-            None to keep none. Those that are no longer used stay until `prune`.
+        pixels: The most bytes of decoded images for each split and decoder, in addition to `limit`; None to keep none.
+            Unused ones stay until `prune`.
 
     Raises:
-        ConfigError: A limit is not a size, the directory is a link, belongs to another user or holds other files, or it
-            is not given and the user has no home directory.
+        ConfigError: A limit is not a size. The directory is a link, belongs to another user, or holds other files. No
+            directory is given, and the user has no home directory.
 
     Example:
         >>> cache = shardflow.Cache("/nvme/cache", limit="500GB", pixels="50GB")  # doctest: +SKIP
@@ -89,7 +98,9 @@ class Cache:
         with contextlib.suppress(StoreError):  # raised later, and only if a file is fetched
             self._files.create()
 
-    def open(self, sha256: str, size: int | None, download: Download) -> IO[bytes]:
+    def open(
+        self, sha256: str, size: int | None, download: Download, *, stall_timeout_s: float = STALL_TIMEOUT_S
+    ) -> IO[bytes]:
         """Return the file of this content, open for reading; download it if no process has done so or is doing so.
 
         If there is no room, or a file that cannot be used is in the way, the file is a private one. It is gone when it
@@ -99,6 +110,7 @@ class Cache:
             sha256: Of the content.
             size: In bytes; None for a small file of unknown size.
             download: Called by one process at a time.
+            stall_timeout_s: How long the download of another process is waited for while it does not grow.
 
         Raises:
             StoreError: No disk has room; and any error of `download`.
@@ -106,7 +118,7 @@ class Cache:
         with map_os_errors(self.directory):
             for _ in range(3):  # other processes may delete the directory
                 try:
-                    file = self._obtain(sha256, size, download, STALL_TIMEOUT_S)
+                    file = self._obtain(sha256, size, download, stall_timeout_s)
                 except OSError as error:
                     if not self._files.is_unusable(error):
                         raise
@@ -120,14 +132,16 @@ class Cache:
                     return file
             return self._open_private(size, download)
 
-    def read(self, sha256: str, size: int | None, download: Download, url: str) -> bytes:
+    def read(
+        self, sha256: str, size: int | None, download: Download, url: str, *, stall_timeout_s: float = STALL_TIMEOUT_S
+    ) -> bytes:
         """Return this content, see `open`; a damaged copy is downloaded again. Messages name it by its URL.
 
         Raises:
             IntegrityError: One copy after the other is damaged.
         """
         for _ in range(MOST_COPIES):
-            with self.open(sha256, size, download) as file:
+            with self.open(sha256, size, download, stall_timeout_s=stall_timeout_s) as file:
                 with contextlib.suppress(OSError):
                     if hashlib.sha256(data := file.read()).hexdigest() == sha256:
                         return data
@@ -312,7 +326,7 @@ class Cache:
         """Download a file that has no name afterwards, in the cache or in the system's temporary directory."""
         name = f"private-{secrets.token_hex(8)}"
         try:
-            with self._files.lock(name, size or 0, stall_timeout_s=STALL_TIMEOUT_S):
+            with self._files.lock(name, size or 0, stall_timeout_s=0):
                 if (file := self._download(name, download, size, None)) is not None:
                     return file
         except OSError as error:

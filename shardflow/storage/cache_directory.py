@@ -172,7 +172,7 @@ class CacheDirectory:
         """Return whether an error comes from a file of the cache that cannot be used, for its mode, owner or kind."""
         if isinstance(error, StoreError) or str(self.path) not in str(error):
             return False
-        return error.errno in (errno.EACCES, errno.EPERM, errno.EISDIR, errno.EIO)
+        return error.errno in (errno.EACCES, errno.EPERM, errno.EISDIR, errno.EIO, errno.ESTALE)
 
     def remove(self, path: str | Path) -> bool:
         """Delete a file, if that is possible; return whether it is gone."""

@@ -8,7 +8,7 @@ from functools import partial
 from shardflow.errors import IntegrityError, StoreError, TransientError
 from shardflow.formats.shard import SHA256
 
-from .cache import Cache
+from .cache import Cache, stall_timeout_s
 from .interface import MAX_READ_BYTES, BlobTooLargeError, Storage
 from .wrapper import StorageWrapper
 
@@ -38,7 +38,7 @@ class CachedStorage(StorageWrapper):
         if SHA256.fullmatch(sha256):
             download = partial(self._inner.get, name, size=size, sha256=sha256)
             try:
-                return self._cache.read(sha256, size, download, self.url(name))
+                return self._cache.read(sha256, size, download, self.url(name), stall_timeout_s=stall_timeout_s(self))
             except TransientError:
                 raise
             except (IntegrityError, StoreError) as error:

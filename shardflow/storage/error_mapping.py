@@ -23,9 +23,8 @@ from shardflow.errors import (
     TransientError,
 )
 
-from .connection import ChangedError
 from .retry import Failure
-from .stores import STORES, Refusal, Store, store_of
+from .stores import STORES, ChangedError, Refusal, Store, store_of
 
 _CERTIFICATE = "the certificate is not trusted; check the endpoint URL"
 _ENDPOINT = "the endpoint must be a URL such as https://host:8333; check AWS_ENDPOINT_URL, or endpoint_url"
@@ -55,10 +54,20 @@ _REFUSALS: tuple[Refusal, ...] = (
     (TransientError, "the server asks for fewer requests", "429"),
     (TransientError, "the connection was too slow for the server", "408"),
     (TransientError, "another request was changing the same blob", "409"),
+    (TransientError, "the server cannot be reached; check the URL and the network", "aiohttp.ClientConnectorError"),
     (TransientError, "the connection failed", "aiohttp.ClientError builtins.ConnectionError"),
     (TransientError, "the connection ended", "builtins.EOFError"),
 )
 """The refusals and exceptions that mean the same in all stores."""
+
+_UNREACHABLE = {
+    "aiohttp.ClientConnectorError",
+    "botocore.EndpointConnectionError",
+    "builtins.ConnectionRefusedError",
+    "httpx.ConnectError",
+    "socket.gaierror",
+}
+"""Exceptions that say that there was no connection."""
 
 
 class AnswerError(Exception):
@@ -98,7 +107,12 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
     result = kind(f"{url}: {why} ({_describe(error, leaks)})")
     result.__cause__ = None if leaks(error) else error
     retry = issubclass(kind, TransientError | DeadlineError)
-    return Failure(error=result, retry=retry, after_s=_retry_after_s(headers) if retry else 0.0)
+    return Failure(
+        error=result,
+        retry=retry,
+        after_s=_retry_after_s(headers) if retry else 0.0,
+        unreachable=not _UNREACHABLE.isdisjoint(_class_names(error)),
+    )
 
 
 def _status(error: Exception) -> int:
@@ -120,8 +134,11 @@ def _by_class(store: Store, error: Exception) -> tuple[type[ShardflowError], str
         return ConfigError, _CERTIFICATE
     if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
         return ConfigError, _ENDPOINT
-    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-    return _meaning(store, names) or (StoreError, "the client failed; see the cause")
+    return _meaning(store, _class_names(error)) or (StoreError, "the client failed; see the cause")
+
+
+def _class_names(error: Exception) -> set[str]:
+    return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
 
 
 def _meaning(store: Store, keys: set[str]) -> tuple[type[ShardflowError], str] | None:

@@ -17,10 +17,9 @@ import fsspec
 from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .connection import Answer, Connection, Write, if_found
 from .interface import BlobVersion
 from .retry import with_timeout
-from .transport import Transport
+from .transport import Answer, Connection, Transport, Write, if_found
 
 
 class FsspecTransport(Transport):

@@ -22,12 +22,11 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import TransientError
 
-from .connection import Answer, Connection, Write
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer
 from .interface import BlobVersion
 from .retry import with_timeout
-from .transport import Transport
+from .transport import Answer, Connection, Transport, Write
 
 _CODES = {"bucket does not exist": "NoSuchBucket", "doesn't match calculated": "BadDigest"}
 """What the message of an answer says → the code of the same in S3."""

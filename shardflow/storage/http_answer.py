@@ -10,10 +10,10 @@ import fsspec
 
 from shardflow.errors import StoreError
 
-from .connection import Answer, no_bytes, range_size
 from .error_mapping import AnswerError
 from .interface import BlobVersion
 from .retry import with_timeout
+from .transport import Answer, no_bytes, range_size
 
 _MOST_TEXT = 2000  # bytes that are read of what a refusal says
 RANGE_HEADERS = {"Accept-Encoding": "identity"}  # compressed, a body would have another length than the range

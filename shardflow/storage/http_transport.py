@@ -15,11 +15,11 @@ from typing import Any
 
 from shardflow.errors import TransientError
 
-from .connection import Answer, Connection, Fetched
 from .fsspec_transport import FsspecTransport, file_system
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
 from .interface import BlobVersion
 from .retry import with_timeout
+from .transport import Answer, Connection, Fetched
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 

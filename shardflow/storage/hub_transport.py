@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from .connection import Connection
 from .fsspec_transport import file_system
 from .http_answer import web_file_system
 from .http_transport import HttpTransport
+from .transport import Connection
 
 
 def connect(connection: Connection) -> HttpTransport:

@@ -22,6 +22,9 @@ from shardflow.errors import IntegrityError
 MAX_READ_BYTES = 1 << 28
 """The most bytes that `Storage.read` returns by default: twice the manifest of 500,000 shards, which has 128 MB."""
 
+IDLE_TIMEOUT_S = 60.0
+"""The default of `Storage.idle_timeout_s`."""
+
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.[0-9a-f]{8}")
 """The names, without their folders, of files that are being published. No other file is taken for one of ours."""
@@ -74,6 +77,11 @@ class Storage(Protocol):
 
     def __str__(self) -> str:
         """Return the root as messages show it: without credentials and query."""
+        ...
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """The longest wait for this storage without progress, in seconds: `deadline_s` of the storage_options."""
         ...
 
     def url(self, name: str) -> str:

@@ -5,28 +5,34 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
 
 from .file_names import name_of, path_of
-from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, BlobVersion, Writer
+from .interface import IDLE_TIMEOUT_S, MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, BlobVersion, Writer
 from .local_files import (
     COPY_BYTES,
     flock,
+    is_shared,
     lock_directory,
     map_os_errors,
+    move,
     new_file,
-    publish_new,
+    publish,
+    reread,
     sync_to_disk,
     write_verified,
 )
 
+_REMOVED = ".nfs"  # of files that NFS keeps until the last process has closed them
+
 
 class LocalStorage:
     """Files below a directory; see Storage. Several processes may use it at once."""
+
+    idle_timeout_s = IDLE_TIMEOUT_S
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -43,34 +49,44 @@ class LocalStorage:
 
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         path = self.local_path(name)
-        with map_os_errors(path), open(path, "rb") as file:
-            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-                raise BlobTooLargeError.of(self.url(name), size, most_bytes)
-            return file.read()
+
+        def read() -> bytes:
+            with open(path, "rb") as file:
+                if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                    raise BlobTooLargeError.of(self.url(name), size, most_bytes)
+                return file.read()
+
+        return reread(path, read)
 
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
         path = self.local_path(name)
-        with map_os_errors(path), open(path, "rb") as file:
-            if version not in (None, _version(os.fstat(file.fileno()))):
-                raise StoreError(f"{path} was replaced while it was read; stop what writes to it, and run it again")
-            file.seek(start)
-            return file.read(max(0, stop - start))
+
+        def read() -> bytes:
+            with open(path, "rb") as file:
+                if version not in (None, _version(os.fstat(file.fileno()))):
+                    raise StoreError(f"{path} was replaced while it was read; stop what writes to it, and run it again")
+                file.seek(start)
+                return file.read(max(0, stop - start))
+
+        return reread(path, read)
 
     def version(self, name: str) -> BlobVersion | None:
         path = self.local_path(name)
-        with map_os_errors(path):
-            try:
-                return _version(path.stat())
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        try:
+            return _version(reread(path, path.stat))
+        except NotFoundError:
+            return None
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         """Copy a blob of known content into a new file. It is read once: the page cache would return the same again."""
         path = self.local_path(name)
-        with map_os_errors(path), open(path, "rb") as file:
-            chunks = iter(lambda: file.read(COPY_BYTES), b"")
-            with new_file(target) as copy:
-                write_verified(chunks, copy, self.url(name), size=size, sha256=sha256)
+
+        def copy() -> None:
+            with open(path, "rb") as file, new_file(target) as new:
+                chunks = iter(lambda: file.read(COPY_BYTES), b"")
+                write_verified(chunks, new, self.url(name), size=size, sha256=sha256)
+
+        reread(path, copy)
 
     def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         """Publish a blob; one that is replaced under the condition of its tag is locked meanwhile.
@@ -79,7 +95,7 @@ class LocalStorage:
         """
         with self._locked_blob(name, replaces), self.writing(name, create_only=new) as temporary:
             if isinstance(content, Path):
-                shutil.move(content, temporary)
+                move(content, temporary)
             else:
                 temporary.write_bytes(content)
 
@@ -95,7 +111,8 @@ class LocalStorage:
             is_current = False
             with contextlib.suppress(FileNotFoundError):  # not of the body, which has its own errors
                 # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
-                old = held.enter_context(open(path, "rb"))
+                # NFS locks what is open for writing alone.
+                old = held.enter_context(open(path, "r+b" if os.access(path, os.W_OK) else "rb"))
                 tags = {_version(os.fstat(old.fileno())).tag, _version(path.stat()).tag}
                 is_current = flock(old.fileno()) and tags == {tag}
             if is_current:
@@ -114,7 +131,7 @@ class LocalStorage:
             try:
                 yield temporary
                 sync_to_disk(temporary)
-                (publish_new if create_only else os.replace)(temporary, final)
+                publish(temporary, final, create_only=create_only)
                 sync_to_disk(final.parent)
             except FileExistsError as error:
                 raise DatasetExistsError(f"{final} exists already; nothing is ever overwritten") from error
@@ -122,9 +139,12 @@ class LocalStorage:
                 temporary.unlink(missing_ok=True)
 
     def listing(self) -> dict[str, BlobVersion]:
+        return reread(self.root, self._list)
+
+    def _list(self) -> dict[str, BlobVersion]:
         found: dict[str, BlobVersion] = {}
-        with map_os_errors(self.root):
-            for path in (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files):
+        for folder, _, files in os.walk(self.root, onerror=_refuse_unless_closed):
+            for path in (Path(folder, file) for file in files if not file.startswith(_REMOVED)):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
                     status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
                     found[name] = BlobVersion(status.st_size, modified_ns=status.st_mtime_ns)
@@ -146,7 +166,7 @@ class LocalStorage:
         with lock_directory(self.root) as lock:
             self._locked = os.fstat(lock)
             try:
-                yield Writer(self.root, lock, is_exclusive=True)
+                yield Writer(self.root, lock, is_exclusive=not is_shared(self.root))
             finally:
                 self._locked = None
 
@@ -165,3 +185,9 @@ class LocalStorage:
 
 def _version(status: os.stat_result) -> BlobVersion:
     return BlobVersion(status.st_size, f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}")
+
+
+def _refuse_unless_closed(error: OSError) -> None:
+    """Raise an error of a listing, unless a directory is gone, or this user may not see what is in it."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        raise error

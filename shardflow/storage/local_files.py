@@ -6,21 +6,49 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import hashlib
+import logging
 import os
 import select
+import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from shardflow.errors import AccessDeniedError, DatasetExistsError, IntegrityError, NotFoundError, StoreError
+
+from . import transfers
+from .retry import Attempts, Failure, RetryPolicy, one_wait
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 COPY_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 2.0
 _POLL_S = 0.02
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+
+_SHARED = {
+    0x6969,  # NFS
+    0x0BD00BD0,  # Lustre
+    0x65735546,  # FUSE
+    0xFF534D42,  # CIFS
+    0xFE534D42,  # SMB 2
+    0x00C36400,  # Ceph
+    0x19830326,  # BeeGFS
+    0x47504653,  # GPFS
+    0x01021997,  # 9P
+    0x5346414F,  # AFS
+}
+"""The types of file systems, see statfs(2), on which other machines can write, or whose server can fail."""
+
+_PASSING = {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EREMOTEIO}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF}  # NFS locks what is open for writing alone
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_FLAGS = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @contextlib.contextmanager
@@ -81,13 +109,57 @@ def _own_error(error: OSError, path: Path) -> StoreError:
         return AccessDeniedError(f"{place}: permission denied; check the owner and mode")
     if isinstance(error, FileExistsError):
         return StoreError(f"{place} is a file, and no directory; choose another path")
-    remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
+    remedy = "check the disk"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space and run the same command again"
+    elif may_pass(error, path):
+        remedy = "check the server of its file system, and the network"
     return StoreError(f"{place}: {error.strerror or error}; {remedy}")
 
 
 def _place(error: OSError, path: Path) -> str:
     """Return the path of an error, which is bytes where the call had bytes; the given one where it has none."""
     return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(path)
+
+
+@functools.lru_cache(maxsize=1 << 10)  # asked for while the server answers, and needed when it does not
+def is_shared(directory: Path) -> bool:
+    """Return whether a directory lies on a file system of several machines, or one that another process provides."""
+    status = ctypes.create_string_buffer(512)  # of the structure, whose first word is the type
+    is_unknown = ctypes.CDLL(None).statfs(os.fsencode(directory), status) != 0
+    return is_unknown or ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF in _SHARED
+
+
+def may_pass(error: BaseException | None, path: Path) -> bool:
+    """Return whether a file can perhaps be read once its path is opened anew: its server fails, or has replaced it."""
+    code = error.errno if isinstance(error, OSError) else None
+    return code in _PASSING or (code == errno.EIO and (is_shared(path.parent) or is_shared(path)))
+
+
+def reread(path: Path, read: Callable[[], T], passed_s: float = 0.0) -> T:
+    """Return what a `read` that opens a path returns; it is repeated while the server of the file system fails.
+
+    The time that `passed_s` before counts, too.
+
+    Raises:
+        DeadlineError: The server failed for the time that a wait may take.
+        StoreError: The path cannot be read.
+    """
+    policy = RetryPolicy()
+    with one_wait() as wait:
+        wait.add(passed_s)
+        wait.leave_quarter(policy.idle_timeout_s)
+        attempts = Attempts(policy)
+        while True:
+            try:
+                with map_os_errors(path):
+                    return read()
+            except StoreError as error:
+                if not may_pass(error.__cause__, path):
+                    raise
+                pause_s = attempts.pause_s(Failure(error=error, retry=True), wait.idle_s())
+                _log.warning("%s; reading it again in %.1f s", error, pause_s)
+            transfers.pause(pause_s)
 
 
 def file_sha256(path: Path) -> str:
@@ -100,11 +172,17 @@ def file_sha256(path: Path) -> str:
 
 
 def flock(descriptor: int) -> bool:
-    """Lock a file or directory without waiting; return whether this succeeded."""
+    """Lock a file or directory without waiting; return whether this succeeded.
+
+    It does where the file system has no locks: there, as where each machine has its own, callers need another way.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
     return True
 
 
@@ -137,24 +215,57 @@ def pause(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
-def publish_new(temporary: Path, final: Path) -> None:
-    """Give a file its final name in one step, which fails with a FileExistsError if that exists.
+def publish(temporary: Path, final: Path, *, create_only: bool = False) -> None:
+    """Give a file its final name in one step; with `create_only`, a FileExistsError if that exists.
+
+    A server of NFS that crashes may have done what it then denies, see link(2) and rename(2).
+    """
+    own = temporary.stat()
+    try:
+        (_create if create_only else os.replace)(temporary, final)
+    except (FileExistsError, FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(final.stat(), own):
+                return
+        raise
+
+
+def move(source: Path, target: Path) -> None:
+    """Move a file, perhaps to another disk."""
+    try:
+        publish(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.move(source, target)
+
+
+def _create(temporary: Path, final: Path) -> None:
+    """Give a file a name that must be free.
 
     Not every file system has hard links: FAT, and some of those in user space or behind a network, rename a file only
-    if the new name is free.
+    if the new name is free. The others have at least exclusive creation: it decides, and for a moment the file is
+    empty. A process that is killed in that moment leaves it so.
     """
     try:
         os.link(temporary, final)
+        return
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in _NO_LINKS:
             raise
-        try:
-            _rename_new(os.fsencode(temporary), os.fsencode(final))
-        except OSError as refused:
-            if refused.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            message = "its file system can neither link files nor rename one only if the new name is free"
-            raise StoreError(f"{final}: {message}; write to another disk, and copy the dataset") from error
+    try:
+        _rename_new(os.fsencode(temporary), os.fsencode(final))
+        return
+    except OSError as error:
+        if error.errno not in _NO_FLAGS:
+            raise
+    with open(final, "xb"):
+        pass
+    try:
+        publish(temporary, final)
+    except BaseException:
+        final.unlink()
+        raise
 
 
 def _rename_new(old: bytes, new: bytes) -> None:
@@ -172,5 +283,8 @@ def sync_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # SMB syncs files alone
+            raise
     finally:
         os.close(descriptor)

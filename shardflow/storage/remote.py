@@ -29,16 +29,15 @@ from fsspec.asyn import get_loop
 from shardflow._imports import import_large
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError, StoreError
 
-from .connection import ChangedError, Connection, Fetched
 from .error_mapping import classify
 from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage, Writer
 from .local_files import map_os_errors, new_file, write_verified
 from .rereading import RereadingStorage
-from .retry import Failure, RetryPolicy
+from .retry import Contact, Failure, RetryPolicy
 from .staging import temporary_staging
-from .stores import Rights
+from .stores import ChangedError, Rights
 from .transfers import track_transfer
-from .transport import Transport
+from .transport import Connection, Fetched, Transport
 from .urls import RemoteUrl, blob_url, divide_query, query_values
 
 T = TypeVar("T")
@@ -62,7 +61,7 @@ class RemoteStorage:
 
     def __init__(self, url: RemoteUrl, retry_policy: RetryPolicy, piece_bytes: int) -> None:
         self._url, self._retry_policy, self._piece_bytes = url, retry_policy, piece_bytes
-        self._lacks_options = False
+        self._lacks_options, self._contact = False, Contact()
         # By process. A parent's client is kept and never closed in a child: both share its sockets and its poll set.
         self._clients: dict[int, Transport] = {}
         if self._url.scheme not in fsspec.available_protocols():
@@ -80,6 +79,10 @@ class RemoteStorage:
             state["_lacks_options"] = self._lacks_options or self._url.holds_secrets()
             state["_url"] = self._url.without_secrets()
         return state
+
+    @property
+    def idle_timeout_s(self) -> float:
+        return self._retry_policy.idle_timeout_s
 
     def url(self, name: str) -> str:
         return blob_url(str(self), name)
@@ -208,6 +211,7 @@ class RemoteStorage:
             classify=self._classify,
             policy=self._retry_policy,
             piece_bytes=self._piece_bytes,
+            contact=self._contact,
         )
         try:
             module = import_large(f".{url.store.transport}", __package__)

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from shardflow.errors import IntegrityError
 
-from .connection import ChangedError
 from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage
 from .retry import Attempts, Failure, RetryPolicy, one_wait
+from .stores import ChangedError
 from .transfers import pause
 from .wrapper import StorageWrapper
 

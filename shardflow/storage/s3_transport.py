@@ -21,12 +21,12 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreError, TransientError
 
-from .connection import Answer, ChangedError, Connection, Write, no_bytes, range_size
 from .fsspec_transport import file_system
 from .interface import BlobVersion
 from .local_files import file_sha256
 from .retry import with_timeout
-from .transport import Transport, blob_metadata
+from .stores import ChangedError
+from .transport import Answer, Connection, Transport, Write, blob_metadata, no_bytes, range_size
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardflow.errors import NotFoundError
 
-from .local_files import lock_directory, map_os_errors
+from .local_files import is_shared, lock_directory, map_os_errors
 
 _PREFIX = f"shardflow-staging-{os.getuid()}-"
 
@@ -38,8 +38,13 @@ def temporary_staging() -> Iterator[tuple[Path, int]]:
 
 
 def remove_abandoned() -> None:
-    """Remove the temporary directories that killed processes of this user left, as far as possible."""
+    """Remove the temporary directories that killed processes of this user left, as far as possible.
+
+    Not those on a file system of several machines, which do not see each other's locks.
+    """
     with contextlib.suppress(OSError):
+        if is_shared(Path(tempfile.gettempdir())):
+            return
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             # Such as: a process holds the directory; another process removes it at this moment.
             with contextlib.suppress(OSError):

@@ -17,10 +17,14 @@ from shardflow.errors import (
     ConfigError,
     DeadlineError,
     ShardflowError,
+    StoreError,
     TransientError,
 )
 
-from .connection import ChangedError
+
+class ChangedError(StoreError):
+    """The blob is not in the state that the request was conditional on. Never leaves the storage."""
+
 
 Refusal = tuple[type[ShardflowError], str, str]
 """An error, its message, and what it is the meaning of: codes of answers, HTTP statuses, classes of exceptions (with a
@@ -139,7 +143,7 @@ STORES = (
             (TransientError, _DAMAGED, "BadDigest InvalidDigest XAmzContentSHA256Mismatch IncompleteBody"),
             (
                 TransientError,
-                "the server cannot be reached; check the endpoint URL",
+                "the server cannot be reached; check the network and the endpoint (AWS_ENDPOINT_URL, or endpoint_url)",
                 "botocore.EndpointConnectionError",
             ),
             (TransientError, _FAILED, "botocore.HTTPClientError"),

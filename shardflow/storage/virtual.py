@@ -20,17 +20,25 @@ from .wrapper import StorageWrapper
 
 
 class VirtualStorage(StorageWrapper):
-    """Tars in their roots, named SPLIT/ROOT/PATH.tar; everything else in the dataset's own storage. See Storage."""
+    """Tars and receipts, SPLIT/ROOT/PATH.tar and .json, in their roots; all else in the dataset's own storage.
+
+    See Storage.
+    """
 
     def __init__(self, own: Storage, roots: Mapping[str, Storage]) -> None:
         super().__init__(own)
         self._roots = dict(roots)
 
     def _locate(self, name: str) -> tuple[Storage, str]:
-        if not name.endswith(".tar"):
+        if not name.endswith(".tar") and not (name.endswith(".json") and name.count("/") > 1):
             return self._inner, name
         root, path = split_shard_name(name)
         return self._roots[root], path
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """The longest of those of the roots, which have the tars."""
+        return max(root.idle_timeout_s for root in self._roots.values())
 
     def abort_uploads(self, names: Collection[str]) -> None:
         """Abort the unfinished uploads of these blobs, with one call for each storage that has any."""

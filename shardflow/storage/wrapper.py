@@ -25,6 +25,10 @@ class StorageWrapper:
         """Return the storage in which a blob lies, and its name there."""
         return self._inner, name
 
+    @property
+    def idle_timeout_s(self) -> float:
+        return self._inner.idle_timeout_s
+
     def url(self, name: str) -> str:
         """Return the URL of a blob where it really lies."""
         storage, name = self._locate(name)

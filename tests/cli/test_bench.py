@@ -115,6 +115,7 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
         (["bench"], 2, "either the URL"),
         (["tune", str(url), "--loader", "x.py:f"], 2, "either the URL"),
         (["tune", "--loader", "x.py:f"], 2, "no Python file"),
+        (["tune", "--loader", "x.ipynb:f"], 2, "--loader train.py:f"),
         (["tune", "--loader", "x.py"], 2, "expected FILE.py:FUNCTION, such as x.py:make_loader"),
         (["bench", "--loader", ":f"], 2, "expected FILE.py:FUNCTION"),
         (["bench", str(url), "--split", "none"], 2, "has no split 'none'"),

@@ -50,5 +50,5 @@ def test_dali_indexes_may_go_elsewhere(tmp_path: Path) -> None:
 def test_names_that_dali_cannot_read_are_refused(tmp_path: Path) -> None:
     """A member whose name has a blank would shift the columns; the error names it."""
     dataset = write_dataset(tmp_path / "set", {"train": [[("a b", {"jpg": jpeg(1)})]]})
-    with pytest.raises(ConfigError, match=r"member 'a b\.jpg', whose name has a blank"):
+    with pytest.raises(ConfigError, match=r"'a b\.jpg'"):
         [*write_dali_indexes(shardflow.open(dataset))]

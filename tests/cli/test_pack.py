@@ -37,7 +37,7 @@ def test_pack(tmp_path: Path) -> None:
         r"fingerprint +sha256:[0-9a-f]{64}\n",
         r"quarantined +1 input, listed in quarantine\.jsonl\n +1  decode: ",
         r"splits +train 50; 3 classes\n",
-        r"left out +files that are no images: 1 \.txt\n",
+        r"left out +files that are not images: 1 \.txt\n",
         rf"next +shardflow verify {tmp_path / 'dst'}\n$",
     ):
         assert re.search(pattern, done.stdout), pattern
@@ -156,7 +156,7 @@ def test_extending_by_images_that_are_not_read(tmp_path: Path, monkeypatch: pyte
     write_tree(src, {"a/3.psd": b"", "a/new.jpg": photo(2)})
     dry = CliRunner().invoke(main.shardflow, ["extend", str(src), str(dst), "--dry-run"]).output
     assert "skipped      1 .psd, such as 'a/3.psd' (convert them to JPEG or PNG); or leave them out with" in dry
-    with pytest.raises(PackIncompleteError, match=r"1 image of a kind that is not read: 1 \.psd, such as 'a/3.psd'"):
+    with pytest.raises(PackIncompleteError, match=r"1 \.psd.*'a/3\.psd'"):
         shardflow.extend(src, dst, executor="serial")
     report = shardflow.extend(src, dst, executor="serial", max_errors=1)
     assert (report.inputs, report.packed, report.quarantined, report.skipped) == (3, 2, 0, 1)
@@ -243,7 +243,7 @@ def test_operations_are_reported(tmp_path: Path) -> None:
 def test_contradictions_are_config_errors(tmp_path: Path) -> None:
     """Options that contradict each other are refused before anything is written."""
     src = image_folder(tmp_path / "src", 1)
-    with pytest.raises(ConfigError, match="long_side and square exclude each other"):
+    with pytest.raises(ConfigError, match="long_side and square"):
         _packed(src, tmp_path / "dst", "--square", "--long-side", "300")
     assert not (tmp_path / "dst").exists()
 
@@ -303,7 +303,8 @@ def test_extend_with_conflicts(tmp_path: Path) -> None:
     done = run(*command)
     assert done.returncode == 2
     assert (
-        "shardflow: 1 of 7 inputs have the path of one in the dataset and another content: 'a/0000.jpg'" in done.stderr
+        "shardflow: 1 of 7 inputs have the path of one in the dataset and another content or split: 'a/0000.jpg'"
+        in done.stderr
     )
     assert f"conflicting  {conflict}: skipped\n" in told("--on-conflict", "skip")
     assert told("--on-conflict", "skip").endswith(f"6 inputs of this source; skipped: {conflict}\n")

@@ -21,7 +21,7 @@ USER_CODE = """
 import shardflow
 
 def make_loader(num_workers=1):
-    decoder = shardflow.decoders.RandomResizedCrop(176)
+    decoder = shardflow.decoders.RandomResizedCrop()
     return shardflow.Loader({url!r}, split="val", seed=3, batch_size=4, decoder=decoder, num_workers=num_workers)
 
 def too_dark(image):

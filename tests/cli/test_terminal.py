@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shardflow
 from shardflow._wording import printable
-from shardflow.cli.output import show_waiting
+from shardflow.cli.progress_bars import show_waiting
 from shardflow.errors import ConfigError, ManifestError
 from shardflow.formats import manifest
 from tests.helpers.command import exit_code, run
@@ -162,7 +162,7 @@ def test_half_surrogates_are_refused(tmp_path: Path, name: str, capsys: pytest.C
     for entry, value in (("classes", [name, "b", "c"]), ("recipe", {name: 1}), ("tools", {"x": name})):
         changed = {**content, entry: value}
         identity = {key: each for key, each in changed.items() if key not in ("fingerprint", "tools", "bases")}
-        changed["fingerprint"] = manifest._fingerprint(identity)
+        changed["fingerprint"] = manifest._fingerprint(identity, None)
         path.write_text(json.dumps(changed, sort_keys=True, indent=1) + "\n")
         with pytest.raises(ManifestError, match="not Unicode"):
             shardflow.open(data)
@@ -176,10 +176,10 @@ def test_work_without_counts_shows_its_time(
 ) -> None:
     """In a terminal the time advances while nothing is finished; a pipe, and work that is soon done, get nothing."""
     ticks = iter(range(3))
-    monkeypatch.setattr("shardflow.cli.output._TICK_S", 0.01)
+    monkeypatch.setattr("shardflow.cli.progress_bars._TICK_S", 0.01)
     for is_terminal, delay in ((False, 0.0), (True, 60.0), (True, 0.0)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda shown=is_terminal: shown)
-        monkeypatch.setattr("shardflow.cli.output.DELAY_S", delay)
+        monkeypatch.setattr("shardflow.cli.progress_bars.DELAY_S", delay)
         begun = threading.active_count()
         with show_waiting("merging"):
             for _ in ticks if is_terminal and not delay else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -11,10 +12,10 @@ import shardflow
 from shardflow.cli import main
 from shardflow.cli.verify import verify
 from shardflow.formats import shard_index
-from shardflow.formats.tar_bytes import TarInMemory
 from tests.helpers.command import run
 from tests.helpers.folders import image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset
+from tests.helpers.tars import TarInMemory
 
 
 def damage(dataset: Path, shard: str, record: int) -> None:
@@ -56,6 +57,31 @@ def test_every_flipped_bit_is_named(tmp_path: Path) -> None:
     assert len(lines) == 5
 
 
+def test_much_damage_in_one_file(tmp_path: Path) -> None:
+    """Of a file with many findings, the first are shown and the others counted; the JSON has all."""
+    dataset = make_dataset(tmp_path / "data", [20])
+    for record in range(20):
+        damage(dataset, "train/000000.tar", record)
+    answer = CliRunner().invoke(verify, [str(dataset)])
+    assert answer.output.count("train/000000.tar, sample ") == 2
+    assert "train/000000.tar: 18 more findings" in answer.output
+    assert len(json.loads(CliRunner().invoke(verify, [str(dataset), "--json"]).output)["findings"]) == 21
+
+
+def test_what_repair_refuses_is_not_advised(tmp_path: Path) -> None:
+    """A subset is repaired where its tars are; an index of tars of others is made again."""
+    dataset = make_dataset(tmp_path / "data", [5])
+    shardflow.subset(dataset, tmp_path / "some", limit=3)
+    shutil.copytree(dataset, tmp_path / "tars", ignore=shutil.ignore_patterns("*.json", "*.npy"))
+    shardflow.index(tmp_path / "tars", tmp_path / "index")
+    for tar in (dataset / "train/000000.tar", tmp_path / "tars/train/000000.tar"):
+        flip(tar, 2000)
+    some, index = (CliRunner().invoke(verify, [str(tmp_path / name)]).output for name in ("some", "index"))
+    assert "--repair" not in some + index
+    assert f"repair {dataset}" in some
+    assert "`shardflow index`" in index
+
+
 def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     """--source says how many images were compared, names those that differ, and then exits with 1."""
     src, dst = image_folder(tmp_path / "src", 6), tmp_path / "dst"
@@ -69,7 +95,7 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     answer = CliRunner().invoke(main.shardflow, ["verify", str(dst), "--source", str(src)], standalone_mode=False)
     assert answer.return_value == 1
     lines = answer.stdout.splitlines()
-    assert "part 'jpg' is not what is packed from 'a/0003.jpg'" in lines[0]
+    assert "part 'jpg' differs from the part that is packed from 'a/0003.jpg'" in lines[0]
     assert lines[1] == f"not as its source: 1 finding in 6 images compared with {src}"
     assert lines[2].startswith("no damage: ")
     elsewhere = image_folder(tmp_path / "elsewhere/src", 6).parent

@@ -15,7 +15,7 @@ from shardflow.cli.main import shardflow
 from shardflow.formats.manifest import FILE_NAME
 from tests.helpers.command import exit_code
 from tests.helpers.folders import write_tree
-from tests.helpers.making import jpeg, make_dataset
+from tests.helpers.making import jpeg, make_dataset, write_dataset
 from tests.helpers.tars import members_of, write_tar
 
 
@@ -99,6 +99,15 @@ def test_split_and_merge(dataset: Path, tmp_path: Path) -> None:
     _, printed = run("merge", tmp_path / "parted", tmp_path / "few", tmp_path / "merged")
     assert "train         17 samples in 2 shards\nval           4 samples" in printed
     assert exit_code("merge", str(tmp_path / "parted"), str(dataset), str(tmp_path / "refused")) == 2
+
+
+def test_names_with_commas(tmp_path: Path) -> None:
+    """A class whose name has a comma is given as the commands print it, in quotes; an apostrophe is just a letter."""
+    samples = [(f"{n}", {"jpg": jpeg(n), "cls": b"%d" % n}) for n in range(3)]
+    write_dataset(tmp_path / "named", {"train": [samples]}, classes=("bird's nest", "dog, wolf", "elk"))
+    _, printed = run("subset", tmp_path / "named", tmp_path / "some", "--classes", "'dog, wolf', bird's nest")
+    assert "'dog, wolf' 1, bird's nest 0" in printed
+    assert "train         2 samples" in printed
 
 
 def test_split_by_groups(tmp_path: Path) -> None:
@@ -185,7 +194,7 @@ def test_exports(dataset: Path) -> None:
         (["index", "NEW"], 4, "does not exist"),
         (["subset", "SET", "SET", "--classes", "class1, class2"], 3, "already holds a dataset"),
         (["index", "TARS"], 1, "--max-errors 1"),
-        (["index", "PHOTO.JPG"], 2, "photo.jpg is no tar by its name; give a folder, a .tar or a pattern"),
+        (["index", "PHOTO.JPG"], 2, "photo.jpg is not a tar by its name; give a folder, a .tar or a pattern"),
         (["index", "EMPTY.tar"], 2, "EMPTY.tar: no sample that can be read in 1 tar; a sample is files that begin"),
         (["pack", "EMPTY.tar", "NEW"], 2, "no sample in 1 tar, such as 'EMPTY.tar'; a sample is files that begin"),
         (["diff", "SET", "NEW"], 4, "does not exist"),

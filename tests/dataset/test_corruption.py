@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import shardflow as sf
-from shardflow.formats import ustar
-from shardflow.formats.tar_bytes import TarInMemory
+from shardflow.formats import tar_members
 from tests.helpers.corruption import DAMAGES, TAR, Whole
 from tests.helpers.making import flip
+from tests.helpers.tars import TarInMemory
 
 AT_MOST = 12
 """Cases of each kind of damage that are tried here, evenly spread; `tools/fire corruption` tries all of them."""
@@ -37,11 +37,11 @@ def test_damage_is_found_and_never_delivered(kind: str, whole: Whole) -> None:
 def test_verify_goes_on_behind_a_damaged_header(whole: Whole, tmp_path: Path) -> None:
     """After a header that cannot be read, further damaged members are found with the index."""
     root = Path(shutil.copytree(whole.root, tmp_path / "set"))
-    members = list(ustar.walk(TarInMemory(whole.files[TAR])))
+    members = list(tar_members.members(TarInMemory(whole.files[TAR])))
     flip(root / TAR, members[0].offset - 1, members[3].offset + 7, members[4].offset - 300)
     first, *rest = (finding.problem for finding in sf.verify(root))
     assert first == "its SHA-256 differs from the manifest's"
-    assert rest[0].startswith("the header at byte 0 fails")
+    assert rest[0].startswith("the header at byte 0 is damaged")
     assert rest[1] == "part 'jpg': its CRC-32 differs"
     assert rest[2].startswith("record 2: the header at byte")
     assert len(rest) == 3

@@ -128,7 +128,7 @@ def test_a_damaged_key_is_reported(tar: Path, virtual: Path) -> None:
     """A flipped byte in an extended header is an IntegrityError for the key, and a finding."""
     flip(tar, tar.read_bytes().index(b"long" + b"x" * 120) + 50)
     reader = sf.open(virtual)["train"].reader
-    with pytest.raises(IntegrityError, match="record 1: its name is damaged"):
+    with pytest.raises(IntegrityError, match=r"1:.*damaged"):
         reader.key(0, 1)
     assert reader.key(0, 2) == KEYS[2]
     assert [str(finding) for finding in sf.verify(virtual) if "name is damaged" in str(finding)]

@@ -41,7 +41,7 @@ def test_samples(dataset: Path, tmp_path: Path) -> None:
     assert keys(tmp_path / "virtual", "val") == ["000000004"]
     with pytest.raises(ConfigError, match="'train:000000001'"):
         sf.subset(dataset, tmp_path / "no", samples=["000000001"])
-    with pytest.raises(ConfigError, match=r"lacks 2 of the 3 samples, such as 'x', 'y'"):
+    with pytest.raises(ConfigError, match=r"2.*3.*'x', 'y'"):
         sf.subset(dataset, tmp_path / "no", samples=["x", "y", "000000040"])
 
 
@@ -135,5 +135,5 @@ def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         sf.subset(tmp_path / "nowhere", tmp_path / "virtual", limit=1)
     unlabelled = make_dataset(tmp_path / "plain", [3], labelled=False)
-    with pytest.raises(ConfigError, match="no classes to choose from"):
+    with pytest.raises(ConfigError, match=r"classes.*choose"):
         sf.subset(unlabelled, tmp_path / "virtual", classes=["a"])

@@ -73,7 +73,7 @@ def test_a_tar_that_becomes_shorter(tmp_path: Path) -> None:
     with open_tar(LocalStorage(tmp_path), "a.tar") as tar:
         os.truncate(path, 500)
         assert tar.read(0, 500) == DATA[:500]
-        with pytest.raises(StoreError, match=r"a\.tar became shorter while it was read"):
+        with pytest.raises(StoreError, match=r"a\.tar.*shorter"):
             tar.read(400, 200)
     for storage in (LocalStorage(tmp_path), CountingStorage(tmp_path, tmp_path / "log")):
         with pytest.raises(NotFoundError, match=r"b\.tar does not exist"), open_tar(storage, "b.tar"):
@@ -113,5 +113,5 @@ def test_a_remote_tar_is_of_one_version(tmp_path: Path) -> None:
         assert tar.read(0, 10) == DATA[:10]
         (tmp_path / "new.tar").write_bytes(DATA[::-1])
         (tmp_path / "new.tar").replace(tmp_path / "a.tar")
-        with pytest.raises(StoreError, match="was replaced while it was read; stop what writes to it"):
+        with pytest.raises(StoreError, match=r"replaced.*writes"):
             tar.read(900, 100)

@@ -12,13 +12,12 @@ import pytest
 import shardflow
 from shardflow import native
 from shardflow.errors import IntegrityError, ManifestError, NotFoundError, ShardflowError
-from shardflow.formats import seek_table, shard_index, ustar
+from shardflow.formats import seek_table, shard_index, tar_members, ustar
 from shardflow.formats.manifest import FILE_NAME, Manifest
 from shardflow.formats.shard import Shard
-from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import flip, jpeg, make_dataset, write_shard
-from tests.helpers.tars import plain_tar
+from tests.helpers.tars import TarInMemory, plain_tar
 
 TRAIN, OTHER = "train/000000", "train/000001"
 PAGE = 4096
@@ -128,7 +127,7 @@ def test_nothing_to_verify(tmp_path: Path) -> None:
 def test_every_flipped_bit_of_a_shard_is_found(shared: Path, kind: str) -> None:
     """One wrong bit in any part of a tar is found, and no reader gets a sample with it."""
     right, data = read(shared), bytearray((shared / f"{TRAIN}.tar").read_bytes())
-    members = list(ustar.walk(TarInMemory(bytes(data))))
+    members = list(tar_members.members(TarInMemory(bytes(data))))
     regions = {
         "header": [position for m in members for position in range(m.offset - 512, m.offset)],
         "payload": [position for m in members for position in range(m.offset, m.offset + m.size)],
@@ -203,7 +202,7 @@ def test_findings_name_sample_and_part(tmp_path: Path) -> None:
     """A damaged payload is reported with the key of the sample and the columns that differ."""
     root = small(tmp_path / "set")
     tar = root / f"{TRAIN}.tar"
-    member = list(ustar.walk(TarInMemory(tar.read_bytes())))[3]
+    member = list(tar_members.members(TarInMemory(tar.read_bytes())))[3]
     flip(tar, member.offset + 400)
     by_key = {finding.key: finding for finding in shardflow.verify(root)}
     assert set(by_key) == {None, "000000001"}
@@ -215,7 +214,7 @@ def test_all_damage_is_reported(tmp_path: Path) -> None:
     """All damage is reported, in the order of the splits and shards."""
     root = make_dataset(tmp_path / "set", {"train": [3] * 6, "val": [2]})
     paths = [root / f"train/{ordinal:06}.tar" for ordinal in range(6)]
-    members = list(ustar.walk(TarInMemory(paths[0].read_bytes())))
+    members = list(tar_members.members(TarInMemory(paths[0].read_bytes())))
     flip(paths[0], *(members[number].offset + 300 for number in (1, 3, 5)))
     paths[1].with_suffix(".npy").unlink()
     paths[2].write_bytes(paths[2].read_bytes()[:-1024])

@@ -51,7 +51,7 @@ def test_missing_root(virtual: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"set/train/000000\.tar does not exist"):
         sf.open(virtual)["train"][0]
     (tmp_path / "set").rename(tmp_path / "elsewhere")
-    with pytest.raises(NotFoundError, match=rf"virtual is a view of {tmp_path}/set, .*moved.*`shardflow subset`"):
+    with pytest.raises(NotFoundError, match=rf"{tmp_path}/set, .*moved.*`shardflow subset`"):
         sf.open(virtual)
 
 
@@ -86,11 +86,11 @@ def test_killed_sync_continues(virtual: Path, tmp_path: Path) -> None:
 
 def test_refusals(virtual: Path, tmp_path: Path) -> None:
     """Repair and extension are refused, and exports for readers that would see samples outside the dataset."""
-    with pytest.raises(ConfigError, match=rf"without shards of its own; create it .* repair {tmp_path}/set$"):
+    with pytest.raises(ConfigError, match=rf"no shards; create it .* repair {tmp_path}/set$"):
         sf.repair(virtual, tmp_path / "set")
-    with pytest.raises(ConfigError, match=r"is made of tars that are elsewhere .* extend the dataset that they"):
+    with pytest.raises(ConfigError, match=r"elsewhere.*dataset"):
         sf.extend(image_folder(tmp_path / "src", 3), virtual)
-    with pytest.raises(ConfigError, match="no shards of its own"):
+    with pytest.raises(ConfigError, match="shardflow sync"):
         list(write_energon(sf.open(virtual)))
     with pytest.raises(ConfigError, match="nothing to be cached"):
         warm(sf.open(virtual).values())
@@ -109,7 +109,7 @@ def test_pack_and_dali(virtual: Path, tmp_path: Path) -> None:
 def test_useless_options(virtual: Path, tmp_path: Path) -> None:
     """storage_options for directories are refused, with and without roots."""
     for url in (virtual, tmp_path / "set"):
-        with pytest.raises(ConfigError, match="storage_options are for one place"):
+        with pytest.raises(ConfigError, match=r"storage_options.*place"):
             sf.open(url, storage_options={"anon": True})
 
 
@@ -129,7 +129,7 @@ def test_a_refused_sync_removes_nothing(virtual: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     mine = {".tmp-notes": b"mine", ".tmp-x.abcdef01": b"half", LOCK: b'{"content": "other"}\n'}
     write_tree(copy, mine)
-    with pytest.raises(ConfigError, match="with other inputs or settings"):
+    with pytest.raises(ConfigError, match=r"inputs.*settings"):
         sf.sync(virtual, copy)
     assert contents(copy) == mine
     (copy / LOCK).unlink()

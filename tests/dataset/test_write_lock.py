@@ -82,7 +82,7 @@ def test_a_lock_is_for_one_content(storage: Storage, which: Writer | None) -> No
     assert storage.read(write_lock.FILE_NAME) == b'{\n "content": "ours"\n}\n'
     assert acquire(storage, ours, ALONE).blob is None
     for other in (None, SHARED, ALONE):
-        with pytest.raises(ConfigError, match=r"with other inputs or settings.*or remove all that is below it"):
+        with pytest.raises(ConfigError, match=r"inputs.*remove"):
             acquire(storage, theirs, other)
     lock.release()
     acquire(storage, theirs, which)
@@ -113,9 +113,9 @@ def test_a_dataset_is_locked_to_extend_it(storage: Storage, tmp_path: Path) -> N
     for _ in range(2):
         lock = acquire_to_extend(storage, ours, fingerprint, SHARED)
     assert lock.name == f"unfinished-{fingerprint.removeprefix('sha256:')}.json"
-    with pytest.raises(ConfigError, match=rf"with other inputs or settings.*remove .*{lock.name}"):
+    with pytest.raises(ConfigError, match=rf"inputs.*{lock.name}"):
         acquire_to_extend(storage, theirs, fingerprint, SHARED)
-    with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
+    with pytest.raises(DatasetExistsError, match=r"extended.*meanwhile"):
         acquire_to_extend(storage, ours, GONE, SHARED)
     lock.release()
     assert list(storage.listing()) == [manifest.FILE_NAME]
@@ -126,7 +126,7 @@ def test_the_lock_of_an_older_version_is_void(storage: Storage, tmp_path: Path) 
     old = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
     new = acquire_to_extend(storage, theirs, extended(storage, tmp_path), SHARED)
     assert old.name != new.name
-    with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
+    with pytest.raises(DatasetExistsError, match=r"extended.*meanwhile"):
         acquire_to_extend(storage, ours, old.extends, SHARED)
     storage.put(old.name, b"left")
     clean_up(storage)
@@ -155,14 +155,14 @@ def test_a_lock_that_is_lost_is_noticed(storage: Storage, tmp_path: Path) -> Non
     lock = acquire(storage, ours, SHARED)
     lock.check()
     lock.release()
-    with pytest.raises(StoreError, match=r"unfinished\.json, the write lock of this run, was removed.*again"):
+    with pytest.raises(StoreError, match=r"unfinished\.json,.*write"):
         lock.check()
     lock = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
     storage.put(lock.name, b"another's")
-    with pytest.raises(StoreError, match=r"unfinished-.*\.json, the write lock of this run, was removed.*again"):
+    with pytest.raises(StoreError, match=r"unfinished-.*\.json,.*write"):
         lock.check()
     extended(storage, tmp_path)
-    with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
+    with pytest.raises(DatasetExistsError, match=r"extended.*meanwhile"):
         lock.check()
 
 
@@ -174,7 +174,7 @@ def test_what_belongs_to_a_version_is_written_before_its_commit(storage: Storage
     extended(storage, tmp_path)
     lock.release()
     storage.put("quarantine.jsonl", b"3")
-    with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
+    with pytest.raises(DatasetExistsError, match=r"extended.*meanwhile"):
         lock.put("quarantine.jsonl", b"2")
     assert storage.read("quarantine.jsonl") == b"3"
 
@@ -226,7 +226,7 @@ def test_a_twin_may_be_faster(tmp_path: Path) -> None:
     lock.put("quarantine.jsonl", b"last")
     assert storage.read("quarantine.jsonl") == b"last"
     storage.races = 8
-    with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
+    with pytest.raises(DatasetExistsError, match=r"changed.*meanwhile"):
         lock.put("quarantine.jsonl", b"never")
 
 
@@ -234,7 +234,7 @@ def test_a_lock_that_comes_and_goes(tmp_path: Path) -> None:
     """A lock that is released as soon as it is found is asked for again, seven times."""
     storage = RacedStorage(tmp_path / "storage", tmp_path / "log")
     storage.races = 8
-    with pytest.raises(TransientError, match="exists, and then again does not"):
+    with pytest.raises(TransientError, match=r"exists,.*again"):
         acquire(storage, ours, SHARED)
     storage.races = 7
     acquire(storage, ours, SHARED).check()
@@ -262,7 +262,7 @@ def test_a_storage_that_ignores_conditions_is_refused(tmp_path: Path, ignored: s
     storage = CarelessStorage(tmp_path / "storage", tmp_path / "log")
     storage.ignores_new, storage.ignores_tags = ignored == "If-None-Match", ignored == "If-Match"
     fingerprint = dataset(storage, tmp_path)
-    with pytest.raises(StoreError, match=r"ignores the conditions of writes.*write to a disk, and copy the files"):
+    with pytest.raises(StoreError, match=r"ignores.*conditions"):
         acquire_to_extend(storage, ours, fingerprint, SHARED)
     assert list(storage.listing()) == [manifest.FILE_NAME]
     storage.remove(manifest.FILE_NAME)
@@ -282,6 +282,6 @@ def test_a_storage_without_conditional_writes(tmp_path: Path, prefix: str) -> No
     storage.remove("quarantine.jsonl")
     lock.release()
     fingerprint = dataset(storage, tmp_path)
-    with pytest.raises(StoreError, match=r"only while it is unchanged; extend a copy on a disk or S3.*shardflow sync"):
+    with pytest.raises(StoreError, match=r"unchanged;.*S3.*shardflow"):
         acquire_to_extend(storage, unasked, fingerprint, SHARED)
     assert list(storage.listing()) == [manifest.FILE_NAME]

@@ -66,7 +66,7 @@ def test_labelled_folder_without_val(tmp_path: Path) -> None:
     images = photos(tmp_path / "photos", {"cats": 5, "dogs": 6})
     result, lines = demo(tmp_path / "out", images=images, epochs=1, workers=0)
     assert not result.failures
-    assert any("no val split" in line for line in lines)
+    assert any("without a val split" in line for line in lines)
     assert any(line.startswith("epoch  1 ") for line in lines)
 
 
@@ -97,7 +97,7 @@ def test_places_are_checked_first(tmp_path: Path) -> None:
         demo(tmp_path / "out", images=tmp_path / "nowhere")
     dataset = make_dataset(tmp_path / "set", [1])
     before = sorted(dataset.rglob("*"))
-    with pytest.raises(DatasetExistsError, match="set holds a dataset; name another folder with --output"):
+    with pytest.raises(DatasetExistsError, match=r"set .*--output"):
         demo(dataset)
     assert (sorted(dataset.rglob("*")), (tmp_path / "out").exists()) == (before, False)
 

@@ -100,7 +100,7 @@ def test_erasing_leaves_masks_or_fills_them() -> None:
     assert torch.equal(result["mask"], torch.where(erased, 255, batch["mask"]).to(torch.uint8))
     assert all(torch.equal(*pair) for pair in zip(result["boxes"], batch["boxes"], strict=True))
     assert torch.equal(transformed(batch, [shardflow.device.RandomErasing(1)])["mask"], batch["mask"])
-    with pytest.raises(ConfigError, match="uint8 masks needs a value of 0 … 255, found -100"):
+    with pytest.raises(ConfigError, match=r"uint8 .*255, found -100"):
         transformed(batch, [shardflow.device.RandomErasing(mask_value=-100)])
 
 
@@ -178,7 +178,7 @@ def test_flips_of_both_are_one_field(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"RandomResizedCrop.*'crop'"):
         load(CROP)
     views = shardflow.decoders.MultiView([options["decoder"]] * 2)
-    with pytest.raises(ConfigError, match="flipped, crop cannot follow 2 views"):
+    with pytest.raises(ConfigError, match=r"flipped, crop .*2 views"):
         load(FLIP, decoder=views)
     assert len(load(ERASING, shardflow.device.Normalize(), decoder=views)[1]) == 2
 
@@ -247,8 +247,6 @@ def test_what_cannot_follow_is_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             transformed({**batch, "label": torch.arange(4), **changed}, [transform])
     del batch["boxes"]
-    with pytest.raises(
-        ConfigError, match=r"may drop boxes, and with them their box_labels, keypoints; .*field 'boxes'"
-    ):
+    with pytest.raises(ConfigError, match=r"box_labels, keypoints.*'boxes'"):
         transformed(batch, [CROP])
     assert transformed(batch, [shardflow.device.Normalize()])["mask"] is batch["mask"]

@@ -150,7 +150,7 @@ def test_part_of_a_batch_is_an_error() -> None:
     places = rows.clone()
     places.view(-1)[32:48].view(torch.int64)[:] = torch.tensor([200, 1 << 40])
     for other in (rows[:4], rows[4:], torch.zeros_like(rows), places):
-        with pytest.raises(ConfigError, match=r"all of the batches of decoders\.Raw"):
+        with pytest.raises(ConfigError, match=r"batches of decoders\.Raw"):
             shardflow.device.DecodeJpeg()(other, torch.device("cpu"))
 
 
@@ -232,7 +232,7 @@ def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu() -> None:
         payloads = [memoryview(bytearray(FILES[kind](n))) for n, kind in enumerate(kinds)]
         whole = shardflow.decoders.Image()(payloads, unknown(payloads), np.zeros(len(kinds), np.uint64)).images
         torch.testing.assert_close(decoded(*kinds), list(whole), rtol=0, atol=0)
-    with pytest.raises(DecodeError, match="image 1 of the batch: the image cannot be decoded"):
+    with pytest.raises(DecodeError, match=r"image 1 .*decoded"):
         decoded("jpeg", "damaged", "png")
 
 
@@ -292,7 +292,7 @@ def test_an_empty_batch_passes() -> None:
 def test_wrong_use_is_an_error(dataset: Path) -> None:
     """Pixels instead of encoded images, a place after other transforms, and other crops are errors."""
     pixels = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS)
-    with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=decoders.Raw\(\)"):
+    with pytest.raises(ConfigError, match=r"decoder=decoders\.Raw\(\)"):
         next(iter(shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.DecodeJpeg()])))
     with pytest.raises(ConfigError, match="must be the first"):
         shardflow.device.Prefetcher(pixels, "cpu", [shardflow.device.Normalize(), shardflow.device.DecodeJpeg()])

@@ -79,7 +79,7 @@ def test_a_peek_is_not_an_epoch(dataset: Path) -> None:
     expected = contents(loader(dataset))
     batches = shardflow.device.Prefetcher(loader(dataset), "cpu", buffers=3)
     first = [contents([next(iter(batches))])[0] for _ in range(2)]
-    assert first == expected[:1] * 2  # the second is no peek any more
+    assert first == expected[:1] * 2  # the second is not a peek any more
     assert batches.epoch == 1
     batches.set_epoch(0)
     next(iter(batches))
@@ -170,6 +170,20 @@ def test_loading_a_state_replaces_the_current_one(dataset: Path) -> None:
     assert contents(batches) == contents(loader(dataset))
 
 
+class Stateful(list[torch.Tensor]):
+    """A loader whose state would be ahead of the batches that a prefetcher returned."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return any state."""
+        return {"batch": 3}
+
+
+def test_the_state_of_another_loader_is_refused() -> None:
+    """It counts the batches that were prefetched, so resuming from it would leave some out."""
+    with pytest.raises(ConfigError, match=r"Stateful .*state_dict"):
+        shardflow.device.Prefetcher(Stateful(), "cpu").state_dict()
+
+
 @pytest.mark.usefixtures("copy_stream")
 def test_one_iteration_at_a_time(dataset: Path) -> None:
     """A new iteration ends the previous one, which raises an error and does not just stop."""
@@ -204,7 +218,7 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
     batches = shardflow.device.Prefetcher(Failing(), "cpu", buffers=3)
     for _ in range(2):
         got = []
-        with pytest.raises(DecodeError, match="the third batch is bad"):
+        with pytest.raises(DecodeError, match="third batch is bad"):
             got.extend(int(batch[0, 0]) for batch in batches)
         assert got == [0, 1]
     assert threads() == []
@@ -296,7 +310,7 @@ def test_a_torch_dataloader_is_augmented() -> None:
     got = [(images[:, 0, 0, 0] * 255, labels) for images, labels in batches]
     torch.testing.assert_close(torch.cat([images for images, _ in got]), torch.arange(6.0))
     assert len(batches) == 2
-    with pytest.raises(ConfigError, match="a DataLoader has no state_dict"):
+    with pytest.raises(ConfigError, match=r"DataLoader .*state_dict"):
         batches.state_dict()
 
 
@@ -518,7 +532,7 @@ def test_a_missing_device_is_an_error() -> None:
     """On a machine without a GPU, asking for one is an error with a remedy."""
     if torch.cuda.is_available():
         pytest.skip("needs CUDA to be missing")
-    with pytest.raises(ConfigError, match=r"device 'cuda' is not available.*device='cpu'"):
+    with pytest.raises(ConfigError, match=r"'cuda' .*device='cpu'"):
         shardflow.device.Prefetcher([], "cuda")
 
 
@@ -543,7 +557,7 @@ def test_batches_whose_tensors_are_not_found() -> None:
     """Any mapping is treated as a dict; an object that hides its tensors is an error, and not left on the host."""
     (batch,) = shardflow.device.Prefetcher([UserDict(image=torch.ones(2, 3, 4, 4), label=torch.zeros(2))], "cpu")
     assert list(batch) == ["image", "label"]
-    with pytest.raises(ConfigError, match="a batch contains a Wrapped, whose tensors cannot be moved"):
+    with pytest.raises(ConfigError, match=r"Wrapped.* tensors"):
         list(shardflow.device.Prefetcher([(Wrapped(torch.ones(1), torch.ones(1)), 1)], "cpu"))
 
 
@@ -593,7 +607,7 @@ def test_only_images_get_the_dtype(dataset: Path) -> None:
 
 def test_a_loader_without_epochs_is_an_error() -> None:
     """`set_epoch` of a list is an error."""
-    with pytest.raises(ConfigError, match="a list has no set_epoch"):
+    with pytest.raises(ConfigError, match=r"list .*set_epoch"):
         shardflow.device.Prefetcher([], "cpu").set_epoch(1)
 
 

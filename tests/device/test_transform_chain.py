@@ -159,14 +159,14 @@ def test_views_are_augmented_each_in_its_own_way() -> None:
     for number, (view, given) in enumerate(zip(found["image"], views, strict=True)):
         own = fold(fold(keys, 1), number) if number else fold(keys, 1)
         torch.testing.assert_close(view, jitter(shardflow.device.Normalize()(given), own))
-    with pytest.raises(ConfigError, match="MixUp takes one tensor of images, found 3 views or"):
+    with pytest.raises(ConfigError, match=r"MixUp .*3 views"):
         list(shardflow.device.Prefetcher([batch], "cpu", [shardflow.device.MixUp()]))
 
 
 def test_missing_fields_are_named(dataset: Path) -> None:
     """Without a field that a transform needs, the error names the `fields` to give the loader."""
     plain = keyed_loader(dataset, fields=("image", "label"))
-    with pytest.raises(ConfigError, match=r"need random_key, .*give it fields=\('image', 'label', 'random_key'\)"):
+    with pytest.raises(ConfigError, match=r"fields=\('image', 'label', 'random_key'\)"):
         shardflow.device.Prefetcher(plain, "cpu", [shardflow.device.RandomHorizontalFlip()])
     with pytest.raises(ConfigError, match="need label"):
         shardflow.device.Prefetcher(
@@ -180,7 +180,7 @@ def test_batches_of_other_fields_are_refused(dataset: Path) -> None:
     changed = keyed_loader(dataset, batch_transform=lambda images, *_: (images,))
     with pytest.raises(
         ConfigError,
-        match="label, random_key, found one of 1 fields; pass batch_transform to the prefetcher",
+        match=r"random_key.*1 .*batch_transform",
     ):
         next(iter(shardflow.device.Prefetcher(changed, "cpu", TRANSFORMS)))
 
@@ -220,11 +220,9 @@ def test_other_data_than_images_is_refused(dataset: Path) -> None:
     """Encoded images without DecodeJpeg, and a transform that returns no images, are errors and not other pixels."""
     files = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS, decoder=shardflow.decoders.Raw())
     for transform in (shardflow.device.Normalize(), shardflow.device.RandomErasing(), shardflow.device.MixUp()):
-        with pytest.raises(
-            ConfigError, match=r"takes images \[B, C, H, W\].*need DecodeJpeg\(\) as the first transform"
-        ):
+        with pytest.raises(ConfigError, match=r"images.*DecodeJpeg\(\)"):
             next(iter(shardflow.device.Prefetcher(files, "cpu", [transform])))
-    with pytest.raises(ConfigError, match=r"a transform must return .*images.* returned 'nothing'"):
+    with pytest.raises(ConfigError, match=r"images.* returned 'nothing'"):
         next(iter(shardflow.device.Prefetcher(keyed_loader(dataset), "cpu", [lambda _: "nothing"])))
 
 
@@ -238,7 +236,7 @@ def test_images_of_16_bits_are_refused() -> None:
         (batch, shardflow.device.MixUp(num_classes=1)),
         (masked, shardflow.device.RandomErasing(1)),
     ):
-        with pytest.raises(ConfigError, match=r"found torch\.uint16; put torchvision's v2\.ToDtype"):
+        with pytest.raises(ConfigError, match=r"torch\.uint16.*v2\.ToDtype"):
             next(iter(shardflow.device.Prefetcher([given], "cpu", [transform])))
         remedied = [v2.ToDtype(torch.float32, scale=True), transform]
         assert next(iter(shardflow.device.Prefetcher([given], "cpu", remedied)))["image"][0].max() <= 1

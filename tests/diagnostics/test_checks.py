@@ -14,7 +14,7 @@ import torch
 import shardflow
 from shardflow import native
 from shardflow.diagnostics.checks import Check, failed_checks, on_rotating_disk
-from shardflow.loading.distributed import usable_cores
+from shardflow.loading.worker_settings import usable_cores
 from tests.helpers.folders import write_tree
 from tests.helpers.kernel import without_kernel
 from tests.helpers.loading import with_workers

@@ -73,8 +73,7 @@ def test_refuses_what_cannot_be_tried(make_loader: Any) -> None:
 
 def trial(workers: int, depth: int, **counted: Any) -> Trial:
     """A trial of one second with these counts."""
-    runs = (Measurement(wall_s=1.0, **counted),)
-    return Trial(num_workers=workers, prefetch_factor=depth, measurements=runs, first_batch_s=0.1, batch_bytes=1)
+    return Trial(workers, depth, [Measurement(wall_s=1.0, **counted)], [0.1], 1)
 
 
 def test_the_fewest_workers_of_the_fastest_win() -> None:

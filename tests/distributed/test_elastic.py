@@ -15,7 +15,7 @@ import shardflow
 from shardflow.loading.source import EpochStart
 from shardflow.order.epochs import Epochs
 from shardflow.order.rank_partition import TAILS, RankPartition
-from shardflow.order.shuffle import Shuffle
+from shardflow.order.shuffle_settings import Shuffle
 from tests.helpers.loading import epochs_of, unread_split, whole_batches
 from tests.helpers.making import make_dataset
 

@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import shardflow
 from tests.helpers.making import flip, make_dataset
 from tests.helpers.training import SIZES, TOTAL
@@ -42,12 +44,26 @@ def test_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:
         assert sorted(labels) == list(range(TOTAL))
 
 
-def test_a_failed_rank_ends_the_others_with_its_error(tmp_path: Path) -> None:
-    """A sample that is damaged ends a run of two ranks at once, not at the time-out of a collective half an hour later;
-    the error names rank, shard and sample."""
+CAUSES = {
+    "sample": r"shardflow\.errors\.\w+: .*000002\.tar.*sample 000000030",
+    "shard": r"shardflow\.errors\.\w+: .*000002\.tar",
+    "worker": r"shardflow\.errors\.WorkerError: .*pid.* \d+",
+}
+"""What the error names when a sample is damaged, a shard gone, or a worker killed."""
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_failed_rank_ends_the_others_with_its_error(tmp_path: Path, cause: str) -> None:
+    """One of four ranks that fails ends the run at once, not at the time-out of a collective half an hour later; its
+    error names the rank, and is the root cause in torchrun's summary."""
     dataset = make_dataset(tmp_path / "set", SIZES)
     shard, payload = dataset / "train/000002.tar", shardflow.open(dataset)["train"][30]["jpg"]
-    flip(shard, shard.read_bytes().index(payload) + len(payload) // 2)
-    failed = torchrun(2, dataset, tmp_path, 1)
+    if cause == "sample":
+        flip(shard, shard.read_bytes().index(payload) + len(payload) // 2)
+    elif cause == "shard":
+        shard.unlink()
+    failed = torchrun(4, dataset, tmp_path, 2 if cause == "worker" else 1)
     assert failed.returncode == 1
-    assert re.search(r"\[rank[01]\]: shardflow\.errors\.\w+: .*000002\.tar.*sample 000000030", failed.stderr)
+    assert re.search(rf"\[rank\d\]: {CAUSES[cause]}", failed.stderr), failed.stderr
+    _, _, root = failed.stderr.partition("Root Cause")
+    assert re.search(CAUSES[cause], root), root

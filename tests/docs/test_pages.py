@@ -98,7 +98,7 @@ def _check_accuracy(names: dict[str, Any]) -> None:
     assert 0 < right < len(samples)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/loading.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/loading.md"])
 def test_options_in_comments_run(page: str, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a comment offers in place of an argument can be pasted there: the loader gives a first batch."""
     monkeypatch.chdir(tmp_path)
@@ -221,6 +221,21 @@ def test_text_of_the_drawing_stays_in_its_box() -> None:
         assert max(x for x, _ in inside) + 5 < left
         assert right < min(end for _, end in inside) - 5
         assert not [other for other in texts if other[2] == y and left < other[0] < right]
+
+
+def test_the_terminal_of_readme_shows_all_of_its_text() -> None:
+    """The drawing is small, has two colour schemes, and no text leaves its window."""
+    path = PROJECT / "docs/first-minute.svg"
+    assert path.stat().st_size < 30_000
+    drawing = ElementTree.parse(path).getroot()
+    style = next(each.text or "" for each in drawing.iter() if each.tag.endswith("style"))
+    assert "prefers-color-scheme: dark" in style
+    window = next(each for each in drawing.iter() if each.tag.endswith("rect"))
+    lines = [each for each in drawing.iter() if each.tag.endswith("text")]
+    assert lines[0].text == "$ shardflow pack photos/ photos256/"
+    for line in lines:
+        assert float(line.get("x", 0)) + len(line.text or "") * 14 * 0.63 < float(window.get("width", 0))
+        assert float(line.get("y", 0)) < float(window.get("height", 0))
 
 
 def test_messages_are_those_of_the_package() -> None:

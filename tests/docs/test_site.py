@@ -81,7 +81,7 @@ def test_pages_in_a_browser(address: str, tmp_path: Path) -> None:
         "search": "document.querySelectorAll('.md-search__input').length",
     }
     try:
-        for page in ("index", "guide", "format", "reference/loading", "examples/train_ddp"):
+        for page in ("index", "packing", "format", "reference/loading", "examples/train_ddp"):
             for width, dark in ((1280, False), (400, True)):
                 shown = browser.render(f"{address}/{page}.html", width=width, dark=dark, evaluate=evaluate)
                 assert shown.values["beyond"] <= 0, f"{page} is wider than {width} pixels"

@@ -21,8 +21,8 @@ from tests.helpers.scripts import DEADLINE_S, FOLDER
 from tests.helpers.warm_python import python
 
 SRUN = """
-[ "$1" = --kill-on-bad-exit=1 ] || exit 1
-shift
+[ "$1 $2 $3" = "--kill-on-bad-exit=0 --wait=60 --cpus-per-task=$SLURM_CPUS_PER_TASK" ] || exit 1
+shift 3
 for task in 0 1; do
     SLURM_PROCID=$task SLURM_LOCALID=$task "$@" &
     tasks+=($!)
@@ -108,7 +108,7 @@ def kubernetes() -> dict[str, Any]:
 
 
 def test_the_job_of_kubernetes_is_consistent(kubernetes: dict[str, Any]) -> None:
-    """Names that refer to each other do; a pod that is evicted, or ends with 85, is no failure."""
+    """Names that refer to each other do; a pod that is evicted, or ends with 85, is not a failure."""
     job, service = kubernetes["Job"], kubernetes["Service"]
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -134,7 +134,7 @@ def test_the_job_of_kubernetes_is_consistent(kubernetes: dict[str, Any]) -> None
 
 
 def test_a_pod_that_is_told_to_end_waits_for_its_ranks(kubernetes: dict[str, Any], tmp_path: Path) -> None:
-    """SIGTERM is passed on to torchrun; the pod ends after it, with the code that is no failure."""
+    """SIGTERM is passed on to torchrun; the pod ends after it, with the code that is not a failure."""
     (container,) = kubernetes["Job"]["spec"]["template"]["spec"]["containers"]
     environment = install(tmp_path / "bin", torchrun=TORCHRUN)
     with started([*container["command"], *container["args"]], env=environment) as pod:

@@ -147,7 +147,7 @@ def test_values_that_are_not_what_is_declared(content: Any, boxes: Any, keypoint
 
 def test_a_missing_part() -> None:
     """A sample without the declared part is an error, not a sample without boxes."""
-    with pytest.raises(DecodeError, match="no part 'json', which is declared to hold its boxes"):
+    with pytest.raises(DecodeError, match=r"'json',.*declared"):
         read_coordinates(Annotations(boxes=LABELLED), {}.get, SIZE)
 
 

@@ -71,9 +71,9 @@ def test_the_default_is_a_number_of_pixels() -> None:
     """Phones take pictures of 108 million pixels; those of formats that cost more may have fewer."""
     check_size(TYPES["JPEG"], 12_000, 9_000)
     check_size(TYPES["PNG"], 11_000, 9_000)
-    with pytest.raises(TooLargeError, match=r"11,000 x 10,001 pixels; the limit is 110,000,000 pixels; raise max_pix"):
+    with pytest.raises(TooLargeError, match=r"11,000.*10,001.*110,000,000.*max_pix"):
         check_size(TYPES["JPEG"], 11_000, 10_001)
-    with pytest.raises(TooLargeError, match="1,728,000,000 bytes to decode in this coding; the limit is 990,000,000"):
+    with pytest.raises(TooLargeError, match=r"1,728,000,000.*990,000,000"):
         check_size(TYPES["WEBP"], 12_000, 9_000)
     assert MAX_PIXELS == 110_000_000
     assert issubclass(TooLargeError, SampleError)

@@ -221,7 +221,7 @@ NEWER = "written by a newer shardflow; update"
 def test_newer_versions_are_named(version: int, form: Callable[[Any], bytes | None]) -> None:
     """A manifest of a newer version, which may have any content, is refused with both versions and the remedy."""
     data = form(lambda content: content.update(version=version)) or json.dumps({"version": version}).encode()
-    with pytest.raises(ManifestError, match=rf"version {version}, this shardflow reads 1: .*{NEWER}"):
+    with pytest.raises(ManifestError, match=rf"{version},.*1: .*{NEWER}"):
         manifest.from_bytes(data)
 
 
@@ -231,14 +231,14 @@ def test_versions_that_never_were_are_refused(version: Any) -> None:
     data = edited(lambda content: content.update(version=version))
     with pytest.raises(ManifestError, match="edited or damaged"):
         manifest.from_bytes(data)
-    with pytest.raises(ManifestError, match="it was edited: restore it"):
+    with pytest.raises(ManifestError, match="edited: restore"):
         manifest.from_bytes(fingerprinted(json.loads(data)))
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda content: content.update(columns={"train": "labels.npy"}),
+        lambda content: content.update(tables={"train": "labels.npy"}),
         lambda content: content["splits"]["train"][0].update(labels_sha256=ZERO),
         lambda content: content["layout"].update(order="random"),
         lambda content: content["statistics"]["train"].update(depths={}),

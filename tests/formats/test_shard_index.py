@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from shardflow.errors import ShardIndexError, TarError
 from shardflow.formats import shard_index
 from shardflow.formats.shard_index import DTYPE, Row
-from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import jpeg, write_shard
-from tests.helpers.tars import plain_tar
+from tests.helpers.tars import TarInMemory, plain_tar
 
 ROWS = [
     Row(0, b"cls", 512, 1, 0xF3DBD4FE, 0, 0),
@@ -196,7 +195,7 @@ def test_part_names_are_text() -> None:
 def test_no_samples_have_no_members() -> None:
     """An index of no rows is read for a shard of no samples, and members without a sample are refused."""
     assert len(read(shard_index.to_bytes(shard_index.from_rows([])), 0)) == 0
-    with pytest.raises(ShardIndexError, match="4 members for no samples"):
+    with pytest.raises(ShardIndexError, match="4 members"):
         read(shard_index.to_bytes(shard_index.from_rows(ROWS)), 0)
 
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
-from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.formats.tar_samples import TarSample, read_samples, split_member_name
-from tests.helpers.tars import members_of, write_tar
+from tests.helpers.tars import TarInMemory, members_of, write_tar
 
 BLOCK = 512
 
@@ -56,9 +55,8 @@ def test_a_tar_cut_anywhere(tmp_path: Path) -> None:
 def test_a_damaged_tar_says_where(tmp_path: Path) -> None:
     """The loss behind the damage names the last sample and the damage, and is of no key."""
     data = write_tar(tmp_path / "a.tar", [("a.jpg", b"1")], mtime=1).read_bytes()
-    damage = (
-        "the tar cannot be read: it ends at byte {} without the zero blocks that close a tar; everything behind that"
-    )
+    end = "it ends at byte {} without the zero blocks that close a tar: it is cut short"
+    damage = f"the tar cannot be read: {end}; everything behind that"
     for cut, after in ((0, "from its start"), (1024, "after sample 'a'")):
         loss = list(read_samples(TarInMemory(data[:cut])))[-1]
         assert loss == TarSample("", problem=f"{after} {damage.format(cut)} is lost")

@@ -327,6 +327,8 @@ def _lock_holders() -> set[int]:
 class _Far:
     """The dataset as a remote storage, whose downloads take a while."""
 
+    idle_timeout_s = 60.0
+
     def __init__(self, world: World) -> None:
         self._storage = LocalStorage(world.root)
 

@@ -359,6 +359,8 @@ class Schedule:
 class _Far:
     """The dataset as a remote storage, whose downloads take a while and arrive in two halves."""
 
+    idle_timeout_s = 60.0
+
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._storage = schedule, LocalStorage(schedule.world.root)
 

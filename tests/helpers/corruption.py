@@ -11,10 +11,10 @@ from pathlib import Path
 
 import shardflow as sf
 from shardflow.errors import ShardflowError
-from shardflow.formats import ustar
-from shardflow.formats.tar_bytes import TarInMemory
+from shardflow.formats import tar_members, ustar
 from tests.helpers.folders import encoded, write_tree
 from tests.helpers.hostile import picture
+from tests.helpers.tars import TarInMemory
 
 SHARD_SAMPLES = 3
 SAMPLES = 2 * SHARD_SAMPLES
@@ -116,8 +116,8 @@ class Harm:
     lost: int
 
 
-def _members(files: Files) -> list[ustar.Member]:
-    return list(ustar.walk(TarInMemory(files[TAR])))
+def _members(files: Files) -> list[tar_members.Member]:
+    return list(tar_members.members(TarInMemory(files[TAR])))
 
 
 DAMAGES: dict[str, Callable[[Files], Iterator[Damage]]] = {

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import pytest
 
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
-from shardflow.storage.connection import Fetched
 from shardflow.storage.interface import BlobVersion
 from shardflow.storage.remote import RemoteStorage
+from shardflow.storage.transport import Fetched
 from shardflow.storage.transport import Transport as AnyTransport
 from tests.helpers.s3_server import Server
 

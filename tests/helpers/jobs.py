@@ -13,10 +13,9 @@ from shardflow.formats.shard_layout import Sharding
 from shardflow.packing.creating import SHARD_SAMPLES, preview_pack
 from shardflow.packing.executors import Executor
 from shardflow.packing.jobs import Job, Outcome, PieceResult
-from shardflow.packing.pack_plan import PackPreview
+from shardflow.packing.pack_plan import PackPreview, plan_jobs
 from shardflow.packing.recipe import Recipe, make_recipe
 from shardflow.packing.sample_recipe import SampleRecipe
-from shardflow.packing.sharding import plan_jobs
 from shardflow.packing.sources.resolve import list_source
 
 

@@ -18,7 +18,8 @@ from shardflow.formats.shard import Shard
 from shardflow.geometry.objects import CroppedBoxes
 from shardflow.loading.annotation_fields import AnnotationFields
 from shardflow.loading.batch_sampler import WholeBatches
-from shardflow.loading.decoders.center_crop import CenterCrop
+from shardflow.loading.column_fields import ColumnFields
+from shardflow.loading.decoders.standard_crops import CenterCrop
 from shardflow.loading.facts import split_facts
 from shardflow.loading.source import Source
 from shardflow.loading.worker_settings import Workers
@@ -54,7 +55,14 @@ def epochs_of(
 def whole_batches(split: Split, epochs: Epochs, partition: RankPartition) -> WholeBatches:
     """Return the batches of one source, as a loader has them."""
     annotations = AnnotationFields((), Annotations(), CroppedBoxes())
-    source = Source(split=split, epochs=epochs, partition=partition, decoder=CenterCrop(), annotations=annotations)
+    source = Source(
+        split=split,
+        epochs=epochs,
+        partition=partition,
+        decoder=CenterCrop(),
+        annotations=annotations,
+        columns=ColumnFields((), split, {}),
+    )
     return WholeBatches([source], Shares([1]))
 
 

@@ -10,6 +10,19 @@ from pathlib import Path
 from shardflow.formats import ustar
 from tests.helpers.making import jpeg
 
+
+class TarInMemory:
+    """A tar whose bytes are in memory, see `TarBytes`."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(data)
+        self.size = len(self._data)
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return `size` bytes from an offset on, fewer where the tar ends before."""
+        return self._data[offset : offset + size] if offset >= 0 else self._data[:0]
+
+
 Members = Iterable[tuple[str, bytes]]
 
 

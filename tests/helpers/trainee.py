@@ -15,14 +15,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from tests.helpers.training import make_loader, make_net, train
 
 EPOCHS = 2
 SAVE_EVERY = 3
 KILLED = {"attempt": 0, "rank": 1, "epoch": 1, "position": 30}
+FAILING = {"attempt": 2, "rank": 1, "epoch": 0}
+"""Where a worker is killed."""
 
 
+@record
 def main() -> None:
     """Train."""
     url, folder, attempt = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -47,6 +51,8 @@ def main() -> None:
                 (folder / "unfinished").rename(checkpoint)
             if line.items() >= KILLED.items():
                 os.kill(os.getpid(), signal.SIGKILL)
+            if line.items() >= FAILING.items():
+                os.kill(loader._pool.pids()[0], signal.SIGKILL)
     dist.destroy_process_group()
 
 

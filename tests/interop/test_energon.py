@@ -34,16 +34,32 @@ def test_description(tmp_path: Path) -> None:
     ):
         dataset = make_dataset(tmp_path / kind, {"train": [6, 5], "val": [3]}, labelled=labelled)
         list(write_energon(sf.open(dataset)))
-        read = {name: json.loads((dataset / ".nv-meta" / name).read_text()) for name in (".info.json", "split.yaml")}
+        texts = {
+            name: (dataset / ".nv-meta" / name).read_text() for name in (".info.json", "split.yaml", "dataset.yaml")
+        }
+        read = {name: json.loads(text[text.index("{") :]) for name, text in texts.items()}  # after a YAML comment
         assert read[".info.json"]["shard_counts"] == {
             "train/000000.tar": 6,
             "train/000001.tar": 5,
             "val/000000.tar": 3,
         }
         assert read["split.yaml"]["split_parts"]["val"] == ["val/000000.tar"]
-        about = json.loads((dataset / ".nv-meta/dataset.yaml").read_text())
+        about = read["dataset.yaml"]
         assert about["sample_type"]["__class__"] == kind
         assert about["field_map"] == fields
+
+
+def test_an_edited_file_is_kept(tmp_path: Path) -> None:
+    """The command replaces its own metadata, and refuses a file that was edited."""
+    dataset = make_dataset(tmp_path, {"train": [6]})
+    for _ in range(2):
+        list(write_energon(sf.open(dataset)))
+    edited = dataset / ".nv-meta/dataset.yaml"
+    edited.write_text(edited.read_text().replace('"cls"', '"json"'))
+    before = edited.read_bytes()
+    with pytest.raises(ConfigError, match=r"dataset\.yaml"):
+        list(write_energon(sf.open(dataset)))
+    assert edited.read_bytes() == before
 
 
 def test_images_of_several_kinds(tmp_path: Path) -> None:

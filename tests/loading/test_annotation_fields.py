@@ -457,15 +457,15 @@ PER_BOX = ("box_labels", "box_area", "keypoints", "keypoint_visibility")
 @with_keypoints
 def test_what_a_transform_may_return(dataset: Path) -> None:
     """One that loses a field, or drops boxes without their fields, is told what is expected."""
-    with pytest.raises(ConfigError, match=r"sample 00..: .*dict of image, mask; got .* without mask"):
+    with pytest.raises(ConfigError, match=r"sample 00.*image, mask.*without mask"):
         next(iter(loader(dataset, "mask", transform=lambda one: {"image": one["image"]})))
-    with pytest.raises(ConfigError, match=r"gets and returns a dict.*got Image"):
+    with pytest.raises(ConfigError, match=r"dict.*got Image"):
         next(iter(loader(dataset, "mask", transform=lambda one: one["image"])))
     with pytest.raises(ConfigError, match=r"added 'depth'.*remove it") as raised:
         next(iter(loader(dataset, "mask", transform=lambda one: one | {"depth": one["mask"]})))
     assert raised.value.key is not None
     lossy = loader(dataset, *FIELDS, transform=lambda one: one | {"boxes": one["boxes"][:0]})
-    with pytest.raises(ConfigError, match=r"returned 0 boxes and [1-3] of 'box_labels'.*labels_getter"):
+    with pytest.raises(ConfigError, match=r"\b0\b.*[1-3].*'box_labels'.*labels_getter"):
         list(lossy)
 
 
@@ -476,14 +476,14 @@ def test_fields_that_cannot_be(dataset: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"declare.*{remedy}"):
             loader(plain, field)
     assert next(iter(loader(plain, "mask.png")))[1][0][1:4] == b"PNG"
-    with pytest.raises(ConfigError, match="fields of its boxes are area, labels"):
+    with pytest.raises(ConfigError, match="area, labels"):
         loader(dataset, "box_crowd")
     with pytest.raises(ConfigError, match="add 'image'"):
         shardflow.Loader(dataset, batch_size=6, fields=("mask", "boxes"))
-    with pytest.raises(ConfigError, match="min_visibility must be 0 … 1, found 25"):
+    with pytest.raises(ConfigError, match=r"min_visibility .*found 25"):
         shardflow.annotations.CroppedBoxes(min_visibility=25)
     silent = loader(dataset, "mask", decoder=_Silent())
-    with pytest.raises(ConfigError, match="does not say how it crops"):
+    with pytest.raises(ConfigError, match="RandomResizedCrop"):
         next(iter(silent))
 
 
@@ -511,7 +511,7 @@ def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None
             shardflow.Mix(rules(0, 0.5), by=by)
     declared = Annotations(keypoints=Keypoints("json", "keypoints[]", "xyv"))
     alone = write_dataset(tmp_path / "alone", {"train": [[sample(1)] * 6]}, annotations=declared)
-    with pytest.raises(ConfigError, match=r"annotation fields differ: .*xyv of boxes.*xyv'"):
+    with pytest.raises(ConfigError, match=r"annotation fields .*xyv of boxes.*xyv'"):
         shardflow.Mix([(loader(url, "keypoints"), 1) for url in (dataset, alone)])
     other = loader(dataset, "mask", shardflow.annotations.CroppedBoxes(), decoder=shardflow.decoders.CenterCrop(24))
     with pytest.raises(ConfigError, match="equal decoders"):

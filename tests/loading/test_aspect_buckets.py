@@ -170,5 +170,5 @@ def test_what_does_not_go_together(dataset: Path, tmp_path: Path) -> None:
             loader(dataset, **options)
     samples = [("0", {"jpg": jpeg(0), "cls": b"0"}), ("1", {"jpg": b"no image", "cls": b"0"})]
     url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x",))
-    with pytest.raises(ConfigError, match="lacks 1 of 2, the first is that of sample 1"):
+    with pytest.raises(ConfigError, match=r"1 of 2.*sample 1"):
         loader(url, batch_size=1)

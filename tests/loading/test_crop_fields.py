@@ -158,7 +158,7 @@ def test_where_they_are_not_known(url: Path) -> None:
     with pytest.raises(ConfigError, match="add 'image'"):
         load(url, CROP, fields=("flipped", "label"))
     for decoder in (shardflow.decoders.Raw(), _Silent()):
-        with pytest.raises(ConfigError, match=r"'crop'.*Crops"):
+        with pytest.raises(ConfigError, match=r"fields crop .*Crops"):
             load(url, decoder, fields=("image", "crop"))
 
 

@@ -54,7 +54,7 @@ def test_what_decode_returns_is_checked(tmp_path: Path, returned: Any) -> None:
     some = shardflow.Loader(
         make_dataset(tmp_path / "set", [7]), batch_size=7, decoder=Returning(), num_workers=0, max_errors=7
     )
-    with pytest.raises(ConfigError, match=r"Returning\.decode must return a dict .* found"):
+    with pytest.raises(ConfigError, match=r"Returning\.decode .*found"):
         next(iter(some))
 
 
@@ -135,7 +135,7 @@ def test_a_decoder_of_its_own_needs_one_method(tmp_path: Path) -> None:
     batches = [images for images, _ in loader]
     assert [tuple(images.shape) for images in batches] == [(8, 3, 8, 10)] * 2
     assert len(loader.replaced) == 1
-    with pytest.raises(ConfigError, match=r"'crop' is not known.*Crops"):
+    with pytest.raises(ConfigError, match=r"fields crop .*Crops"):
         next(
             iter(
                 shardflow.Loader(
@@ -147,7 +147,7 @@ def test_a_decoder_of_its_own_needs_one_method(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="decoder must be"):
             shardflow.Loader(url, batch_size=8, decoder=wrong)  # type: ignore[arg-type]
     for made in (lambda: decoders.MultiView([Small()]), lambda: shardflow.device.DecodeJpeg(Small())):  # type: ignore[list-item, arg-type]
-        with pytest.raises(ConfigError, match="must be a decoder that crops"):
+        with pytest.raises(ConfigError, match="RandomResizedCrop or CenterCrop"):
             made()
 
 
@@ -168,7 +168,7 @@ def test_a_subclass_that_decodes_otherwise_is_not_taken_for_its_base(tmp_path: P
     assert torch.equal(images[:, 0], images[:, 2])
     with pytest.raises(ConfigError, match="accepts encoded images only"):
         shardflow.Loader(url, batch_size=8, decoder=Grey(16), cache=shardflow.Cache(tmp_path / "c", pixels="1MB"))
-    with pytest.raises(ConfigError, match="must be a decoder that crops"):
+    with pytest.raises(ConfigError, match="RandomResizedCrop or CenterCrop"):
         decoders.MultiView([Grey(16)])
     assert Grey(16) == Grey(16) != decoders.RandomResizedCrop(16)
 
@@ -259,7 +259,7 @@ def test_a_crop_outside_of_the_image_is_refused(
     """Pixels that are not in the image cannot be asked for, with the kernel or without."""
     monkeypatch.setenv("SHARDFLOW_KERNEL", kernel)
     url = make_dataset(tmp_path / "set", [4])
-    with pytest.raises(ConfigError, match="the box must lie within the image"):
+    with pytest.raises(ConfigError, match=r"box=.*resized=.*offset="):
         list(shardflow.Loader(url, batch_size=2, num_workers=0, decoder=decoder))
 
 

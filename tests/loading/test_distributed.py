@@ -7,7 +7,8 @@ import pytest
 import torch.distributed as dist
 
 from shardflow.errors import ConfigError
-from shardflow.loading.distributed import resolve_group, usable_cores
+from shardflow.loading.distributed import resolve_group
+from shardflow.loading.worker_settings import usable_cores
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_environment_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None
     assert resolve_group(None) == (2, 4)
     assert resolve_group((1, 3)) == (1, 3)
     monkeypatch.setenv("RANK", "two")
-    with pytest.raises(ConfigError, match="RANK must be an integer, found 'two'"):
+    with pytest.raises(ConfigError, match=r"RANK .*'two'"):
         resolve_group(None)
 
 

@@ -79,7 +79,7 @@ def test_kinds_do_not_mix_in_a_batch(other: Any) -> None:
     """Other channels or bits in one batch are a ConfigError that names both."""
     mixed = payloads((5, np.uint16))
     mixed[2] = memoryview(jpeg(0)) if other is None else payloads(other)[2]
-    with pytest.raises(ConfigError, match="16 bits in 5 channels"):
+    with pytest.raises(ConfigError, match=r"16 bits .*5 channels"):
         shardflow.decoders.RandomResizedCrop(16)(mixed, SIZES, KEYS)
 
 

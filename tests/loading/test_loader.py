@@ -330,9 +330,24 @@ def test_a_second_iteration_ends_the_first(dataset: Path, workers: int) -> None:
     next(older)
     newer = iter(some)
     first = next(newer)
-    with pytest.raises(ConfigError, match="use two loaders"):
+    with pytest.raises(ConfigError, match=r"the loader .*iterated again"):
         next(older)
     assert labels([first, *newer]) == expected[1]
+
+
+def test_batches_count_when_they_are_handed_out(dataset: Path) -> None:
+    """Batches that are taken ahead do not move the cursor, nor do those of an iteration that is over."""
+    some = loader(dataset)
+    with some.new_iteration() as iteration:
+        assert len([next(iteration.batches) for _ in range(3)]) == 3
+        assert some.state_dict()["position"] == 0
+        for _ in range(2):
+            iteration.hand_out()
+        assert some.state_dict()["position"] == 2 * some.batch_size
+        some.set_epoch(4)
+        iteration.hand_out()
+    state = some.state_dict()
+    assert (state["epoch"], state["position"]) == (4, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -353,7 +368,7 @@ def test_moving_the_loader_ends_its_iteration(dataset: Path, workers: int, how: 
         some.set_epoch(epoch)
         state, rest = {**state, "epoch": epoch, "position": 0}, expected[epoch]
     assert some.state_dict() == state
-    with pytest.raises(ConfigError, match="moved by set_epoch or load_state_dict"):
+    with pytest.raises(ConfigError, match="set_epoch or load_state_dict"):
         next(running)
     assert some.state_dict() == state
     assert labels(some) == rest
@@ -433,7 +448,7 @@ def test_damaged_payload_is_named(tmp_path: Path, workers: int) -> None:
     shard = url / "train/000001.tar"
     payload = shardflow.open(url)["train"][10]["jpg"]
     flip(shard, shard.read_bytes().index(payload) + len(payload) // 2)
-    with pytest.raises(IntegrityError, match=r"000001\.tar, sample 000000010: .*shardflow verify") as caught:
+    with pytest.raises(IntegrityError, match=r"000001\.tar, sample 000000010: .*`shardflow") as caught:
         list(loader(url, num_workers=workers, tail="short"))
     assert (caught.value.shard, caught.value.key) == (str(shard), "000000010")
 
@@ -443,7 +458,7 @@ def test_undecodable_image_is_named(tmp_path: Path, workers: int) -> None:
     """An image that does not decode raises DecodeError naming shard and sample, and the state stays right."""
     url = make_dataset(tmp_path / "set", [10, 10], undecodable=[10])
     some = loader(url, num_workers=workers, shuffle=False, batch_size=4)
-    with pytest.raises(DecodeError, match=r"000001\.tar, sample 000000010: the image cannot be decoded"):
+    with pytest.raises(DecodeError, match=r"000001\.tar, sample 000000010: "):
         list(some)
     assert some.state_dict()["position"] == 8
 
@@ -463,7 +478,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
     some = loader(url, fields=("labels",), batch_size=1, shuffle=False, num_workers=0)
     batches = iter(some)
     assert next(batches)[0].tolist() == [[1.0, 0.0, 1.0]]
-    with pytest.raises(DecodeError, match=r"000000\.tar, sample b: label.* from 0 to 2"):
+    with pytest.raises(DecodeError, match=r"000000\.tar, sample b: .*0 .*2"):
         next(batches)
 
 
@@ -563,10 +578,10 @@ def test_arguments_of_other_loaders_are_explained(dataset: Path, name: str, reme
 
 def test_use_as_a_dataset_is_explained(dataset: Path) -> None:
     """An argument without its name, and a loader within PyTorch's, are errors that say what to write."""
-    with pytest.raises(ConfigError, match=r"write the name of each argument after 'url': one of split=, .*batch_size="):
+    with pytest.raises(ConfigError, match=r"'url'.* split=, .*batch_size="):
         shardflow.Loader(dataset, 64)
     wrapped = torch.utils.data.DataLoader(shardflow.Loader(dataset, batch_size=4, num_workers=0), batch_size=4)
-    with pytest.raises(TypeError, match=r"takes the place of PyTorch's DataLoader.*loader\.dataset"):
+    with pytest.raises(TypeError, match=r"DataLoader.*loader\.dataset"):
         next(iter(wrapped))
 
 
@@ -620,7 +635,7 @@ def test_missing_labels_are_named_when_the_loader_is_made(tmp_path: Path) -> Non
 
 def test_whole_images_of_several_sizes_are_refused_when_the_loader_is_made(dataset: Path) -> None:
     """Without a transform they could not be stacked, which the index tells."""
-    with pytest.raises(ConfigError, match=r"do not stack to a batch; choose decoders\.RandomResizedCrop"):
+    with pytest.raises(ConfigError, match=r"sizes .*decoders\.RandomResizedCrop"):
         shardflow.Loader(dataset, batch_size=4, decoder=shardflow.decoders.Image())
     shardflow.Loader(dataset, batch_size=1, decoder=shardflow.decoders.Image())
 

@@ -163,7 +163,7 @@ def test_another_mix_is_refused(datasets: list[Path]) -> None:
         mix(datasets, steps_per_epoch=3).load_state_dict(state)
     with pytest.raises(ConfigError, match="weights above 0"):
         mix(datasets, (1, 0, 1))
-    with pytest.raises(ConfigError, match="seed would have no effect"):
+    with pytest.raises(ConfigError, match=r"\bseed\b.*no effect"):
         mix(datasets, seed=3)
 
 
@@ -188,7 +188,7 @@ def test_a_second_iteration_ends_the_first(datasets: list[Path]) -> None:
     assert [next(older)[0].tolist()] == first[:1]
     newer = iter(some)
     begun = next(newer)
-    with pytest.raises(ConfigError, match="the mix was iterated again"):
+    with pytest.raises(ConfigError, match=r"the mix .*iterated again"):
         next(older)
     assert contents([begun, *newer]) == second
     assert some.state_dict() == expected.state_dict()
@@ -203,7 +203,7 @@ def test_moving_a_mix_ends_its_iteration(datasets: list[Path]) -> None:
     running = iter(some)
     next(running)
     some.set_epoch(1)
-    with pytest.raises(ConfigError, match="moved by set_epoch or load_state_dict"):
+    with pytest.raises(ConfigError, match="set_epoch or load_state_dict"):
         next(running)
     assert contents(some) == second
 
@@ -226,7 +226,7 @@ def test_a_refused_state_moves_nothing(datasets: list[Path]) -> None:
         with pytest.raises(ResumeMismatchError):
             some.load_state_dict({**state, **change})
         assert some.state_dict() == before
-    with pytest.raises(ResumeMismatchError, match=r"a state is a dict from Mix\.state_dict"):
+    with pytest.raises(ResumeMismatchError, match=r"dict from Mix\.state_dict"):
         some.load_state_dict(None)  # type: ignore[arg-type]
 
 
@@ -247,6 +247,8 @@ def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
     for sources in ([(datasets[0], float("inf"))], [(datasets[0], "3")], [swapped[0][0]], [datasets[0]], 3):
         with pytest.raises(ConfigError, match="weights above 0"):
             shardflow.Mix(sources, batch_size=4)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Mix\(\[\("):  # the line to write
+        shardflow.Mix(datasets, [3, 1], batch_size=4)  # type: ignore[arg-type, list-item]
 
 
 def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
@@ -259,10 +261,10 @@ def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
                 shardflow.Mix([(one, 1)])
         one.set_sampler(Weighted(1))
         some = shardflow.Mix([(one, 1)], by=by)
-        with pytest.raises(ConfigError, match="a mix keeps its samplers"):
+        with pytest.raises(ConfigError, match=r"samplers.*make another mix"):
             some.set_sampler(Weighted(2))
         one.set_sampler(Weighted(2))
-        with pytest.raises(ConfigError, match=r"loader 0 of the mix.* has another sampler or batch size now"):
+        with pytest.raises(ConfigError, match=r"loader 0 .*make another mix"):
             next(iter(some))
 
 
@@ -452,20 +454,21 @@ def contents_of_images(batches: Any) -> list[Any]:
 def test_mixes_of_samples_that_cannot_be_are_refused(datasets: list[Path]) -> None:
     """What must be equal is named, and a state of a mix by batch is refused by one by sample."""
     loaders = [shardflow.Loader(datasets[0], batch_size=size, num_workers=0) for size in (4, 5)]
-    with pytest.raises(ConfigError, match=r"batch_size differ: 4, 5; make them equal, or pass by='batch'"):
+    with pytest.raises(ConfigError, match=r"batch_size .*4, 5.*by='batch'"):
         shardflow.Mix([(loader, 1) for loader in loaders])
     shard_affinity = shardflow.Loader(
         datasets[0], batch_size=4, num_workers=0, shuffle=shardflow.Shuffle(shard_affinity=True)
     )
     with pytest.raises(ConfigError, match=r"shard_affinity=True\).* pass by='batch'"):
         shardflow.Mix([(shard_affinity, 1)])
-    with pytest.raises(ConfigError, match="by must be 'sample' or 'batch'"):
+    with pytest.raises(ConfigError, match=r"by .*'sample' or 'batch'"):
         shardflow.Mix([(loaders[0], 1)], by="shard")
-    with pytest.raises(ConfigError, match="there is no tail"):
+    with pytest.raises(ConfigError, match="no tail"):
         sample_mix(datasets, tail="drop")
-    with pytest.raises(ResumeMismatchError, match="by is 'sample' in the state and 'batch' here"):
+    with pytest.raises(ResumeMismatchError, match=r"by .*'sample' .*'batch'"):
         sample_mix(datasets, by="batch").load_state_dict(sample_mix(datasets).state_dict())
-    assert "Mix of samples: 20 batches, epoch 0, 20 left; 2 x <shardflow.Loader of" in repr(sample_mix(datasets))
+    assert "Mix of samples: 20 batches, epoch 0, 20 left; 2 x " in repr(sample_mix(datasets))
+    assert repr(sample_mix(datasets)).count("epoch") == 1  # the mix's alone
 
 
 def classes_dataset(root: Path, classes: tuple[str, ...] | None, **fields: str) -> Path:
@@ -493,7 +496,7 @@ def test_a_number_of_two_classes_is_refused(tmp_path: Path, by: str, fields: tup
             assert re.search(found, str(refused.value))
             assert re.search("'cat' in .*pets", str(refused.value))
     if fields != ("labels",):  # which needs to know the classes
-        with pytest.raises(ConfigError, match=r"nameless has no class names, and .*pets has"):
+        with pytest.raises(ConfigError, match=r"nameless .*pets has"):
             shardflow.Mix([(urls["pets"], 1), (urls["nameless"], 1)], **options)
         assert shardflow.Mix([(urls["nameless"], 1)] * 2, **options).classes == []
 
@@ -520,7 +523,7 @@ def test_classes_that_begin_alike_are_mixed(tmp_path: Path, by: str) -> None:
     some = shardflow.Mix(sources, fields=("label",), **options)
     assert some.classes == ["cat", "dog", "eel"]
     assert some.class_to_idx == {"cat": 0, "dog": 1, "eel": 2}
-    with pytest.raises(ConfigError, match=r"classes differ: the field 'labels' .*\[2, 3\]"):
+    with pytest.raises(ConfigError, match=r"'labels' .*\[2, 3\]"):
         shardflow.Mix(sources, fields=("labels",), **options)
 
 

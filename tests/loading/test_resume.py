@@ -144,15 +144,13 @@ def test_state_of_another_order_is_refused(dataset: Path, change: dict[str, Any]
 def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
     """A state names its dataset by fingerprint."""
     other = make_dataset(tmp_path / "other", [61])
-    with pytest.raises(ResumeMismatchError, match=r"fingerprint is .*/other is another dataset: open the one that"):
+    with pytest.raises(ResumeMismatchError, match=r"fingerprint .*/other is another"):
         loader(other).load_state_dict(loader(dataset).state_dict())
-    with pytest.raises(
-        ResumeMismatchError, match=r"has version 0, this shardflow reads version 1.* start an epoch anew"
-    ):
+    with pytest.raises(ResumeMismatchError, match=r"version 0.*version 1"):
         loader(dataset).load_state_dict({**loader(dataset).state_dict(), "version": 0})
     with pytest.raises(ResumeMismatchError, match=r"not from Loader\.state_dict"):
         loader(dataset).load_state_dict({"epoch": 1})
-    with pytest.raises(ResumeMismatchError, match=r"not from Loader\.state_dict\(\): that is its entry 'data'"):
+    with pytest.raises(ResumeMismatchError, match=r"Loader\.state_dict\(\).*entry 'data'"):
         loader(dataset).load_state_dict({"model": {}, "data": loader(dataset).state_dict()})
 
 
@@ -174,7 +172,7 @@ def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message
     before = some.state_dict()
     with pytest.raises(ResumeMismatchError, match=f"the state is damaged: .*{message}"):
         some.load_state_dict({**before, **change})
-    with pytest.raises(ResumeMismatchError, match=r"a state is a dict from Loader\.state_dict"):
+    with pytest.raises(ResumeMismatchError, match=r"dict from Loader\.state_dict"):
         some.load_state_dict(None)
     assert some.state_dict() == before
 

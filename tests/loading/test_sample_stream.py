@@ -41,6 +41,8 @@ def test_samples_are_webdataset_samples(dataset: Path) -> None:
     images, numbers = zip(*pipeline, strict=True)
     assert {image.dtype for image in images} == {torch.uint8}
     assert numbers == tuple(range(TOTAL))
+    with pytest.raises(AttributeError, match=r"wds\.shuffle"):
+        source.shuffle(100)
 
 
 def test_order_is_the_loaders(dataset: Path) -> None:

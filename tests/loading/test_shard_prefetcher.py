@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from shardflow.dataset import reader as reader_module
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import IntegrityError, NotFoundError, TransientError
 from shardflow.loading.batch import Batch
@@ -28,7 +27,7 @@ from shardflow.loading.source import EpochStart
 from shardflow.loading.stages import Read
 from shardflow.order.epochs import ShardSpan
 from shardflow.order.rank_partition import RankPartition
-from shardflow.order.shuffle import Shuffle
+from shardflow.order.shuffle_settings import Shuffle
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import CountingStorage, SlowStorage
 from tests.helpers.loading import epochs_of, open_files, run_script, unread_split, until, whole_batches
@@ -246,13 +245,11 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
         assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"6", b"7"]
 
 
-def test_a_shard_that_arrives_slowly_is_read_as_it_grows(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_arrives_slowly_is_read_as_it_grows(root: Path, tmp_path: Path) -> None:
     """However long it takes, while there is progress its samples are read from what has arrived."""
-    monkeypatch.setattr(reader_module, "STALL_TIMEOUT_S", 0.5)
     split, storage = shardflow.open(root)["train"], SlowStorage(root, tmp_path / "log")
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
+    far.reader.stall_timeout_s = 0.5
     threading.Thread(target=far.reader.fetch, args=(0,), daemon=True).start()
     assert storage.begun.wait(10)
     (path,) = tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")
@@ -443,7 +440,7 @@ def test_damage_at_the_source_is_an_error(tmp_path: Path) -> None:
         shardflow.open(root).manifest.splits["train"][0], sha256=hashlib.sha256(data).hexdigest()
     )
     split = Split(CountingStorage(root, tmp_path / "log"), "train", (shard,), Cache(tmp_path / "cache"))
-    with pytest.raises(IntegrityError, match="sample 000000003: part 'jpg' is damaged"):
+    with pytest.raises(IntegrityError, match=r"sample 000000003: .*'jpg'"):
         list(split)
     assert CountingStorage(root, tmp_path / "log").reads()["train/000000.tar"] == 1
 

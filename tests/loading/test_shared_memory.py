@@ -261,7 +261,7 @@ def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
             assert placed is not None
             address, layouts = placed
             slot = pool._slab.memory(address.slot)  # type: ignore[union-attr]
-            found = [shared_memory._view(slot, layout) for layout in layouts]
+            found = [layout.view(slot) for layout in layouts]
             assert all(
                 torch.equal(each, right) for each, right in zip(found, (images[1:], masks, images[:1]), strict=True)
             )

@@ -26,7 +26,7 @@ def stats(waiting: float = 0.0, copying: float = 0.0, transforms: float = 0.0, b
         (stats(4, 1), f"input-bound: 40% {WAITING}, 10% for the copy, 0% in device transforms, 50% computing; "),
         (stats(1, 2), f"copy-bound: 10% {WAITING}, 20% for the copy"),
         (stats(1, 2, 3), f"transform-bound: 10% {WAITING}, 20% for the copy, 30% in device transforms"),
-        (stats(batches=1), "no statistics yet: 1 batches"),
+        (stats(batches=1), "no statistics yet: 1 batch"),
     ],
 )
 def test_one_line_says_where_the_time_goes(given: Stats, line: str) -> None:
@@ -59,6 +59,13 @@ def test_a_slow_loader_is_input_bound(tmp_path: Path) -> None:
     assert loader.stats().waiting_share > 0.8
     assert str(loader.stats()).startswith("input-bound")
     assert "num_workers" in str(loader.stats())
+    assert "epochs" not in str(loader.stats())
+    list(loader)
+    assert (loader.stats().epochs, loader.stats().earlier_epochs) == (1, 1)
+    assert "the last of 2 epochs" in str(loader.stats())
+    whole = loader.stats(whole_run=True)
+    assert (whole.epochs, whole.earlier_epochs) == (2, 0)
+    assert "in 2 epochs" in str(whole)
 
 
 def _slow(image: object) -> object:

@@ -70,7 +70,7 @@ def test_stream_is_exact_over_ranks_and_resumable(dataset: Path) -> None:
 
 def test_uneven_lengths_are_refused_or_dealt_out(dataset: Path) -> None:
     """A length that would drop samples at every border is refused; with a short tail it loses nothing."""
-    with pytest.raises(ConfigError, match="not a multiple of the 4 samples"):
+    with pytest.raises(ConfigError, match=r"multiple of the 4\b"):
         loader(dataset, samples_per_epoch=30)
     some = loader(dataset, samples_per_epoch=30, tail="short")
     assert Counter(label for _ in range(5) for label in labels(some)) == dict.fromkeys(range(TOTAL), 3)
@@ -78,7 +78,7 @@ def test_uneven_lengths_are_refused_or_dealt_out(dataset: Path) -> None:
 
 def test_shard_affinity_needs_epochs_of_whole_passes(dataset: Path) -> None:
     """Shard affinity with epochs of another length is refused: ranks would read other shards in each pass."""
-    with pytest.raises(ConfigError, match="with samples_per_epoch each pass would begin at another rank"):
+    with pytest.raises(ConfigError, match=r"shard_affinity.*samples_per_epoch"):
         loader(dataset, samples_per_epoch=48, shuffle=shardflow.Shuffle(shard_affinity=True))
 
 

@@ -219,7 +219,7 @@ def test_weights_change_between_epochs(dataset: Path, workers: int) -> None:
     state = loader.state_dict()
     assert len(loader) == -(-round(VALUES.sum()) // 7)
     fresh = make_loader(dataset, VALUES, num_workers=workers)
-    with pytest.raises(ResumeMismatchError, match=r"sampler is .*set_sampler before load_state_dict"):
+    with pytest.raises(ResumeMismatchError, match=r"sampler .*set_sampler .*load_state_dict"):
         make_loader(dataset, 1).load_state_dict(state)
     fresh.load_state_dict(state)
     assert contents(loader) == contents(fresh)
@@ -286,7 +286,7 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
         ([1, 2], "Weighted has 2 numbers, split 'train' has 60 samples"),
         ({"x": 2}, "weights name the class 'x', which the dataset does not have"),
         ({0: "many"}, "must be a number, found 'many'"),
-        ("balance", "neither a file nor one of 'balanced', 'sqrt'"),
+        ("balance", "neither a column, a file nor one of 'balanced', 'sqrt'"),
         ([-1.0] * 60, "that of sample 0 is -1"),
         ([0.0] * 60, "found 0"),
         (0.05, "has 3 samples, less than one batch of 7"),
@@ -305,9 +305,9 @@ def test_what_cannot_be_a_weight_file(dataset: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
     (tmp_path / "text.npy").write_text("1 2 3")
     for name in ("objects.npy", "text.npy"):
-        with pytest.raises(ConfigError, match=r"is not a \.npy file of numbers"):
+        with pytest.raises(ConfigError, match=r"\.npy file of numbers"):
             make_loader(dataset, tmp_path / name)
-    with pytest.raises(ConfigError, match="a list of sample numbers"):
+    with pytest.raises(ConfigError, match="list of sample numbers"):
         Subset([0.5])
 
 
@@ -315,10 +315,10 @@ def test_classes_that_are_not_single(tmp_path: Path) -> None:
     """Weights by class need one class for each sample."""
     samples = [("0", {"jpg": jpeg(0), "cls": b"0"}), ("1", {"jpg": jpeg(1), "labels.json": b"[0, 1]"})]
     url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y"))
-    with pytest.raises(ConfigError, match="1 of 2 samples have none or several, the first is sample 1"):
+    with pytest.raises(ConfigError, match=r"1 of 2 .*sample 1"):
         make_loader(url, "balanced", batch_size=1)
     unlabelled = make_dataset(tmp_path / "without", [3], labelled=False)
-    with pytest.raises(ConfigError, match="needs a dataset with labels"):
+    with pytest.raises(ConfigError, match="dataset with labels"):
         make_loader(unlabelled, "sqrt", batch_size=1)
 
 
@@ -402,7 +402,7 @@ def test_classes_that_are_too_small_for_a_batch_are_named(long_tailed: Path, cap
     ("options", "message"),
     [
         ({"batch_size": 7}, "batch_size=7 is not a multiple"),
-        ({"shuffle": False}, "without shuffling"),
+        ({"shuffle": False}, "shuffling"),
         ({"samples_per_epoch": 9}, "multiples of the 6 that this sampler keeps together"),
         ({"shuffle": shardflow.Shuffle(shard_affinity=True)}, "shard_affinity would have no effect"),
         ({"batch_size": 20}, "need 10 classes of that size; 4 have it"),
@@ -418,5 +418,5 @@ def test_batches_of_classes_that_cannot_be(long_tailed: Path, options: dict[str,
 
 def test_shard_affinity_is_yes_or_no() -> None:
     """`shard_affinity` is neither a number nor a word."""
-    with pytest.raises(ConfigError, match="shard_affinity must be True or False, found 'no'"):
+    with pytest.raises(ConfigError, match=r"shard_affinity .*found 'no'"):
         shardflow.Shuffle(shard_affinity="no")  # type: ignore[arg-type]

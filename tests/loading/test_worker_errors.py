@@ -179,7 +179,7 @@ def test_a_transform_must_return_a_tensor(dataset: Path, result: Any, found: str
 
 def test_a_batch_transform_must_return_the_batch(dataset: Path) -> None:
     """A batch transform without a `return` is a ConfigError."""
-    with pytest.raises(ConfigError, match="batch_transform must return the batch; got None"):
+    with pytest.raises(ConfigError, match=r"batch_transform .*got None"):
         list(loader(dataset, batch_transform=Returns(None)))
 
 
@@ -228,7 +228,7 @@ def test_a_script_without_a_guard_is_told_so(dataset: Path, tmp_path: Path) -> N
 
 def test_what_workers_cannot_import_is_refused_when_the_loader_is_made(dataset: Path) -> None:
     """A lambda, and a class that is defined in a session without a file, are refused unless workers are forked."""
-    with pytest.raises(ConfigError, match=r"transform cannot be sent to workers that are started by 'spawn'.*lambda"):
+    with pytest.raises(ConfigError, match=r"transform .*'spawn'.*lambda"):
         loader(dataset, transform=lambda image: image, multiprocessing_context="spawn")
     loader(dataset, transform=lambda image: image, multiprocessing_context="fork")
     session = f"""

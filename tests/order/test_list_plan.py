@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardflow.order.list_plan import ListPlan
+from shardflow.order.sampler import ListPlan
 
 SIZES = [4, 0, 7, 1, 9]
 SHARDS = np.repeat(np.arange(5), SIZES)

@@ -9,9 +9,8 @@ import pytest
 
 from shardflow.errors import ConfigError
 from shardflow.order.epochs import Epochs
-from shardflow.order.list_plan import ListPlan
-from shardflow.order.sampler import EpochSampler, Facts
-from shardflow.order.shuffle import Shuffle
+from shardflow.order.sampler import EpochSampler, Facts, ListPlan
+from shardflow.order.shuffle_settings import Shuffle
 from shardflow.samplers import AspectBuckets, ClassBatches, Sampler, Subset, Weighted
 
 SIZES = np.array([7, 12, 0, 21])
@@ -109,10 +108,10 @@ def test_what_is_not_a_sampler_is_refused(sampler: Any, problem: str) -> None:
 @pytest.mark.parametrize("values", [[[1], [2, 3]], [1, [2]]])
 def test_ragged_lists_are_refused(values: Any) -> None:
     """Lists that make no array of numbers are a ConfigError that names the sampler, also within another one."""
-    with pytest.raises(ConfigError, match="Subset takes a list of sample numbers"):
+    with pytest.raises(ConfigError, match=r"Subset .*sample numbers"):
         Subset(values)
     for given in (Weighted(values), AspectBuckets([(8, 8)], Weighted(values))):
-        with pytest.raises(ConfigError, match="Weighted takes a number per sample"):
+        with pytest.raises(ConfigError, match=r"Weighted .*number per sample"):
             Epochs(facts(), given, seed=0)
 
 

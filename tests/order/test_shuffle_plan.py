@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.order.shuffle import default_streams
 from shardflow.order.shuffle_plan import ShufflePlan
+from shardflow.order.shuffle_settings import default_streams
 
 SIZES = st.lists(st.integers(0, 90), min_size=1, max_size=12)
 STICKY_ORDER_SHA256 = "576a0689c3c7a4226e4c8f61760b0bc6038378160aa113844d998ebeffcfa2ed"

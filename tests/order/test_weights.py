@@ -304,5 +304,5 @@ def test_weights_that_cannot_be_are_refused(values: Any, message: str) -> None:
 
 def test_a_bad_class_weight_names_the_class() -> None:
     """With weights by class, the message counts classes."""
-    with pytest.raises(ConfigError, match="that of class 1 is -2"):
+    with pytest.raises(ConfigError, match=r"class 1 .*-2"):
         Weights([1, -2], [2], np.array([0, 1]))

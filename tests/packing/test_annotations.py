@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import shardflow as sf
-from shardflow._pillow import map_codec_errors, mask_values
+from shardflow._masks import mask_values
+from shardflow._pillow import map_codec_errors
 from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
@@ -352,10 +353,10 @@ def test_the_declaration_stays_with_the_dataset(tmp_path: Path) -> None:
     other = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
     sf.pack(src, tmp_path / "other", annotations=other, **SETTINGS)
     assert sf.diff(a, tmp_path / "other").annotations == {"box fields": ("labels=labels", None)}
-    with pytest.raises(ConfigError, match="their samples do not fit together"):
+    with pytest.raises(ConfigError, match=r"samples.*together"):
         sf.merge([a, tmp_path / "other"], tmp_path / "refused")
     plain = Image.new("L", (96, 64))
-    with pytest.raises(ConfigError, match=r"declares other annotations than the dataset \(masks\)"):
+    with pytest.raises(ConfigError, match=r"declares.*annotations"):
         sf.extend(
             sf.sources.Collection([{"image": plain, "seg": plain}], mask="seg"), _plain(tmp_path), executor="serial"
         )
@@ -404,7 +405,7 @@ def test_options_of_the_commands(tmp_path: Path) -> None:
     assert indexed.exit_code == 0, indexed.output
     for made in (dst, tmp_path / "index"):
         assert sf.open(made).manifest.annotations == DECLARED
-    with pytest.raises(ConfigError, match=r"no sample has seg\.png, which is declared; parts are jpg, json, mask\.png"):
+    with pytest.raises(ConfigError, match=r"seg\.png,.*mask\.png"):
         sf.index(tars[0], tmp_path / "other", annotations=Annotations(masks=("seg.png",)))
     for wrong in (["--box-field", "a=b"], [*declared, "--box-field", "labels"]):
         assert CliRunner().invoke(shardflow, ["pack", str(src), str(tmp_path / "x"), *wrong]).exit_code == 2

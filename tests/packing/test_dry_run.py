@@ -9,6 +9,7 @@ from click.testing import CliRunner
 import shardflow as sf
 from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, PackIncompleteError
+from tests.helpers.command import exit_code
 from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.jobs import preview
 
@@ -76,7 +77,10 @@ def test_command(tmp_path: Path) -> None:
         "train        30 inputs in 3 classes of 10",
         "would write  2 shards",
         "skipped      1 .psd, such as 'b/old.psd' (convert them to JPEG or PNG); or leave them out with --max-errors 1",
-        "left out     files that are no images: 1 .txt",
+        "left out     files that are not images: 1 .txt",
         f"destination  {tmp_path / 'dst'} is free",
     ]
     assert not (tmp_path / "dst").exists()
+    assert exit_code(*arguments) == 1
+    assert exit_code(*arguments, "--max-errors", "1") == 0
+    assert exit_code(*arguments[:2], str(tmp_path / "src"), *arguments[3:], "--max-errors", "1") == 3

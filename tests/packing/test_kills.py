@@ -42,8 +42,8 @@ def undisturbed(src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return contents(dst)
 
 
-def _start(src: Path, dst: Path) -> subprocess.Popen[bytes]:
-    command = [*COMMAND, "pack", str(src), str(dst), *ORDER]
+def _start(src: Path, dst: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [*COMMAND, "pack", str(src), str(dst), *ORDER, *options]
     return subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
 
 
@@ -161,6 +161,18 @@ def test_interrupted_again_and_again(src: Path, undisturbed: dict[str, bytes], t
     said = re.search(r"resumed +(\d+) inputs", run("pack", src, tmp_path, *ORDER).stdout)
     assert said is not None
     assert int(said[1]) >= 40
+    assert contents(tmp_path) == undisturbed
+
+
+def test_a_serial_pack_is_terminated(src: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """SIGTERM ends a pack without workers, too, with its code; what is finished stays, and the next run goes on."""
+    with _start(src, tmp_path, "--executor", "serial") as process:
+        _wait(lambda: any(tmp_path.glob("train/*.json")), "a shard")
+        process.terminate()
+        assert process.wait(30) == 143
+        assert "run the same command again to resume" in _message(process)
+    assert not (tmp_path / "shardflow.json").exists()
+    assert sf.pack(src, tmp_path, **SETTINGS).resumed >= 40
     assert contents(tmp_path) == undisturbed
 
 

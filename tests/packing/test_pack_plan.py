@@ -53,7 +53,7 @@ def test_too_many_bad_inputs_commit_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "dst")
     with plan_pack(src, ledger, RECIPE, SHARDING, None) as plan, ledger.storage.exclusive_writer() as writer:
         results = run(plan, writer, Serial())
-        with pytest.raises(PackIncompleteError, match=r"1 of 4 inputs .* 0 are allowed: 'a/bad\.jpg'"):
+        with pytest.raises(PackIncompleteError, match=r"1.*4.*0.*'a/bad\.jpg'"):
             commit(plan, results)
     assert not (tmp_path / "dst/shardflow.json").exists()
 
@@ -81,5 +81,5 @@ def test_a_receipt_of_another_shard_is_found_by_the_plan(tmp_path: Path) -> None
     path = tmp_path / "dst/train/000001.json"
     assert from_bytes(path.read_bytes()).first == 4
     path.write_bytes((tmp_path / "dst/train/000000.json").read_bytes())
-    with pytest.raises(IntegrityError, match=r"train/000001\.json is not the receipt of the shard beside it"):
+    with pytest.raises(IntegrityError, match=r"train/000001\.json.*receipt"):
         preview_extension(src, tmp_path / "dst")

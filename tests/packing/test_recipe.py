@@ -354,9 +354,9 @@ def test_flipped_bytes(data: bytes, flips: list[tuple[int, int]]) -> None:
 def test_too_long_for_a_jpeg() -> None:
     """An image that JPEG cannot hold at its size is refused before it is made."""
     data = encoded(Image.new("L", (70_000, 3)), "PNG")
-    with pytest.raises(EncodeError, match="65500 a side is JPEG's limit"):
+    with pytest.raises(EncodeError, match=r"65500.*JPEG's"):
         pack_image(data, Recipe(short_side=256))
-    with pytest.raises(EncodeError, match="16383 a side is WEBP's limit"):
+    with pytest.raises(EncodeError, match=r"16383.*WEBP's"):
         pack_image(data, Recipe(short_side=256, format="webp"))
     assert pack_image(data, Recipe(short_side=2)).image
     assert pack_image(data, Recipe(short_side=256, square=True)).geometry.size == (3, 3)
@@ -366,7 +366,7 @@ def test_too_long_for_a_jpeg() -> None:
 def test_too_large_to_enlarge(square: bool) -> None:
     """A strip that would be enlarged to gigabytes is refused before they are allocated."""
     data = encoded(Image.new("L", (3000, 3)), "PNG")
-    with pytest.raises(EncodeError, match="would be enlarged to 60000000x60000 pixels"):
+    with pytest.raises(EncodeError, match=r"enlarged.*60000000x60000"):
         pack_image(data, Recipe(short_side=60_000, enlarge=True, square=square))
 
 
@@ -424,9 +424,9 @@ def test_presets_are_settings() -> None:
 
 def test_unknown_presets() -> None:
     """An unknown preset is refused with the known ones, and so is a setting that contradicts one."""
-    with pytest.raises(ConfigError, match="preset is 'cifar'; allowed are imagenet, compact"):
+    with pytest.raises(ConfigError, match=r"'cifar';.*imagenet"):
         make_recipe("cifar")
-    with pytest.raises(ConfigError, match="quality is 80, which png does not have"):
+    with pytest.raises(ConfigError, match=r"quality.*80"):
         make_recipe("lossless", quality=80)
 
 

@@ -283,7 +283,7 @@ def test_a_quarantine_of_a_pack_is_not_that_of_an_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_text("x")])
 def test_verify_finds_a_damaged_quarantine(tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    """Where inputs were left out, a list of them that is missing or damaged is a finding, which no repair removes."""
+    """Where inputs were left out, a list of them that is missing or damaged is a finding; receipts mend it."""
     src = write_tree(image_folder(tmp_path / "src", 4), {"a/bad.jpg": b"x"})
     sf.pack(src, tmp_path / "dst", short_side=32, executor="serial", max_errors=1)
     assert sf.verify(tmp_path / "dst") == []
@@ -291,7 +291,8 @@ def test_verify_finds_a_damaged_quarantine(tmp_path: Path, damage: Callable[[Pat
     (finding,) = sf.verify(tmp_path / "dst")
     assert (finding.file, finding.key) == (quarantine.FILE_NAME, None)
     assert finding.problem.endswith("restore it from a copy")
-    assert sf.repair(tmp_path / "dst").left == (finding,)
+    assert sf.repair(tmp_path / "dst").left == ()
+    assert [bad.path for bad in sf.open(tmp_path / "dst").quarantine()] == ["a/bad.jpg"]
 
 
 def test_a_pack_refused_for_skipped_images_makes_nothing(tmp_path: Path) -> None:

@@ -100,6 +100,32 @@ def test_a_source_with_files_that_look_like_masks(tmp_path: Path) -> None:
     assert (report.repaired, report.left) == (("train/000000.tar",), ())
 
 
+def test_receipts_and_quarantine(packed: Path, tmp_path: Path) -> None:
+    """Lost receipts and a lost quarantine come back from a copy, and then damaged shards from their source."""
+    dst = shutil.copytree(packed / "dst", tmp_path / "dst")
+    before = contents(dst)
+    (dst / "train/000000.json").unlink()
+    (dst / "train/000001.json").write_bytes(b"garbage")
+    flip(dst / "train/000002.tar", 2000)
+    (listed,) = dst.glob("quarantine-*.jsonl")
+    listed.write_bytes(b"garbage")
+    assert sf.repair(dst, packed / "src", workers=1).repaired == ("train/000002.tar",)
+    report = sf.repair(dst, packed / "dst")
+    assert sorted(report.repaired) == sorted([listed.name, "train/000000.json", "train/000001.json"])
+    assert (report.left, contents(dst)) == ((), before)
+
+
+def test_a_quarantine_of_receipts(packed: Path, tmp_path: Path) -> None:
+    """Without a copy, a lost quarantine is made of the receipts, which have the same entries."""
+    dst = shutil.copytree(packed / "dst", tmp_path / "dst")
+    (listed,) = dst.glob("quarantine-*.jsonl")
+    before = listed.read_bytes()
+    listed.write_bytes(b"garbage")
+    report = sf.repair(dst)
+    assert (report.repaired, report.left) == ((listed.name,), ())
+    assert listed.read_bytes() == before
+
+
 def test_sound_dataset(packed: Path) -> None:
     """Repairing an intact dataset does nothing, and does not even open the source."""
     before = contents(packed / "dst")

@@ -72,7 +72,10 @@ def test_pictures_of_another_tree(packed: Path, dst: Path, tmp_path: Path) -> No
     src = shutil.copytree(packed / "src", tmp_path / "src")
     (src / "a/0003.jpg").write_bytes(photo(4))
     (found,) = sf.verify(dst, sources=[src, packed / "more"])
-    assert "part 'jpg' is not what is packed from 'a/0003.jpg', which has changed since it was packed" in found.problem
+    assert (
+        "part 'jpg' differs from the part that is packed from 'a/0003.jpg', which has changed since it was packed"
+        in found.problem
+    )
     (src / "a/0003.jpg").write_bytes(photo(3) + b"metadata")
     assert sf.verify(dst, sources=[src, packed / "more"]) == []
 
@@ -94,10 +97,10 @@ def test_other_parts(tmp_path: Path) -> None:
     assert sf.verify(tmp_path / "dst", sources=[source]) == []
     (src / "1.txt").write_bytes(b"uno")
     (found,) = sf.verify(tmp_path / "dst", sources=[source])
-    assert "its part 'txt' is not what is packed from '1.jpg'" in found.problem
+    assert "its part 'txt' differs from the part that is packed from '1.jpg'" in found.problem
     (src / "1.mask.png").write_bytes(encoded(Image.new("L", (96, 64), 8), "PNG"))
     (found,) = sf.verify(tmp_path / "dst", sources=[src])
-    assert "its part 'mask.png' is not" in found.problem
+    assert "its part 'mask.png' differs" in found.problem
 
 
 @pytest.mark.skipif(not native.available(), reason=native.describe())
@@ -139,7 +142,7 @@ def test_other_codecs_do_not_hide_other_pictures(tmp_path: Path, draw: Any, how:
         assert sf.verify(tmp_path / "dst", sources=[src]) == []
         write_tree(src, {"0.jpg": files["1.jpg"]})
         (found,) = sf.verify(tmp_path / "dst", sources=[src])
-    assert "is not what is packed from '0.jpg'" in found.problem
+    assert "is packed from '0.jpg'" in found.problem
 
 
 @pytest.mark.skipif(not native.available(), reason=native.describe())
@@ -154,7 +157,7 @@ def test_other_codecs_do_not_change_masks(tmp_path: Path) -> None:
         other.paste(8, (10, 10, 20, 20))
         write_tree(src, {"1.mask.png": encoded(other, "PNG")})
         (found,) = sf.verify(tmp_path / "dst", sources=[src])
-    assert "its part 'mask.png' is not" in found.problem
+    assert "its part 'mask.png' differs" in found.problem
 
 
 def test_receipts_that_are_none(packed: Path, dst: Path) -> None:
@@ -180,12 +183,12 @@ def test_damage_is_reported_once(packed: Path, dst: Path) -> None:
 def test_what_cannot_be_compared(packed: Path, tmp_path: Path) -> None:
     """A virtual dataset, one that was not packed, a missing source and a wrong number are refused before reading."""
     sf.subset(packed / "dst", tmp_path / "part", fraction=0.5)
-    with pytest.raises(ConfigError, match=rf"is a virtual dataset without receipts of its own; compare {packed}/dst$"):
+    with pytest.raises(ConfigError, match=rf"is a virtual dataset, .* receipts; compare {packed}/dst$"):
         sf.verify(tmp_path / "part", sources=[packed / "src"])
     sf.index(packed / "dst/train/*.tar", tmp_path / "index")
-    with pytest.raises(ConfigError, match="was made by `shardflow index` from tars; there is nothing to compare"):
+    with pytest.raises(ConfigError, match=r"`shardflow index`.*nothing"):
         sf.verify(tmp_path / "index", sources=[packed / "src"])
-    with pytest.raises(ConfigError, match="was made by `shardflow index` from tars; restore them, or index anew"):
+    with pytest.raises(ConfigError, match=r"`shardflow index`.*restore"):
         sf.repair(tmp_path / "index", packed / "src")
     with pytest.raises(ConfigError, match="was not made by packing"):
         sf.verify(make_dataset(tmp_path / "made", [3]), sources=[packed / "src"])

@@ -109,7 +109,7 @@ def test_sheet_page_and_info_have_them(tmp_path: Path) -> None:
     assert drawn.picture is not None
     assert drawn.picture.getpixel((50, 25)) == _rgb(2)
     assert "part 'json' is not JSON" in broken.problem
-    write_page(dataset, tmp_path / "page.html", split="train", count=2, findings=None, versions={})
+    write_page(dataset, tmp_path / "page.html", split="train", count=2, findings=None)
     page = (tmp_path / "page.html").read_text()
     assert "json:boxes:xyxy; 4" in page
     assert "boxes while packing" not in page

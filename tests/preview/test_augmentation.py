@@ -19,8 +19,8 @@ import shardflow
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.annotations import Annotations, Boxes
 from shardflow.preview.annotation_overlay import PALETTE
-from shardflow.preview.augmentation import augment_sample, augment_with_loader
-from shardflow.preview.contact_sheet import SIDE, Tile
+from shardflow.preview.augmentation import augment_sample, training_loader
+from shardflow.preview.contact_sheet import Tile
 from tests.helpers.folders import encoded
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
@@ -57,8 +57,8 @@ def loader_of(url: Path, **options: Any) -> shardflow.Loader:
 
 def test_versions_are_those_of_the_loader(url: Path) -> None:
     """Version e of a sample is what a loader with the same seed returns for it in epoch e, pixel by pixel."""
-    loader = loader_of(url, decoder=shardflow.decoders.RandomResizedCrop(SIDE))
-    packed, *versions = augment_sample(shardflow.open(url), "train", SAMPLE, epochs=3, seed=3).tiles
+    loader = loader_of(url, decoder=None)
+    packed, *versions = augment_sample(training_loader(url, "train", seed=3), SAMPLE, epochs=3).tiles
     assert packed.title.endswith(": class7")
     assert len({pixels(tile).tobytes() for tile in versions}) == len(versions) == 3
     for tile in versions:
@@ -88,7 +88,7 @@ def test_pixels_are_those_of_the_users_loader(url: Path, options: dict[str, Any]
     """With any decoder and transform, each version is what the loader returns in that epoch, pixel by pixel."""
     loader = loader_of(url, **options)
     state = random.getstate(), torch.get_rng_state()
-    _, *versions = augment_with_loader(loader, SAMPLE, epochs=3).tiles
+    _, *versions = augment_sample(loader, SAMPLE, epochs=3).tiles
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])
     for tile in versions:
@@ -101,7 +101,7 @@ def test_pixels_are_those_of_the_users_loader(url: Path, options: dict[str, Any]
 def test_epochs_of_a_chosen_length_are_told_from_passes(url: Path) -> None:
     """With `samples_per_epoch` the versions are those of the passes over the split, and the picture says so."""
     loader = loader_of(url, transform=jittered, samples_per_epoch=4, shuffle=False)
-    found = augment_with_loader(loader, SAMPLE, epochs=2)
+    found = augment_sample(loader, SAMPLE, epochs=2)
     assert "each pass over the split" in found.subtitle
     seen = [images[labels.tolist().index(SAMPLE)] for _ in range(6) for images, labels in loader if SAMPLE in labels]
     for tile, image in zip(found.tiles[1:], seen, strict=True):
@@ -132,7 +132,7 @@ def test_annotations_of_the_loader_are_drawn(tmp_path: Path) -> None:
         "decoder": shardflow.decoders.CenterCrop(80, resize=80),
     }
     loader = shardflow.Loader(url, fields=fields, transform=lowered, **options)
-    _, tile = augment_with_loader(loader, 1, epochs=1).tiles
+    _, tile = augment_sample(loader, 1, epochs=1).tiles
     assert tile.detail == "80 x 80, uint8, 1 box"
     colours = {
         at: tuple(pixels(tile)[at[1], at[0]].tolist()) for at in ((16, 30), (40, 63), (70, 70), (30, 50), (50, 30))
@@ -145,15 +145,15 @@ def test_annotations_of_the_loader_are_drawn(tmp_path: Path) -> None:
         (30, 50): tuple(round(value / 2) for value in of_mask),
         (50, 30): (0, 0, 0),
     }
-    assert augment_with_loader(shardflow.Loader(url, **options), 1, epochs=1).tiles[1].detail == "80 x 80, uint8"
-    details = [tile.detail for tile in augment_sample(shardflow.open(url), "train", 1, epochs=8).tiles[1:]]
-    assert {*details} <= {f"{SIDE} x {SIDE}, uint8, {count}" for count in ("0 boxes", "1 box", "2 boxes")}
+    assert augment_sample(shardflow.Loader(url, **options), 1, epochs=1).tiles[1].detail == "80 x 80, uint8"
+    details = [tile.detail for tile in augment_sample(training_loader(url, "train"), 1, epochs=8).tiles[1:]]
+    assert {*details} <= {f"224 x 224, uint8, {count}" for count in ("0 boxes", "1 box", "2 boxes")}
 
 
 def test_epochs_without_the_sample(url: Path) -> None:
     """An epoch in which the weights leave a sample out has a tile without a picture."""
     loader = loader_of(url, sampler=shardflow.samplers.Weighted([1] * SAMPLE + [0] + [1] * (11 - SAMPLE)))
-    _, tile = augment_with_loader(loader, SAMPLE, epochs=1).tiles
+    _, tile = augment_sample(loader, SAMPLE, epochs=1).tiles
     assert (tile.title, tile.picture) == ("epoch 0", None)
 
 
@@ -161,15 +161,15 @@ def test_what_is_no_loader(url: Path) -> None:
     """A mix is refused, and one of its loaders is not."""
     loader = loader_of(url)
     with pytest.raises(ConfigError, match="Mix"):
-        augment_with_loader(shardflow.Mix([(loader, 1)]), SAMPLE, epochs=1)  # type: ignore[arg-type]
-    assert len(augment_with_loader(loader, SAMPLE, epochs=1).tiles) == 2
+        augment_sample(shardflow.Mix([(loader, 1)]), SAMPLE, epochs=1)  # type: ignore[arg-type]
+    assert len(augment_sample(loader, SAMPLE, epochs=1).tiles) == 2
 
 
 def test_what_is_not_shown_is_said(url: Path) -> None:
     """A batch transform is not shown, and the subtitle says so."""
-    assert "before" not in augment_with_loader(loader_of(url), SAMPLE, epochs=1).subtitle
+    assert "before" not in augment_sample(loader_of(url), SAMPLE, epochs=1).subtitle
     loader = loader_of(url, batch_transform=lambda images, labels: (images * 0, labels))
-    assert "before batch_transform" in augment_with_loader(loader, SAMPLE, epochs=1).subtitle
+    assert "before batch_transform" in augment_sample(loader, SAMPLE, epochs=1).subtitle
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_other_numbers_are_drawn_on_one_scale(
 ) -> None:
     """Values in 0 … 1 go from black to white, others from the lowest to the highest of all epochs; both are stated."""
     loader = loader_of(url, decoder=shardflow.decoders.RandomResizedCrop(32), transform=transform)
-    found = augment_with_loader(loader, SAMPLE, epochs=3)
+    found = augment_sample(loader, SAMPLE, epochs=3)
     images = torch.stack([returned_by(loader) for _ in range(3)]).double()
     low, high = (images.min().item(), images.max().item()) if low is None or high is None else (low, high)
     assert found.subtitle.endswith(f"; black is {low:.3g}, white {high:.3g}")
@@ -204,7 +204,7 @@ def test_values_that_are_not_finite_are_reported(url: Path) -> None:
         image[:, 5:9] = torch.inf
         return image
 
-    _, tile = augment_with_loader(loader_of(url, transform=holed), SAMPLE, epochs=1).tiles
+    _, tile = augment_sample(loader_of(url, transform=holed), SAMPLE, epochs=1).tiles
     assert "not all finite" in tile.detail
     assert (pixels(tile)[:5] == 0).all()
     assert (pixels(tile)[5:9] == 255).all()
@@ -214,7 +214,7 @@ def test_values_that_are_not_finite_are_reported(url: Path) -> None:
 def test_views_are_shown_one_by_one(url: Path) -> None:
     """A transform that returns several views of an image gets a tile for each."""
     loader = loader_of(url, transform=lambda image: torch.stack([image, image.flip(-1)]))
-    _, first, second, *others = augment_with_loader(loader, SAMPLE, epochs=2).tiles
+    _, first, second, *others = augment_sample(loader, SAMPLE, epochs=2).tiles
     assert [tile.title for tile in (first, second)] == ["epoch 0, view 0", "epoch 0, view 1"]
     assert (pixels(first) == pixels(second)[:, ::-1]).all()
     assert len(others) == 2
@@ -232,13 +232,13 @@ def test_views_are_shown_one_by_one(url: Path) -> None:
 def test_what_cannot_be_shown_is_refused(url: Path, options: dict[str, Any], message: str) -> None:
     """Output that is not a picture, and a sample that the loader never returns, are named in the error."""
     with pytest.raises(ConfigError, match=message):
-        augment_with_loader(loader_of(url, **options), SAMPLE, epochs=1)
+        augment_sample(loader_of(url, **options), SAMPLE, epochs=1)
 
 
 def test_a_sample_without_an_image_is_refused(tmp_path: Path) -> None:
     """The message names the sample and its parts, or the damage of its image."""
     samples = [("a", {"txt": b"words"}), ("b", {"jpg": jpeg(1)[:300]})]
-    dataset = shardflow.open(write_dataset(tmp_path, {"train": [samples]}))
+    loader = training_loader(write_dataset(tmp_path, {"train": [samples]}), "train")
     errors = (
         (DecodeError, "sample a has no image, only txt"),
         (DecodeError, "cannot be decoded"),
@@ -246,4 +246,4 @@ def test_a_sample_without_an_image_is_refused(tmp_path: Path) -> None:
     )
     for number, (error, message) in enumerate(errors):
         with pytest.raises(error, match=message):
-            augment_sample(dataset, "train", number, epochs=1)
+            augment_sample(loader, number, epochs=1)

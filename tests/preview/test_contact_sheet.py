@@ -51,6 +51,6 @@ def test_the_suffix_is_the_format(tmp_path: Path, name: str, kind: str) -> None:
 
 def test_other_suffixes_are_refused(tmp_path: Path) -> None:
     """A name of another format is refused, and nothing is written."""
-    with pytest.raises(ConfigError, match=r"a\.gif: a picture is written as \.png or \.jpg, not as \.gif"):
+    with pytest.raises(ConfigError, match=r"a\.gif: .*\.png or \.jpg"):
         drawn(tmp_path / "a.gif", "x")
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import shardflow
-from shardflow.preview.augmentation import augment_sample
+from shardflow.preview.augmentation import augment_sample, training_loader
 from shardflow.preview.contact_sheet import Tile
 from shardflow.preview.html_page import count_images, write_page
 from shardflow.preview.markup import gallery, section
@@ -68,8 +68,8 @@ def page(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a dataset with all sections."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     findings, dataset = shardflow.verify(packed), shardflow.open(packed)
-    versions, augmented = {"shardflow": "1.2.3"}, augment_sample(dataset, "train", 5, epochs=3)
-    write_page(dataset, path, split="train", count=12, findings=findings, versions=versions, augmented=augmented)
+    augmented = augment_sample(training_loader(packed, "train"), 5, epochs=3)
+    write_page(dataset, path, split="train", count=12, findings=findings, augmented=augmented)
     return path
 
 
@@ -93,7 +93,15 @@ def test_page_fits_the_screen_and_asks_for_nothing(
     assert rendered.values["images"] == 12 + 4 + 1
     assert rendered.values["broken"] == 0
     assert rendered.values["headings"][1:] == [
-        *("Samples", "Sample 5 of train", "Classes", "Sizes", "Bytes per image", "Mixing", "Recipe"),
+        *(
+            "Samples",
+            "Sample 5 of train, from train/bridge/03.jpg",
+            "Classes",
+            "Sizes",
+            "Bytes per image",
+            "Mixing",
+            "Recipe",
+        ),
         *("Verification", "Quarantine", "Identity"),
     ]
     assert all(role == "img" and label for role, label in rendered.values["charts"])
@@ -155,7 +163,7 @@ def test_page_says_what_the_dataset_is(packed: Path, page: Path) -> None:
         "No damage: every shard",
         *("3 of 39 inputs were not packed", "the file is empty", "before: 144 to 248"),
         *(f"{round(counted[name] / 36):,}" for name in ("bytes_before", "bytes_after")),
-        *("short side", "A batch of 9 contains samples of", "1.2.3"),
+        *("short side", "A batch of 9 contains samples of", shardflow.__version__),
     ):
         assert expected in text, expected
     assert html.count("<script") == 2  # the samples, and what shows them
@@ -175,7 +183,7 @@ def test_page_of_a_bare_dataset(tmp_path: Path) -> None:
     findings = shardflow.verify(url)
     assert findings
     path = tmp_path / "page.html"
-    write_page(shardflow.open(url), path, split="train", count=6, findings=findings, versions={})
+    write_page(shardflow.open(url), path, split="train", count=6, findings=findings)
     html = path.read_text()
     for expected in ("The samples have no labels", f"{len(findings)} findings", "every input was", "needs labels"):
         assert expected in html, expected

@@ -34,8 +34,8 @@ def test_shuffled_shards_mix_as_a_full_shuffle_and_ordered_ones_do_not(tmp_path:
     labels = [number // 24 for number in range(40 * 24)]
     shuffled = np.random.default_rng(1).permutation(labels).tolist()
     few = {"streams": 2, "buffer": 24}
-    mixed = measure_mixing(shardflow.open(labelled(tmp_path / "shuffled", shuffled, 24))["train"], **few)
-    ordered = measure_mixing(shardflow.open(labelled(tmp_path / "ordered", labels, 24))["train"], **few)
+    mixed = measure_mixing(shardflow.open(labelled(tmp_path / "shuffled", shuffled, 24))["train"], 40, **few)
+    ordered = measure_mixing(shardflow.open(labelled(tmp_path / "ordered", labels, 24))["train"], 40, **few)
     assert mixed
     assert ordered
     assert mixed.noise == pytest.approx(1, abs=0.25)
@@ -48,9 +48,9 @@ def test_shuffled_shards_mix_as_a_full_shuffle_and_ordered_ones_do_not(tmp_path:
 def test_too_few_samples_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too few samples are not measured; without labels, or with shards that are not local, there is no noise."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert measure_mixing(shardflow.open(make_dataset(tmp_path / "few", [3]))["train"]) is None
-    bare = measure_mixing(shardflow.open(make_dataset(tmp_path / "bare", [30], labelled=False))["train"])
-    far = measure_mixing(shardflow.open(f"local://{make_dataset(tmp_path / 'far', [30])}")["train"])
+    assert measure_mixing(shardflow.open(make_dataset(tmp_path / "few", [3]))["train"], 0) is None
+    bare = measure_mixing(shardflow.open(make_dataset(tmp_path / "bare", [30], labelled=False))["train"], 0)
+    far = measure_mixing(shardflow.open(f"local://{make_dataset(tmp_path / 'far', [30])}")["train"], 30)
     assert bare
     assert far
     assert bare.noise is far.noise is None

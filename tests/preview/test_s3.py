@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import shardflow
 from shardflow.cli.preview import preview
-from shardflow.preview.augmentation import augment_with_loader
+from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.sample_reader import SampleReader
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_proxy import Proxy
@@ -32,7 +32,7 @@ def test_no_whole_shard_is_fetched(
     assert result.exit_code == 0
     assert (tmp_path / "page.html").read_text().count('"number":') == 6
     loader = shardflow.Loader(server.url(prefix), batch_size=4, num_workers=0)
-    assert len(augment_with_loader(loader, 250, epochs=2).tiles) == 3
+    assert len(augment_sample(loader, 250, epochs=2).tiles) == 3
     ranges = [requested for _, target, requested in proxy.log if ".tar" in target]
     assert ranges
     for extent in ranges:

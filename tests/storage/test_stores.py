@@ -11,11 +11,10 @@ import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, ShardflowError, StoreError
 from shardflow.storage import stores
-from shardflow.storage.connection import ChangedError
 from shardflow.storage.error_mapping import classify
 from shardflow.storage.remote import remote_storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.stores import STORES, Rights, Store, store_of
+from shardflow.storage.stores import STORES, ChangedError, Rights, Store, store_of
 from tests.storage.test_error_mapping import answer, open_to_all
 
 every_store = pytest.mark.parametrize("store", STORES, ids=lambda store: store.schemes[0])
@@ -92,7 +91,7 @@ def test_the_rights_of_a_record_hold(tmp_path: Path, prefix: str, monkeypatch: p
     """A store to read is not written to by any method, and one without conditional writes replaces nothing."""
     place = f"memory://{prefix}"
     remote_storage(place).put("a", b"1")
-    with pytest.raises(StoreError, match="only while it is unchanged"):
+    with pytest.raises(StoreError, match=r"while.*unchanged"):
         remote_storage(place).put("a", b"2", replaces="tag")
     monkeypatch.setitem(stores._BY_SCHEME, "memory", Store(schemes=("memory",), rights=Rights.READ, remedy="move it"))
     storage = remote_storage(place)
@@ -104,7 +103,7 @@ def test_the_rights_of_a_record_hold(tmp_path: Path, prefix: str, monkeypatch: p
         lambda: storage.remove("a"),
         lambda: open_storage(place, to_write=True),
     ):
-        with pytest.raises(ConfigError, match="can be read here, but not written; write to a disk, and move it"):
+        with pytest.raises(ConfigError, match="written; write"):
             write()
     assert list(storage.listing()) == ["a"]
     assert storage.read("a") == b"1"

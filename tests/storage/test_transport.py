@@ -18,10 +18,19 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.connection import Answer, ChangedError, Connection, Fetched, Write, no_bytes, range_size
 from shardflow.storage.interface import BlobVersion
-from shardflow.storage.retry import Failure, RetryPolicy
-from shardflow.storage.transport import Transport, blob_metadata
+from shardflow.storage.retry import Contact, Failure, RetryPolicy
+from shardflow.storage.stores import ChangedError
+from shardflow.storage.transport import (
+    Answer,
+    Connection,
+    Fetched,
+    Transport,
+    Write,
+    blob_metadata,
+    no_bytes,
+    range_size,
+)
 
 NEW: dict[str, Any] = {"new": True, "replaces": None}
 REPLACE: dict[str, Any] = {"new": False, "replaces": "a"}
@@ -112,7 +121,9 @@ def connection() -> Connection:
         assert isinstance(error, ShardflowError)
         return Failure(error=error, retry=isinstance(error, TransientError))
 
-    return Connection(url="s3://b", shown="s3://b", options={}, classify=classify, policy=POLICY, piece_bytes=1)
+    return Connection(
+        url="s3://b", shown="s3://b", options={}, classify=classify, policy=POLICY, piece_bytes=1, contact=Contact()
+    )
 
 
 class Blob(Transport):

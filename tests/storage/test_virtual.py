@@ -79,7 +79,7 @@ def test_names_lead_back_to_the_place(tmp_path: Path, url: str) -> None:
 def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
     """A bucket names neither this machine nor another bucket; a disk names both."""
     bucket, disk = open_storage(BUCKET), LocalStorage(tmp_path)
-    with pytest.raises(ConfigError, match="`shardflow sync` it there first"):
+    with pytest.raises(ConfigError, match=r"`shardflow sync`.*there"):
         relative_root(bucket, disk)
     with pytest.raises(ConfigError, match="another bucket or host"):
         relative_root(bucket, open_storage("s3://other/set"))
@@ -89,7 +89,7 @@ def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
 def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
     """Options, which may be credentials, are not sent to several hosts that a manifest names."""
     bases = {"0": Root(url="s3://bucket/a"), "1": Root(url="https://host/b")}
-    with pytest.raises(ConfigError, match="its tars are in 2 places"):
+    with pytest.raises(ConfigError, match="2 places"):
         virtual_storage(LocalStorage(tmp_path), tmp_path, bases, {"key": "k"})
     virtual_storage(LocalStorage(tmp_path), tmp_path, bases)
     virtual_storage(LocalStorage(tmp_path), tmp_path, {"0": bases["0"], "1": Root(url="..")}, {"key": "k"})

@@ -1,4 +1,4 @@
-"""Other projects' trainers, in their current releases, on the snippets that docs/migration.md shows."""
+"""Other projects' trainers, in their current releases, on the snippets that docs/trainers.md shows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_timm_reads_shards_as_it_reads_folders(photos: Path, packed: Path) -> No
     from timm.data import ImageDataset, create_loader
 
     names: dict[str, Any] = {}
-    exec("".join(side(hunk, "+") for hunk in diff_below("docs/migration.md", "timm")), names)
+    exec("".join(side(hunk, "+") for hunk in diff_below("docs/trainers.md", "timm")), names)
 
     def train(dataset: Any) -> tuple[float, set[bytes]]:
         torch.manual_seed(0)

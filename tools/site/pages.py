@@ -24,7 +24,7 @@ REFERENCE = {
     "loading": ("Loading", ("Loader", "Mix", "Shuffle", "Cache", "samples"), ("samplers", "metrics")),
     "decoders": ("Decoders", (), ("decoders",)),
     "device": ("On the device", (), ("device",)),
-    "datasets": ("Datasets", (), ("reports",)),
+    "datasets": ("Datasets", (), ("columns", "reports")),
 }
 """Page → its heading, names of `shardflow`, and namespaces; "datasets" has the names of `shardflow` that are left."""
 

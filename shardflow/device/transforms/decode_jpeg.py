@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from shardflow._rgb import is_plain_jpeg
-from shardflow.errors import ConfigError, TooLargeError
+from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.image_types import jpeg_components
 from shardflow.geometry.crops import Crops
 from shardflow.loading.decoders.crop_decoder import CropDecoder, check_crop_decoder
 from shardflow.loading.decoders.decoder import Failures
 from shardflow.loading.decoders.pixels import check_resized, crop_pixels, jpeg_decoder
-from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
 from shardflow.loading.decoders.raw import STEP_BYTES, EncodedImages, check_file
+from shardflow.loading.decoders.standard_crops import RandomResizedCrop
 from shardflow.loading.decoders.whole_image import Image
 
 _NO_NVJPEG = re.compile(r"not compiled with nvJPEG|Failed to (initialize|create) |nvjpegGetProperty failed")
@@ -165,16 +165,15 @@ def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Let an image that is too large be named by its place in the batch."""
+    """Let an image that is refused be named by its place in the batch."""
     try:
         yield
-    except TooLargeError as error:
-        raise TooLargeError(f"image {index} of the batch: {error}") from error
+    except SampleError as error:
+        raise type(error)(f"image {index} of the batch: {error}") from error
 
 
 def _raise_first(failures: Failures, indexes: Sequence[int]) -> None:
     """Raise the first failure, if any; image i of the failures is image `indexes[i]` of the batch."""
-    if failures:
-        first = min(failures)
-        error = failures[first]
-        raise type(error)(f"image {indexes[first]} of the batch: {error}") from error
+    for first in sorted(failures)[:1]:
+        with _naming(indexes[first]):
+            raise failures[first]

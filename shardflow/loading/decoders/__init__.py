@@ -1,1 +1,1 @@
-"""Decoders: from encoded images to tensors, cropping included. One file each; `decoder` has their contract."""
+"""Decoders: from encoded images to tensors, cropping included; `decoder` has their contract."""

@@ -29,7 +29,7 @@ _Views = tuple[torch.Tensor, ...]
 
 
 class CropDecoder(Decoder):
-    """A decoder whose images are the crops that it plans, all of one size; a subclass has a `plan` alone.
+    """A decoder whose images are the crops that it plans, all of one size; a subclass needs only a `plan`.
 
     >>> class LeftHalf(shardflow.decoders.CropDecoder):  # doctest: +SKIP
     ...     def plan(self, epoch, shape, sizes, keys):

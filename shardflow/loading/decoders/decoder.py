@@ -6,7 +6,6 @@ known before a byte is read, to all that follows them: annotations, previews, bu
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ import torch
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.geometry.crops import Crops, Sizes
+from shardflow.loading.memory_layout import places
 from shardflow.loading.padding import Padding
 from shardflow.order.keyed_rng import U64
 
@@ -37,7 +37,6 @@ Plan = Crops | tuple[Crops, ...] | None
 Failures = Mapping[int, SampleError]
 """The error of each image that did not decode, by its index in the batch; the image itself is arbitrary."""
 
-_ALIGNMENT = 64  # of the views of a batch in memory: a cache line
 _PLAIN = int, float, str, tuple, dict, Padding
 
 T = TypeVar("T")
@@ -83,10 +82,10 @@ class Decoded(NamedTuple):
 
 
 class Decoder(ABC):
-    """Turns encoded images into tensors. A subclass has a `decode`, and where it crops a `plan`.
+    """Turns encoded images into tensors. A subclass has a `decode`, and a `plan` if it crops.
 
-    One that only chooses crops is shorter still: see `CropDecoder`. A decoder is made once, and copied to
-    the worker processes. An image that does not decode fails alone: the others are not affected.
+    To choose only crops, see `CropDecoder`. A decoder is made once, and copied to the worker processes. An image that
+    does not decode fails alone: the others are not affected.
 
     >>> class Thumbnails(shardflow.decoders.Decoder):  # doctest: +SKIP
     ...     def decode(self, payloads, crops, out):
@@ -100,7 +99,7 @@ class Decoder(ABC):
         views: The decoder of each view, where the images of a batch are a tuple with a tensor for each; else empty.
         keeps_sizes: Whether images have the sizes that the index says, which are then checked before loading begins.
         needs_shape: Whether it crops to the shape of a batch, on which a sampler has to decide.
-        rows_are_images: Whether each row is an image by itself, so that rows of several decoders can form one batch.
+        rows_are_images: Whether each row is a whole image, so that rows of several decoders can form one batch.
         takes_pixels_of: What decodes whole images for it, "kernel" or "libraries", where `decode` takes their pixels in
             the place of files, to make the same of them, bit by bit: then a pixel cache may keep them. Else None.
     """
@@ -228,7 +227,7 @@ def _divided(allocate: Allocator, shapes: Sequence[tuple[int, ...]], dtype: torc
     shapes = [(*shape[:-1], shape[-1] * dtype.itemsize) for shape in shapes]
     if len(shapes) == 1:
         return (allocate(shapes[0]).view(dtype),)
-    ends = list(itertools.accumulate(-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes))
-    memory, starts = allocate((ends[-1],)), [0, *ends[:-1]]
-    pieces = (memory[at : at + math.prod(shape)].view(shape) for at, shape in zip(starts, shapes, strict=True))
+    *begins, size = places(map(math.prod, shapes))
+    memory = allocate((size,))
+    pieces = (memory[at : at + math.prod(shape)].view(shape) for at, shape in zip(begins, shapes, strict=True))
     return tuple(piece.view(dtype) for piece in pieces)

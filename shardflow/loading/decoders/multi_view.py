@@ -16,7 +16,7 @@ from .decoder import Plan
 
 
 class MultiView(CropDecoder):
-    """Several crops of each image, which is read and decoded once; the field "image" is a tuple of their tensors.
+    """Several crops of each image, read and decoded once; the field "image" is a tuple of their tensors.
 
     View v of a sample has the pixels that its decoder gives that sample with the key of view v, bit by bit; view 0
     those that its decoder gives without the others.
@@ -35,7 +35,7 @@ class MultiView(CropDecoder):
         views: The decoder of each view, one or more, with the same `max_pixels`.
 
     Raises:
-        ConfigError: There is no decoder, one of them does not crop, or their limits differ.
+        ConfigError: The list is empty, a decoder does not crop, or their limits differ.
     """
 
     def __init__(self, views: Sequence[CropDecoder]) -> None:

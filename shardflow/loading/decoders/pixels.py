@@ -45,7 +45,7 @@ Payload = memoryview | Pixels
 
 
 def decode_image(payload: Payload, max_pixels: int, problem: native.Problem | None = None) -> torch.Tensor:
-    """Return a whole image, upright in sRGB, [3, H, W]; `problem` is what the native kernel found, if it was asked."""
+    """Return a whole image, upright in sRGB, [3, H, W]; `problem` is the native kernel's, if it was asked."""
     if isinstance(payload, np.ndarray):
         return torch.from_numpy(payload).permute(2, 0, 1)
     try:
@@ -106,7 +106,7 @@ def layout(payloads: Sequence[Payload]) -> tuple[int, torch.dtype]:
     } - {(0, 0)}  # of a damaged header, which is found again when its image is decoded
     if len(found) > 1:
         described = ", ".join(f"{8 * size} bits in {plural(channels, 'channel')}" for channels, size in sorted(found))
-        raise ConfigError(f"images of {described} do not form a batch; load those of one kind, as a dataset of its own")
+        raise ConfigError(f"images of {described} do not form a batch; pack each kind as a separate dataset")
     channels, value_bytes = found.pop() if found else _ENCODED
     return channels, torch.uint8 if value_bytes == 1 else torch.uint16
 

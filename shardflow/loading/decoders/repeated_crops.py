@@ -16,10 +16,8 @@ from typing import Any
 
 from shardflow.errors import ConfigError
 
-from .center_crop import CenterCrop
-from .cover import Cover
 from .decoder import Decoder
-from .random_resized_crop import RandomResizedCrop
+from .standard_crops import CenterCrop, Cover, RandomResizedCrop
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +37,7 @@ _MOST_OBJECTS = 1000  # that are looked into: a transform may hold a whole model
 
 
 def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **arguments: object) -> None:
-    """Log a warning for each argument whose transform repeats what the decoder, if it is one, does before it.
+    """Log a warning for each argument whose transform repeats the crop or flip of the decoder, if it is one.
 
     A list as `transform` has one for each view.
     """

@@ -24,9 +24,9 @@ class Image(Decoder):
     >>> loader = shardflow.Loader(url, batch_size=16, decoder=decoder, fields=fields)                 # doctest: +SKIP
 
     Args:
-        pad_to_multiple_of: Pad the images of a batch with zeros at the right and at the bottom, after the transform, to
-            the largest height and width among them, each rounded up to a multiple of this. The field "pixel_mask" is
-            True on the images, "image_size" has their heights and widths; coordinates stay as they are.
+        pad_to_multiple_of: Pad with zeros at the right and at the bottom, after the transform. The size is the largest
+            height and width of the batch, rounded up to a multiple of this. The field "pixel_mask" is True on the
+            images, "image_size" has their heights and widths; coordinates stay as they are.
         mask_padding: What their masks are padded with, an integer of 32 bits: the value that the loss ignores. Masks
             become int32 where it is not within 0 … 255. It is a valid value of a depth: choose another for these.
         stack: False for a list of images [3, H, W] of any sizes, as torchvision's detection models take them.

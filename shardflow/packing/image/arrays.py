@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from shardflow._masks import check_palette
 from shardflow._orientation import load_tiff, orientation_of, turn_array
 from shardflow._pillow import (
     BITS_TAG,
@@ -29,7 +30,6 @@ from shardflow._pillow import (
     SAMPLE_FORMAT_TAG,
     UNSIGNED,
     WHITE_IS_ZERO,
-    check_palette,
     map_codec_errors,
     open_image,
 )

@@ -1,6 +1,6 @@
 """The image pipeline: it chooses the route on which the bytes of a source image become those of a packed one.
 
-    transcoding   a JPEG becomes a JPEG in its own colours, in one call of the native kernel
+    transcoding   a JPEG, grey or YCbCr and in sRGB, becomes a JPEG in its own colours
     pillow        any image that Pillow opens, converted to sRGB
     arrays        the values as they are stored, 8 or 16 bits, 1 to 16 channels
 
@@ -11,17 +11,19 @@ kernel refuses is left to Pillow.
 from __future__ import annotations
 
 from shardflow import native
+from shardflow._colour import profile_conversion
 from shardflow._orientation import orientation_of
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow.errors import DecodeError
 from shardflow.formats.image_types import is_jpeg
 from shardflow.formats.jpeg_header import plain_header
+from shardflow.formats.statistics import PixelSums
 from shardflow.packing.recipe import KEEP, Recipe
 
 from .arrays import pack_array
-from .encoded_image import EncodedImage
+from .encoded_image import EncodedImage, describe
+from .geometry import Geometry, upright_size
 from .pillow import pack_opened
-from .transcoding import transcode
 
 
 def pack_image(data: bytes, recipe: Recipe) -> EncodedImage:
@@ -44,3 +46,35 @@ def pack_image(data: bytes, recipe: Recipe) -> EncodedImage:
             if packed is not None:
                 return packed
         return pack_opened(data, image, recipe)
+
+
+def transcode(
+    data: bytes, recipe: Recipe, geometry: Geometry, *, profile: bytes | None, mode: str
+) -> EncodedImage | None:
+    """Pack a JPEG in its own colours; None if they must change, and if it is damaged or of a rare kind.
+
+    One call of the native kernel decodes, resizes, turns, crops and encodes it (`native.transcoding`).
+
+    `mode` is Pillow's, of the pixels that `profile` is for.
+    """
+    conversion = profile_conversion(profile, mode)
+    if conversion.transform is not None or not recipe.can_transcode(geometry):
+        return None
+    target = recipe.target("JPEG")
+    settings = recipe.encoder_settings(target)
+    made = native.transcode(
+        data,
+        stored=geometry.stored,
+        resized=upright_size(geometry.resized, geometry.orientation),  # which turns it back
+        orientation=geometry.orientation,
+        window=geometry.window,
+        interpolation=recipe.filter,
+        quality=settings["quality"],
+        subsampling=settings["subsampling"],
+        with_seek_table=recipe.wants_seek_table(copied=False),
+        max_pixels=recipe.max_pixels,
+    )
+    if isinstance(made, native.Problem):
+        return None
+    pixels = PixelSums(geometry.size[0] * geometry.size[1], made.sums, made.squares)
+    return describe(made.image, target, data, geometry, pixels, profile_unusable=not conversion.usable)

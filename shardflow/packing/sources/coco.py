@@ -26,6 +26,7 @@ import logging
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
@@ -70,8 +71,8 @@ class Coco:
 
     Args:
         url: Path or URL of the JSON: "coco/annotations/instances_train2017.json".
-        images: Directory or URL of the images; None to find it as COCO lays it out: `train2017/` beside `annotations/`,
-            or the folder of the JSON. A JSON behind a URL names files below it, or URLs of stores.
+        images: Directory or URL of the images; None for COCO's layout: `train2017/` next to `annotations/`, or the
+            folder of the JSON. A JSON behind a URL names files below it, or URLs of stores.
         split: "train", "val", "valid", "validation" or "test"; None for the one in the name of the file or else of its
             folder, or else "train".
         classes: Names of the categories in the order of their labels, or a file with one per line; None for the order
@@ -239,11 +240,14 @@ def _unlabelled_inputs(
     content: _Content, numbers: Mapping[int, Any], split: str, folder: str, base: str
 ) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the images of the JSON in a folder; their names are relative to the base."""
+    uses = Counter(str(image.get("file_name")) for image in content.images)
 
     def unlabelled(numbered: tuple[int, dict[str, Any]]) -> UnlabelledInput[SplitLabel]:
         number, image = numbered
         place = image.get("file_name")
         reason = refusal(place, folder) if isinstance(place, str) and place else f"{place!a} is not a file name"
+        if not reason and uses[str(place)] > 1:
+            reason = f"{place!r} is the file of {uses[str(place)]} images; give all its annotations one image id"
         if reason:
             return unlabelled_input(split, (), f"image {number}", -1, 0, encode_more(bad=reason))
         place = str(place)

@@ -27,12 +27,14 @@ from shardflow.storage.file_names import name_of, path_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
 
-from .huggingface import is_dataset, may_name_files, undecoded
 from .items import UnlabelledInput, UnlabelledInputs, encode_more
 from .labelling import SplitLabel, number_labels, unlabelled_input
 from .reader import Reader, file_state
-from .sample_adapter import IMAGE_KEYS, LABEL_KEYS, AdaptedSample, SampleAdapter, image_file
+from .sample_adapter import IMAGE_KEYS, AdaptedSample, SampleAdapter, image_file, label_column
 from .source import Source
+
+_NAME_FILES_THEMSELVES = ("generator", "imagefolder")
+"""Builders whose rows name files of this machine: those of the caller's function, or that the library has found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ class Collection:
     Args:
         samples: The samples.
         image: Key of the image; None for a Hugging Face dataset's only image column, or else `IMAGE_KEYS`.
-        label: Key of the class; None for a dataset's only column of classes, or else `LABEL_KEYS`.
+        label: Key of the class; None for `LABEL_KEYS`, or else a dataset's only column of classes.
         caption: Key of a text for `.txt`.
-        mask: Key of a mask for `.mask.png`, which is declared as a mask, as is a target that is one.
+        mask: Key of a mask for `.mask.png`; it is declared as a mask, as is a target that is one.
         classes: Class names in the order of their labels, or a file with one per line; None for those that the
             dataset or the samples name.
 
@@ -103,7 +105,7 @@ class Collection:
 
     def _adapt(self, samples: Any, split: str) -> _Split:
         adapter = SampleAdapter(image=self.image, label=self.label, caption=self.caption, mask=self.mask)
-        if is_dataset(samples):
+        if _is_dataset(samples):
             return _huggingface(samples, adapter, split)
         classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
         names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
@@ -145,16 +147,53 @@ class _PayloadFile:
 
 
 def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _Split:
-    own_paths = may_name_files(dataset)
-    dataset, images, classes = undecoded(dataset, f"the dataset's split {split!r}")
+    own_paths = _may_name_files(dataset)
+    dataset, images, classes = _undecoded(dataset, f"the dataset's split {split!r}")
     images = [name for name in images if name != adapter.mask]
     first = images[0] if len(images) == 1 else next((key for key in IMAGE_KEYS if key in images), None)
     image = adapter.image or first
     if image is None:
         raise ConfigError(f"the dataset has several columns with images: {', '.join(images)}; name one with image=")
-    label = adapter.label or (next(iter(classes)) if len(classes) == 1 else None)
-    names = classes.get(label or LABEL_KEYS[0])
+    label = label_column(adapter.label, dataset.features, classes, "the dataset")
+    names = None if label is None else classes.get(label)
     return _Split(dataset, replace(adapter, image=image, label=label), names, own_paths)
+
+
+def _is_dataset(value: object) -> bool:
+    """Whether a value is a Hugging Face dataset. The library is not imported for that."""
+    library = sys.modules.get("datasets")
+    return library is not None and isinstance(value, library.Dataset | library.IterableDataset)
+
+
+def _may_name_files(dataset: Any) -> bool:
+    """Return whether a path in a row may be opened: one that the caller or the library wrote there.
+
+    Any other comes from a file of rows. The library does not record whose that is, and most are downloaded. Where it
+    does not record a builder, rows in memory are the caller's; streams, and files of rows, can be of any builder.
+    """
+    files = [Path(each["filename"]) for each in getattr(dataset, "cache_files", ())]
+    if any(file.with_name("state.json").exists() for file in files):  # saved: with the files in it, and no other path
+        return False
+    if (builder := dataset.info.builder_name) is not None:
+        return builder in _NAME_FILES_THEMSELVES
+    return not files and hasattr(dataset, "cache_files")
+
+
+def _undecoded(dataset: Any, where: str) -> tuple[Any, list[str], dict[str, tuple[str, ...]]]:
+    """Return a dataset that yields undecoded images, its image columns, and its class columns with their names."""
+    import datasets
+
+    features = dataset.features or {}
+    images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    if not images:
+        found = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
+        raise ConfigError(f"{where} has no column with images, but {found or 'no known columns'}; cast it to Image()")
+    for name in images:
+        dataset = dataset.cast_column(name, datasets.Image(decode=False))
+    # A list of classes has the class as its `feature`.
+    types = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    classes = {name: tuple(each.names) for name, each in types.items() if isinstance(each, datasets.ClassLabel)}
+    return dataset, images, classes
 
 
 def _unlabelled_inputs(

@@ -49,7 +49,7 @@ Ends: TypeAlias = "tuple[str | None, str | None]"
 _LIKE_A_SPLIT = re.compile(
     r"(train|training|val|valid|validation|test|testing)[_-]?(images?|imgs?|pictures|photos|set|data|\d+)?", re.I
 )
-_WORD = re.compile(r"\.[A-Za-z][^./]*$")  # a number, as in shot.0001.png, is no name of a part
+_WORD = re.compile(r"\.[A-Za-z][^./]*$")  # a number, as in shot.0001.png, does not name a part
 _COCO = re.compile(r"(^|/)(instances|person_keypoints)_[^/]*\.json$")
 _FIRST_BYTES = 32
 _NAMED = 5
@@ -80,10 +80,9 @@ class Folder:
 
     Args:
         url: `photos/`, `s3://bucket/photos`.
-        parts: Parts beside each image, files with its name: ("txt", "json") for `x.txt` and `x.json` beside `x.jpg`;
-            parts that are declared as annotations are added. An image that lacks one of them is quarantined. None:
-            there are no parts; (): each image file is an image of its own. Unless it is (), other files that look like
-            an image and its mask are refused.
+        parts: Files with the name of each image: ("txt", "json") for the `x.txt` and `x.json` of `x.jpg`. Declared
+            annotations are added. An image that lacks one is quarantined. None means no parts; () also makes a sample
+            of each image file, even of those that look like masks and are refused otherwise.
         classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
             sorted.
         storage_options: Options of fsspec's file system.
@@ -116,6 +115,8 @@ class Folder:
             images = _refuse_masks(images, storage)
         if self.parts:  # a part may come after its image
             images = list(images)
+            stems = {os.path.splitext(file.path)[0] for file in images}
+            ignored.update(f".{part}" for part in self.parts for path in beside if _lacks_image(path, part, stems))
         unlabelled = UnlabelledInputs.of(self._unlabelled_input(file, beside) for file in images)
         if not unlabelled:
             raise _no_images(storage, skipped, ignored)
@@ -187,8 +188,12 @@ class Folder:
         return UnlabelledInput(file.path, _ends(file.path), file.size, identity, more)
 
 
+def _lacks_image(path: str, part: str, stems: Collection[str]) -> bool:
+    return path.endswith(f".{part}") and path.removesuffix(f".{part}") not in stems
+
+
 def _why_skipped(storage: Storage, path: str, extension: str) -> str:
-    """Return why an image, by its extension or by its first bytes, is not read; "" for a file that is no image."""
+    """Return why an image, by its extension or by its first bytes, is not read; "" for a file that is not an image."""
     if (kind := type_of_part(extension)) is not None:
         return MISSING_CODECS[kind.name]
     if extension in UNREAD_EXTENSIONS:
@@ -236,7 +241,7 @@ def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "")
     option = "--mask" if part.endswith(".png") else "--parts"
     return ConfigError(
         f"{storage} has {image!r} and {mask!r}, which look like an image and its mask: {first}pack both as one sample "
-        f"with {option} {part}; or say with --parts none that each file is an image of its own"
+        f"with {option} {part}; or say with --parts none that each file is a separate image"
     )
 
 
@@ -251,18 +256,20 @@ def _refuse_splits(storage: Storage, classes: set[str]) -> None:
 
 
 def _refuse_empty(storage: Storage, without: Collection[str | None], with_files: Collection[str | None]) -> None:
-    """Refuse folders that look like classes without a file; warn of those with other files, which are no classes.
+    """Refuse folders that look like classes and are empty; warn of those that have only files of other kinds.
 
-    The numbers of classes do not count either, so that they are the same in a bucket, which has no empty folders.
+    The latter do not shift the numbers of classes, which are then the same in a bucket, where no folder is empty.
     """
-    for names, is_refused in ((set(without).difference(with_files), True), (with_files, False)):
-        shown = f"{', '.join(sorted(map(repr, names))[:_NAMED])}{', ...' * (len(names) > _NAMED)}"
-        found = f"{storage} has {plural(len(names), 'folder')} without images: {shown}"
-        if names and is_refused:
-            remedy = "list all classes in a file for --classes, or with Folder(classes=), so that each has its number"
-            raise ConfigError(f"{found}; remove them, or {remedy}")
-        if names:
-            logger.warning("%s; they are not counted as classes", found)
+
+    def found(folders: Collection[str | None]) -> str:
+        shown = f"{', '.join(sorted(map(repr, folders))[:_NAMED])}{', ...' * (len(folders) > _NAMED)}"
+        return f"{storage} has {plural(len(folders), 'folder')} without images: {shown}"
+
+    if empty := set(without).difference(with_files):
+        remedy = "list all classes in a file for --classes, or with Folder(classes=), so that each has its number"
+        raise ConfigError(f"{found(empty)}; remove them, or {remedy}")
+    if with_files:
+        logger.warning("%s; they are not counted as classes", found(with_files))
 
 
 def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counter[str]) -> NoImagesError:
@@ -290,8 +297,8 @@ def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[_File]:
             raise NotFoundError(f"{root} does not exist; give the directory that holds the images")
         if not root.is_dir():
             raise ConfigError(
-                f"{root} is no directory of images, and by its name no table (.csv, .tsv, .jsonl, .parquet), "
-                "no COCO set (.json) and no tar (.tar)"
+                f"{root} is not a directory of images, and its name is not that of a table (.csv, .tsv, .jsonl, "
+                ".parquet), of a COCO set (.json) or of a tar (.tar)"
             )
         base = os.fsencode(root)
         yield from map_in_threads(

@@ -30,7 +30,7 @@ class Item(NamedTuple):
 
     Attributes:
         path: Its name in the ledger: unique enough to find it again, and without secrets. A path below the source, or a
-            path or URL of its own.
+            separate path or URL.
         label: Number of its class; numbers of its classes; or None.
         size: Size of the image in bytes when it was listed, -1 when that is not known.
         identity: Number that differs when one of its files may have been changed or replaced, see `identity_of`; 0

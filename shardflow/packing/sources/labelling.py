@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named
+from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named, refuse_lookalikes
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.labels import Label
@@ -20,6 +21,12 @@ from .source import Source
 NUMBER = re.compile(r"0|[1-9][0-9]*")
 """A label in a text that is the number of a class."""
 
+_LIKE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?")
+
+_MANY = 20  # images, of which it is a mistake that nearly each has a class of its own
+
+logger = logging.getLogger(__name__)
+
 SplitLabel: TypeAlias = "tuple[str, Named]"
 """The key of an unlabelled input: its split, and its label as the source has it."""
 
@@ -28,15 +35,32 @@ def unlabelled_input(
     split: str, label: Named, path: str, size: int, identity: int, more: bytes = b""
 ) -> UnlabelledInput[SplitLabel]:
     """Return an input with a split and a label; raise a ConfigError for a label of another type."""
-    for one in label if isinstance(label, list | tuple) else (() if label is None else (label,)):
+    several = label if isinstance(label, list | tuple) else (() if label is None else (label,))
+    for one in several:
         if isinstance(one, bool) or not isinstance(one, str | int):  # True would be the same key as 1
             raise ConfigError(f"{path} has the label {one!r}; expected the number or the name of a class")
+    if len(set(several)) < len(several) or list(several) == [1, 0]:
+        raise ConfigError(
+            f"{path} has the label {list(several)!r:.60}, which looks like a one-hot or multi-hot vector; expected a "
+            "list of the classes that it has, each of them once"
+        )
     return UnlabelledInput(path, (split, tuple(label) if isinstance(label, list) else label), size, identity, more)
 
 
 def number_labels(unlabelled: UnlabelledInputs[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:
     """Return the source of these inputs. One without a label beside labelled ones is bad: a loader would stop at it."""
-    numbering = LabelNumbering(classes, (label for _, label in unlabelled.keys), where)
+    labels = [label for _, label in unlabelled.keys]
+    numbering = LabelNumbering(classes, labels, where)
+    if classes is None:
+        used = [label for label in labels if label is not None]
+        if len(unlabelled) >= _MANY and len(used) > 0.9 * len(unlabelled):
+            logger.warning(
+                "%s has a class for nearly every image, %d for %d: are these its labels?",
+                where,
+                len(used),
+                len(unlabelled),
+            )
+        _refuse_moved_numbers(numbering, labels, where)
     labelled = {split for split, label in unlabelled.keys if label is not None}
     if any(split in labelled for split, label in unlabelled.keys if label is None):
         unusable = {(split, None) for split in labelled}
@@ -48,6 +72,17 @@ def number_labels(unlabelled: UnlabelledInputs[SplitLabel], classes: Classes, wh
         splits=unlabelled.number(lambda key: (key[0], numbering.number(key[1]))),
         classes=numbering.classes,
     )
+
+
+def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], where: object) -> None:
+    """Refuse names that are numbers and would be another class: one cell of "NA" makes names of all numbers."""
+    for label in labels:
+        for name in label if isinstance(label, list | tuple) else (label,):
+            if isinstance(name, str) and _LIKE_NUMBER.fullmatch(name) and numbering.number(name) != float(name):
+                raise ConfigError(
+                    f"{where} has the label {name!r} as text, which would be class {numbering.number(name)}, because "
+                    "not all labels are whole numbers; write whole numbers, or list all classes in a file for --classes"
+                )
 
 
 def _refuse_unlabelled(each: UnlabelledInput[SplitLabel]) -> UnlabelledInput[SplitLabel]:
@@ -74,6 +109,7 @@ def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
         return source
     known = set(old)
     classes = (*old, *(name for name in source.classes if name not in known))
+    refuse_lookalikes(classes, "the dataset with the source")
     places = {name: number for number, name in enumerate(classes)}
     numbers = {number: places[name] for number, name in enumerate(source.classes)}
     refuse_renumbering(source.annotations, numbers, "those of the dataset")

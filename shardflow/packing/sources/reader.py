@@ -39,6 +39,7 @@ from shardflow.storage.urls import divide_query, is_remote, public_host, shown_u
 
 from .items import Item, identity_of
 
+_WHOLE_FILE: tuple[Any, ...] = ("", 0, -1, -1)  # a location's default values
 _QUERY = re.compile(r"\?\S*")
 _THREADS, _CHUNK = 16, 64  # a chunk of files on a local disk takes longer than its way to a thread
 
@@ -64,11 +65,14 @@ class Reader:
     Args:
         base: Directory or URL that relative places are below.
         remote: Whether requests are so slow that several should be made at once.
+        chunk_items: How many consecutive items are read at little more than the cost of one. They are shuffled
+            together, and packed by one process.
         storage_options: Options of fsspec's file system for `base` if that is a URL, otherwise for every URL.
     """
 
     base: str = field(repr=False)  # its query can be a signature
     remote: bool = False
+    chunk_items: int = 1
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
@@ -89,38 +93,43 @@ class Reader:
         if problem := too_many_bytes(item.size):
             raise SampleError(problem)
         try:
-            image = self._bytes(*more.get("image", [item.path]))
-            parts = {
-                part: place.encode(errors="replace") if isinstance(place, str) else self._part(part, *place)
-                for part, place in more.get("parts", {}).items()
-            }
+            found = self._input(item, more)
         except SampleError:
             raise
         except ShardflowError as error:
             raise SampleError(_QUERY.sub("", str(error))) from error  # a query can be a signature
         except OSError as error:
             raise SampleError(error.strerror or str(error)) from error
-        if item.size not in (-1, len(image)):
-            message = f"had {item.size} bytes when it was listed and has {len(image)} now"
+        if item.size not in (-1, len(found.image)):
+            message = f"had {item.size} bytes when it was listed and has {len(found.image)} now"
             raise SampleError(f"{message}; run the same command again")
+        return found
+
+    def _input(self, item: Item, more: Mapping[str, Any]) -> Input:
+        image = self._bytes(more.get("image", [item.path]), item.identity)
+        parts = {
+            part: place.encode(errors="replace") if isinstance(place, str) else self._part(part, place, item)
+            for part, place in more.get("parts", {}).items()
+        }
         return Input(image, parts, tuple(more["size"]) if "size" in more else None)
 
-    def _part(self, part: str, *place: Any) -> bytes:
+    def _part(self, part: str, location: Sequence[Any], item: Item) -> bytes:
         try:
-            return self._bytes(*place)
+            return self._bytes(location, item.identity)
         except OSError as error:  # its name, because the reason is listed under the image's
             raise SampleError(f"{part}: {error.strerror or error}") from error
 
-    def _bytes(self, place: str, offset: int = 0, size: int = -1, crc32: int = -1) -> bytes:
+    def _bytes(self, location: Sequence[Any], identity: int) -> bytes:
+        place, offset, size, crc32 = [*location, *_WHOLE_FILE[len(location) :]]
         if reason := refusal(place, self.base):
             raise SampleError(reason)
         path = local_path(self.base, place)
         if path is not None:
-            data = _file(path, offset, size)
+            data = _file(path, offset, size, identity if crc32 < 0 else 0)
         else:
             root, name = split_url(place) if is_remote(place) else (self.base, place)
             own = not is_remote(self.base) or split_url(root)[0] == split_url(self.base)[0]
-            storage = _storage(root, _Options(self.storage_options if own else None))
+            storage = process_storage(root, StorageOptions(self.storage_options if own else None))
             if problem := too_many_bytes(size):
                 raise SampleError(problem)
             data = (
@@ -175,7 +184,11 @@ def file_state(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
         status = os.stat(path)
     except (OSError, ValueError):
         return 0, 0
-    return status.st_size, identity_of(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return status.st_size, _identity(status)
+
+
+def _identity(status: os.stat_result) -> int:
+    return identity_of(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def map_in_threads(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
@@ -217,7 +230,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def public_name(place: str) -> str:
-    """Return a place without secrets: a URL without a user's name, a password or a query; `?` in a bucket is none."""
+    """Return a place without secrets: a URL without user, password and query. In a bucket, `?` begins no query."""
     if "://" not in place:
         return place
     scheme, _, rest = place.partition("://")
@@ -229,7 +242,8 @@ def public_name(place: str) -> str:
     return f"{scheme}://{public_host(scheme, host)}{slash}{name}"
 
 
-def _file(path: str, offset: int, size: int) -> bytes:
+def _file(path: str, offset: int, size: int, identity: int) -> bytes:
+    """Return a file, or a slice of one with this identity, if it is known: its listing has no checksum of the slice."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise SampleError("not a regular file")
@@ -237,6 +251,8 @@ def _file(path: str, offset: int, size: int) -> bytes:
         raise SampleError(problem)
     with open(path, "rb") as file:
         if size >= 0:
+            if identity and _identity(os.fstat(file.fileno())) != identity:
+                raise SampleError("has changed since it was listed; run the same command again")
             file.seek(offset)
             return file.read(size)
         data = file.read(found.st_size + 1)
@@ -245,7 +261,7 @@ def _file(path: str, offset: int, size: int) -> bytes:
     return data
 
 
-class _Options:
+class StorageOptions:
     """Hashable storage_options: equal when their contents are."""
 
     def __init__(self, options: Mapping[str, Any] | None) -> None:
@@ -253,13 +269,13 @@ class _Options:
         self._text = repr(sorted(options.items()) if options else None)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Options) and self._text == other._text
+        return isinstance(other, StorageOptions) and self._text == other._text
 
     def __hash__(self) -> int:
         return hash(self._text)
 
 
 @functools.lru_cache(maxsize=64)
-def _storage(root: str, options: _Options) -> Storage:
+def process_storage(root: str, options: StorageOptions) -> Storage:
     """Return this process's storage of a root: making one takes a tenth of a second, and it holds the connections."""
     return open_storage(root, options.options)

@@ -14,12 +14,16 @@ from shardflow.storage.urls import remote_options, url_text
 from .coco import Coco
 from .collection import Collection
 from .folder import Folder, NoImagesError
+from .parquet import EXTENSION, Parquet
 from .shards import Shards
 from .source import Source, SourceKind
 from .table import Table
 
-KINDS: tuple[type[SourceKind], ...] = (Table, Coco, Shards, Folder)
+KINDS: tuple[type[SourceKind], ...] = (Parquet, Table, Coco, Shards, Folder)
 """The kinds that a path or URL can name; the first that recognizes it is chosen. Other objects are a `Collection`."""
+
+_BY_FILES: Mapping[str, type[SourceKind]] = {".tar": Shards, EXTENSION: Parquet}
+"""The kinds of a folder without image files, by the extension of others in it."""
 
 
 def list_source(
@@ -52,11 +56,13 @@ def describe_source(
     images: str | None,
     parts: tuple[str, ...] | None = None,
     classes: Classes = None,
-) -> Table | Coco | Folder | DetectedSource:
-    """Return the source of a command: `columns` are of a `Table`, `parts` of a `Folder`, `images` of either other."""
+) -> Parquet | Table | Coco | Folder | DetectedSource:
+    """Return the source of a command: `columns` are of a table, `parts` of a `Folder`, `images` of any other."""
     is_table = bool(columns) or Table.recognizes(url, None)
     if (columns or images) and parts:
         raise ConfigError("parts belong to a folder, columns to a table, --image-folder to a table or a COCO set")
+    if columns and not images and (Parquet.recognizes(url, None) or os.path.isdir(url)):
+        return Parquet(url, classes=classes, **columns)
     if columns or (images and is_table):
         return Table(url, images=images, classes=classes, **columns)
     if images:
@@ -84,6 +90,7 @@ class DetectedSource:
                 return Folder(url, parts=self.parts, classes=self.classes, storage_options=options).list()
             return kind(url, classes=self.classes, storage_options=options).list()
         except NoImagesError as error:
-            if ".tar" not in error.ignored:
+            files = next((each for extension, each in _BY_FILES.items() if extension in error.ignored), None)
+            if files is None:
                 raise
-        return Shards(url, classes=self.classes, storage_options=options).list()
+        return files(url, classes=self.classes, storage_options=options).list()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,14 @@ from PIL import Image
 
 from shardflow._orientation import upright
 from shardflow.dataset.label_numbering import Named
-from shardflow.errors import SampleError
+from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.image_types import IMAGE_TYPES
+
+logger = logging.getLogger(__name__)
 
 IMAGE_KEYS = ("image", "img", *(part for each in IMAGE_TYPES if each.in_shards for part in each.parts))
 LABEL_KEYS = ("label", "cls")
+LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target")
 MASK_PART = "mask.png"
 
 _PLAIN_MODES = ("L", "RGB")
@@ -76,7 +80,7 @@ class SampleAdapter:
             raise SampleError(f"has none of {', '.join(IMAGE_KEYS)}, but {', '.join(map(str, sample))}; name the image")
         parts: dict[str, Any] = {}
         if self.caption is not None:
-            parts["txt"] = str(sample[self.caption])
+            parts["txt"] = caption_text(sample[self.caption])
         if self.mask is not None:
             parts[MASK_PART] = sample[self.mask]
         others: dict[str, Any] = {}
@@ -86,10 +90,14 @@ class SampleAdapter:
             if is_image(value):
                 raise SampleError(f"has a second image, {key!r}; name it as the mask, or leave it out")
             if isinstance(value, bytes):
+                if key in parts:
+                    raise SampleError(f"has a part {key!r} beside {self.caption or self.mask!r}; leave one of them out")
                 parts[key] = value
             elif not key.startswith("__"):
                 others[key] = value
         if text := to_json(others):
+            if "json" in parts:
+                raise SampleError(f"has a part 'json' and {', '.join(others)}, which become one; put them into it")
             parts["json"] = text
         mask = None if self.mask is None else MASK_PART
         return AdaptedSample(sample[image], None if label is None else _label(sample[label]), parts, mask)
@@ -116,11 +124,44 @@ def _label(value: Any) -> Named:
         return _label(content)
     with contextlib.suppress(TypeError):
         return None if (number := operator.index(value)) == -1 else number
-    try:
-        several = [_label(one) for one in value]
-    except TypeError as error:
-        raise SampleError(f"expected the number or the name of a class, found {type(value).__name__}") from error
+    if shape := getattr(value, "shape", ()):
+        raise SampleError(
+            f"has a label of shape {tuple(shape)}, which may be a one-hot vector, scores or coordinates; expected the "
+            "number or the name of a class, or a list of these, such as v.nonzero()[0].tolist()"
+        )
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise SampleError(f"expected the number or the name of a class, found {type(value).__name__}")
+    several = [_label(one) for one in value]
+    if any(isinstance(one, list) for one in several):
+        raise SampleError(
+            f"has the label {value!r:.60}; expected the number or the name of a class, or a list of these"
+        )
     return [one for one in several if isinstance(one, str | int)]
+
+
+def label_column(given: str | None, names: Collection[str], classes: Collection[str], where: object) -> str | None:
+    """Return the column of the labels among these, of which `classes` have names of classes; None where there is none.
+
+    Raises:
+        ConfigError: Several columns have classes, and none is given, or named as labels usually are.
+    """
+    label = given or next((key for key in LABEL_KEYS if key in names), None)
+    if label is None and len(classes) > 1:
+        raise ConfigError(f"{where} has several columns with classes: {', '.join(classes)}; name one with label=")
+    label = label or next(iter(classes), None)
+    if label is None and (likely := [name for name in names if name.lower() in LIKE_LABEL]):
+        logger.warning("%s: the images have no labels; if %r was meant, name it with label=", where, likely[0])
+    return label
+
+
+def caption_text(value: Any) -> str:
+    """Return a caption; raise a SampleError for any other value than text, such as None or NaN."""
+    if isinstance(value, str):
+        return value
+    with contextlib.suppress(UnicodeDecodeError):
+        if isinstance(value, bytes):
+            return value.decode()
+    raise SampleError(f"has the caption {value!r:.60}; expected text")
 
 
 def to_json(values: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardflow._wording import plural
+from shardflow.dataset.finding_tars import find_tars, split_pattern, tar_splits
 from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.tar_file import open_tar
@@ -27,14 +28,11 @@ from shardflow.formats import manifest, shard_index
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
 from shardflow.formats.shard import Shard
-from shardflow.formats.tar_bytes import TarBytes, TarInMemory, crc32
+from shardflow.formats.tar_members import TarBytes, crc32
 from shardflow.formats.tar_samples import read_samples
-from shardflow.formats.tar_splits import tar_splits
 from shardflow.formats.virtual_roots import split_shard_name
-from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.urls import is_remote, join_name
 from shardflow.storage.virtual import root_url, virtual_storage
 
@@ -56,8 +54,9 @@ class Shards:
 
     Args:
         url: A shardflow dataset; or a directory or URL with tars; or a pattern with braces or wildcards:
-            "s3://bucket/{00000..00099}.tar". Tars in folders named like splits belong to these; if none is, all are for
-            training, or belong to the split that the directory itself is named like.
+            "s3://bucket/{00000..00099}.tar". Tars in folders named like splits, or named
+            like `photos-val-000.tar`, belong to these; otherwise all are for training, or belong to the split that the
+            directory itself is named like.
         classes: Class names in the order of their labels, or a file with one per line. A number in `.cls` is the place
             of its name, whatever the names look like; without names it is its own. A shardflow dataset has names
             already: its labels get the numbers of these names here.
@@ -84,13 +83,15 @@ class Shards:
         reader = Reader.at(storage, root, self.storage_options)
         if pattern is None and _is_dataset(storage):
             return replace(self._list_dataset(storage, root, reader), is_dataset=True)
-        pattern = name_of(pattern or ALL) if storage.local_path("") is not None else pattern or ALL
-        return self._list_tars(storage, reader, _matching(storage, pattern))
+        return self._list_tars(storage, reader, find_tars(storage, pattern, tagged=True))
 
     def _list_dataset(self, storage: Storage, url: str, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
         tars = virtual_storage(storage, url, dataset.roots, self.storage_options)
         _warn_of_more_tars(storage, dataset)
+        if dataset.columns:
+            columns = ", ".join(dataset.columns)
+            logger.warning("%s: the columns %s are not packed; add them to the new dataset", storage, columns)
         unlabelled = UnlabelledInputs.of(
             each
             for split, shards in dataset.splits.items()
@@ -138,32 +139,6 @@ def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
         logger.warning("%s has %s that its index does not know: %s; index anew", storage, plural(len(more), "tar"), few)
 
 
-def _matching(storage: Storage, pattern: str) -> dict[str, str]:
-    """Return the names of the shards that match a pattern, sorted, each with the tag of its content."""
-    patterns = expand_braces(pattern)
-    # The listing of a bucket has tags of contents. Other listings may be long, and not every server has one.
-    paths = [path for one in patterns if (path := storage.local_path(one)) is not None]
-    unlisted = str(storage).startswith(("http:", "https:")) and not any(map(has_wildcards, patterns))
-    if all(path.is_file() for path in paths) if paths else unlisted:
-        return dict.fromkeys(sorted(patterns, key=name_bytes), "")
-    listing = storage.listing()
-    found: dict[str, str] = {}
-    for one in patterns:
-        names = [one] if one in listing else matching_tars(one, listing)
-        if not names:
-            if not listing:
-                raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
-            tars = sum(name.endswith(".tar") for name in listing)
-            found_instead = f"it holds {tars} tars and {len(listing) - tars} other files"
-            raise ConfigError(f"{storage} has no shard {one!r}; {found_instead}")
-        found |= {name: listing[name].tag for name in names}
-    is_remote = storage.local_path("") is None
-    foreign = next((name for name in found if is_remote and ("://" in name or not is_below(name))), None)
-    if foreign is not None:
-        raise ConfigError(f"{storage} lists the tar {foreign!r}, which is not the name of a file below it; rename it")
-    return {name: found[name] for name in sorted(found, key=name_bytes)}
-
-
 def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the samples of a tar."""
     local = storage.local_path(name)
@@ -199,8 +174,9 @@ def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> 
         tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
-    with open_tar(storage, shard.name) if tar_is_read else contextlib.nullcontext(TarInMemory(b"")) as tar:
+    with open_tar(storage, shard.name) if tar_is_read else contextlib.nullcontext() as tar:
         if index is None:
+            assert tar is not None
             index = _rebuilt(storage, shard, tar)
         rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
@@ -217,9 +193,12 @@ def _rebuilt(storage: Storage, shard: Shard, tar: TarBytes) -> shard_index.Index
 
 
 def _unlabelled_input(
-    tar: TarBytes, split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
+    tar: TarBytes | None, split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
 ) -> UnlabelledInput[SplitLabel]:
-    """Return a sample from the locations of its parts. `own`: it is from a shardflow dataset."""
+    """Return a sample from the locations of its parts in a tar, which is open if one may be a label.
+
+    `own`: it is from a shardflow dataset.
+    """
     try:
         if problem := too_many_bytes(sum(location[2] for location in locations.values())):
             raise SampleError(problem)
@@ -234,7 +213,7 @@ def _unlabelled_input(
     return unlabelled_input(split, label, path, location[2], identity, more)
 
 
-def _pop_label(tar: TarBytes, locations: dict[str, Any], *, own: bool) -> Named:
+def _pop_label(tar: TarBytes | None, locations: dict[str, Any], *, own: bool) -> Named:
     """Remove the label from the parts of a sample and return it. "007" is a number in our shards, a name in others."""
     part = next((part for part in LABEL_PARTS if part in locations), None)
     if part is None:
@@ -242,6 +221,7 @@ def _pop_label(tar: TarBytes, locations: dict[str, Any], *, own: bool) -> Named:
     _, offset, size, *checksum = locations.pop(part)
     if size > MAX_LABEL_BYTES:
         raise SampleError(f"its part {part!r} has {size:,} bytes; {MAX_LABEL_BYTES:,} is the most for labels")
+    assert tar is not None
     payload = bytes(tar.read(offset, size))
     if checksum not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 differs")

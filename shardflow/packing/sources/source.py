@@ -1,11 +1,11 @@
 """The contract of sources: every kind of source is listed as a `Source`.
 
-    SourceKind   a `Folder`, a `Table`, `Coco`, `Shards`, not yet listed; `Collection` is one for samples as objects
+    SourceKind   a `Folder`, a `Table`, `Parquet`, … not yet listed; `Collection` is one for samples as objects
     Source       the listing: all inputs with their splits and labels, in a fixed order
     Item         one input (`items`); it begins as an `UnlabelledInput`, as labels are numbered together (`labelling`)
     Reader       reads an item in any process (`reader`), be it files, objects behind a URL, or slices of a tar
 
-To add a kind of source, write its class in a file of its own, and register it in `resolve.KINDS`.
+To add a kind of source, write its class in a file, and register it in `resolve.KINDS`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Source:
         splits: Split → its inputs, in an order that a second listing repeats.
         classes: Class names, label 0 first, shared by all splits; None without labels.
         skipped: Images of kinds that are not read, see `refuse_skipped`. They are not among the splits.
-        ignored: Extension → number of files that are no images.
-        annotations: What the source declares of its parts by itself.
+        ignored: Extension → number of files that are not images.
+        annotations: The annotations that the source itself declares.
         is_dataset: Whether it is a shardflow dataset, in which a name never gets another content.
         resources: Closed with the source.
     """

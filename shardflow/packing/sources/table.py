@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, class_names
-from shardflow.errors import ConfigError, NotFoundError
+from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
@@ -40,7 +40,7 @@ from shardflow.storage.urls import (
 from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, number_labels, unlabelled_input
 from .reader import Reader, is_place, map_in_threads, place_state, public_name, refusal
-from .sample_adapter import MASK_PART, to_json
+from .sample_adapter import LIKE_LABEL, MASK_PART, caption_text, to_json
 from .source import Source
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,12 @@ Row: TypeAlias = "dict[str, Any]"
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
 """Default columns of the images: the first of these that the table has."""
 
+_HEAD = 100  # rows that tell which column may be the label
+_FEW = 20  # rows, of which fewer do not tell
+
 MAX_TABLE_BYTES = 1 << 30
 """Longest table that is read."""
 
-_LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target")
 _LIKE_SPLIT = ("split", "set", "subset")
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -76,8 +78,8 @@ class Table:
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
         caption: Column with a text for `.txt`.
-        mask: Column with the path or URL of a mask for `.mask.png`, which is declared as a mask.
-        images: Directory or URL that the paths of images and masks are below; None for the folder of the table.
+        mask: Column with the path or URL of a mask for `.mask.png`; it is declared as a mask.
+        images: Directory or URL of the relative paths; None for the folder of the table.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the table,
             sorted.
         storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
@@ -117,15 +119,18 @@ class Table:
         base = folder if self.images is None else str(self.images)
         if self.images is not None and not is_remote(base) and not os.path.isdir(strip_file_scheme(base)):
             raise NotFoundError(f"the folder of images, {base}, does not exist; check --image-folder")
+        is_text = name.lower().endswith(_TEXT_TABLES)
         rows = _read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name)
         unused: list[str] = []
-        unlabelled = UnlabelledInputs.of(counted(self._unlabelled_inputs(rows, folder, base, unused), "listing"))
+        unlabelled = UnlabelledInputs.of(
+            counted(self._unlabelled_inputs(rows, folder, base, unused, is_text), "listing")
+        )
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         classes = class_names(self.classes)
         labels = {label for _, label in unlabelled.keys if label is not None}
         are_numbers = labels.isdisjoint(classes or ()) and all(NUMBER.fullmatch(str(label)) for label in labels)
-        if are_numbers and name.lower().endswith(_TEXT_TABLES):
+        if are_numbers and is_text:
             unlabelled = unlabelled.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
         images = open_storage(base, remote_options(base, self.storage_options))
         reader = Reader.at(images, base, self.storage_options)
@@ -137,21 +142,27 @@ class Table:
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 
     def _unlabelled_inputs(
-        self, rows: Iterator[Row], folder: str, base: str, unused: MutableSequence[str]
+        self, rows: Iterator[Row], folder: str, base: str, unused: MutableSequence[str], is_text: bool
     ) -> Iterator[UnlabelledInput[SplitLabel]]:
-        first = next(rows, None)
-        if first is None:
+        head = list(itertools.islice(rows, _HEAD))
+        if not head:
             return
-        columns = self._columns(first, unused)
+        columns = self._columns([_parsed(row) for row in head] if is_text else head, unused)
+        as_they_are = {columns.image, columns.split, columns.caption, columns.mask}
 
         def unlabelled(numbered: tuple[int, Row]) -> UnlabelledInput[SplitLabel]:
             number, row = numbered
+            row = _parsed(row, as_they_are) if is_text else row
             return _unlabelled_input(row, columns, self._split(row, columns.split, number), number, folder, base)
 
-        yield from map_in_threads(unlabelled, enumerate(itertools.chain([first], rows), 1))
+        yield from map_in_threads(unlabelled, enumerate(itertools.chain(head, rows), 1))
 
-    def _columns(self, row: Row, unused: MutableSequence[str]) -> _Columns:
-        """Return the columns, after checking that the table has those that are named; warn of others in `unused`."""
+    def _columns(self, head: Sequence[Row], unused: MutableSequence[str]) -> _Columns:
+        """Return the columns, after checking that the table has those that are named; warn of others in `unused`.
+
+        `head` is the first rows. Only a column whose values repeat can be meant as the label.
+        """
+        row = head[0]
         named = _Columns(*self._named())
         for column in named:
             if column is not None and column not in row:
@@ -163,14 +174,16 @@ class Table:
         if not isinstance(row[image], str | None):
             kind = "their bytes" if isinstance(row[image], bytes | dict) else type(row[image]).__name__
             message = f"{self}: expected paths or URLs of images in column {image!r}, found {kind}"
-            raise ConfigError(f"{message}; name another column, or pack it as a Hugging Face dataset")
+            raise ConfigError(f"{message}; name another column, or pack files of .parquet as shardflow.sources.Parquet")
         label, split = ("label" if "label" in row else None), ("split" if "split" in row else None)
         used = named._replace(image=image, label=self.label or label, split=self.split or split)
         others = [name for name in row if name not in used]
         like_split = _similar(others, _LIKE_SPLIT)
         if used.label is None:
             scalars = [name for name in others if isinstance(row[name], str | int) and type(row[name]) is not bool]
-            likely = _similar(others, _LIKE_LABEL) or [name for name in scalars if name not in like_split]
+            most = len(head) - (len(head) >= _FEW)
+            repeated = [name for name in scalars if len({str(each.get(name)) for each in head}) <= most]
+            likely = _similar(others, LIKE_LABEL) or [name for name in repeated if name not in like_split]
             unused += self._perhaps_meant("label", likely, "the images have no labels")
         if used.split is None:
             unused += self._perhaps_meant("split", like_split, "all rows are for training")
@@ -226,13 +239,16 @@ def _unlabelled_input(
     mask = str(row.get(columns.mask or "") or "")
     if reason := next(filter(None, (refusal(each, url) for each in (place, mask) for url in (folder, base))), ""):
         bad = f"row {number}: {reason}"
+    parts: dict[str, object] = {}
+    if columns.caption is not None and not bad:
+        try:
+            parts["txt"] = caption_text(row[columns.caption])
+        except SampleError as error:
+            bad = f"row {number} {error}"
     path = (public_name(place) if is_place(place) else "") or f"row {number}"
     if bad:
         return unlabelled_input(split, None, path, -1, 0, encode_more(bad=bad))
     size, identity = place_state(base, place)
-    parts: dict[str, object] = {}
-    if columns.caption is not None:
-        parts["txt"] = str(row[columns.caption])
     if columns.mask is not None:
         parts[MASK_PART] = [str(row[columns.mask])]
         identity = identity_of(identity, place_state(base, str(row[columns.mask])))
@@ -264,7 +280,12 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
                     f"{name}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, found {found}"
                 )
                 raise ConfigError(f"{message}; a cell that holds the separator needs quotes")
-            yield {column: _cell(value) for column, value in row.items()}
+            if kind == ".tsv" and any("\t" in value or "\n" in value for value in row.values()):
+                raise ConfigError(
+                    f"{name}, line {reader.line_num}: a quoted cell holds a tab or a line break; in .tsv a text that "
+                    "begins with a quote reaches to the next one, so write the table as .csv"
+                )
+            yield dict(row)
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}, line {reader.line_num + 1}: {error}; save it as UTF-8 with a header") from error
 
@@ -273,6 +294,11 @@ def _refuse_repeated(columns: Sequence[str], where: str) -> None:
     repeated = next((column for number, column in enumerate(columns) if column in columns[:number]), None)
     if repeated is not None:
         raise ConfigError(f"{where} has two columns {repeated!r}; rename or remove one of them")
+
+
+def _parsed(row: Row, as_they_are: Collection[str | None] = ()) -> Row:
+    """Return a row of text with the values of the cells that hold a JSON list or object, other than in some columns."""
+    return {column: text if column in as_they_are else _cell(text) for column, text in row.items()}
 
 
 def _cell(text: str) -> Any:
@@ -303,12 +329,18 @@ def _json_lines(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
         raise ConfigError(f"{name}, line {number or 1}: not JSON: {error}") from error
 
 
-def _parquet(data: bytes, name: str) -> Iterator[Row]:
+def import_pyarrow(name: str) -> Any:
+    """Return pyarrow, with its module for Parquet, to read a file of a name."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(f"{name}: Parquet needs pyarrow: pip install 'shardflow[parquet]'") from error
+    return pyarrow
+
+
+def _parquet(data: bytes, name: str) -> Iterator[Row]:
+    pyarrow = import_pyarrow(name)
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
         _refuse_repeated(file.schema_arrow.names, name)

@@ -18,7 +18,7 @@ import shardflow as sf
 from shardflow.errors import ConfigError, StoreError
 from shardflow.formats.labels import Label
 from shardflow.packing.executors import Processes, Ray, Serial
-from shardflow.packing.executors.ray_preflight import preflight
+from shardflow.packing.executors.ray import preflight
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sample_recipe import PackedSample, SampleRecipe
 from shardflow.packing.sources.reader import Input
@@ -112,7 +112,7 @@ def test_deadly_input_on_the_cluster(tmp_path: Path) -> None:
 def test_node_with_other_codecs(tmp_path: Path) -> None:
     """A node whose codecs are others is refused, with both named, before it packs anything."""
     jobs = jobs_of(image_folder(tmp_path / "src", 30), tmp_path / "dst", Elsewhere(image=Recipe(short_side=32)), 20)
-    with pytest.raises(ConfigError, match=r"has the codecs \{'pillow.* has \{'pillow.*same versions"):
+    with pytest.raises(ConfigError, match=r"\{'pillow.*\{'pillow.*same"):
         run_jobs(Ray(), jobs)
     assert contents(tmp_path / "dst") == {}
 

@@ -81,10 +81,10 @@ def test_folders_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_missing_source(tmp_path: Path) -> None:
     """A source that is not there, or no directory, is refused."""
-    with pytest.raises(NotFoundError, match=r"nowhere does not exist; give the directory"):
+    with pytest.raises(NotFoundError, match=r"nowhere.*directory"):
         list_source(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"is no directory of images, and by its name no table .*\.json.*\.tar"):
+    with pytest.raises(ConfigError, match=r"directory.*\.json.*\.tar"):
         list_source(tmp_path / "file")
 
 
@@ -134,7 +134,7 @@ def test_masks_are_not_images(tmp_path: Path, names: list[str], parts: str) -> N
 def test_parts_do_not_make_masks_images(tmp_path: Path, name: str) -> None:
     """A file that looks like the mask of an image is refused also where another part is named."""
     write_tree(tmp_path, {"a/x.jpg": b"", f"a/{name}": b"", "a/x.txt": b"x"})
-    with pytest.raises(ConfigError, match=f"a/{name}.*look like an image and its mask"):
+    with pytest.raises(ConfigError, match=rf"a/{name}.*look.*image"):
         sf.sources.Folder(tmp_path, parts=("txt",)).list()
 
 
@@ -183,7 +183,7 @@ def test_broken_link_and_fifo_are_inputs_that_cannot_be_read(tmp_path: Path) -> 
 def test_changed_since_listed(tmp_path: Path) -> None:
     """An input whose size is not the listed one is refused: its digest would vouch for other bytes."""
     write_tree(tmp_path, {"1.jpg": b"12345"})
-    with pytest.raises(SampleError, match="had 4 bytes when it was listed and has 5 now"):
+    with pytest.raises(SampleError, match=r"4.*5"):
         list_source(tmp_path).reader.read(Item("1.jpg", None, 4, 0))
 
 

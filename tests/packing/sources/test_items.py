@@ -10,9 +10,9 @@ import pytest
 
 from shardflow.formats.labels import Label
 from shardflow.formats.shard_layout import Sharding
+from shardflow.packing.pack_plan import plan_jobs
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sample_recipe import SampleRecipe
-from shardflow.packing.sharding import plan_jobs
 from shardflow.packing.sources.items import Item, Items, UnlabelledInput, UnlabelledInputs
 from shardflow.packing.sources.resolve import list_source
 

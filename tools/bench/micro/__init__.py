@@ -11,9 +11,10 @@
     handover    what the training process itself costs                                 docs/performance.md
     ranks       the start of 1,024 ranks over 10^9 samples, and what the bucket sees   docs/performance.md
     pixels      what a cache of decoded images saves                                   docs/performance.md
-    views       several crops of each image, beside torchvision                        docs/loading.md
-    annotations images with their boxes or masks, beside torchvision                   docs/detection.md
-    encoded     handing over encoded files instead of crops                            docs/device.md
+    views       several crops of each image, beside torchvision                        docs/performance.md
+    annotations images with their boxes or masks, beside torchvision                   docs/performance.md
+    columns     samples with an embedding from a column                                docs/columns.md
+    encoded     handing over encoded files instead of crops                            docs/performance.md
     packing     time and memory of packing 10,000 to 1,000,000 tiny images             docs/performance.md
 
 Runs in the interpreter that it is called with, on shardflow of this checkout: `.venv/bin/python tools/bench micro`.
@@ -32,7 +33,16 @@ from bench.harness import made
 from bench.processes import call
 
 ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "start": 9, "resume": 15, "budget": 5, "scaling": 3, "memory": 3}
-ROUNDS |= {"pixels": 5, "views": 3, "annotations": 5, "encoded": 5, "packing": 1, "handover": 5, "ranks": 1}
+ROUNDS |= {
+    "pixels": 5,
+    "views": 3,
+    "annotations": 5,
+    "encoded": 5,
+    "packing": 1,
+    "handover": 5,
+    "ranks": 1,
+    "columns": 3,
+}
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
 

@@ -22,8 +22,8 @@ import webdataset as wds
 from bench.report import markdown
 from shardflow.order import keyed_rng
 from shardflow.order.rank_partition import RankPartition
-from shardflow.order.shuffle import BUFFER, STREAMS_PER_RANK
 from shardflow.order.shuffle_plan import ShufflePlan
+from shardflow.order.shuffle_settings import BUFFER, STREAMS_PER_RANK
 from shardflow.preview import mixing
 
 I64 = npt.NDArray[np.int64]

@@ -59,9 +59,9 @@ def make_source(folder: Path, inputs: int) -> None:
 def plan(src: str, dst: str) -> list[float]:
     """List and plan, and return CPU seconds and MB."""
     from shardflow.formats.shard_layout import Sharding  # here, because a process starts with its parent's peak memory
+    from shardflow.packing.pack_plan import plan_jobs
     from shardflow.packing.recipe import Recipe
     from shardflow.packing.sample_recipe import SampleRecipe
-    from shardflow.packing.sharding import plan_jobs
     from shardflow.packing.sources.resolve import list_source
 
     sharding = Sharding(shard_samples=2048, seed=0, shuffle=True, jobs={}, inputs={})

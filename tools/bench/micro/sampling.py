@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from bench.report import markdown
 from shardflow.order import keyed_rng
-from shardflow.order.shuffle import BUFFER, STREAMS_PER_RANK
 from shardflow.order.shuffle_plan import ShufflePlan
+from shardflow.order.shuffle_settings import BUFFER, STREAMS_PER_RANK
 from shardflow.order.weights import Weights
 
 I64 = npt.NDArray[np.int64]

@@ -1,0 +1,72 @@
+"""Progress bars of the commands: over shards, of a pack, and of waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from shardflow.formats.shard import Shard
+from shardflow.packing.progress import DELAY_S, PackBar
+
+from .output import resumable, total_bytes
+
+_TICK_S = 1.0
+
+
+@contextlib.contextmanager
+def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> Iterator[Callable[[Shard], None]]:
+    """Show a progress bar over the bytes of shards; call the yielded function with each finished shard.
+
+    Without shards it only shows that the work goes on, see `show_waiting`.
+    """
+    if not shards:
+        with show_waiting(doing, disable=disable):
+            yield lambda _: None
+        return
+    with tqdm(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar, ticking(bar):
+
+        def progress(shard: Shard) -> None:
+            bar.update(shard.bytes)
+
+        yield progress
+
+
+@contextlib.contextmanager
+def show_waiting(doing: str, *, disable: bool = False) -> Iterator[None]:
+    """Show the running task in a terminal, and for how long, if it takes longer than `DELAY_S`."""
+    hidden = disable or not sys.stderr.isatty()
+    shown = tqdm(desc=doing, bar_format="{desc}: {elapsed}", delay=DELAY_S, leave=False, disable=hidden)
+    with shown as bar, ticking(bar):
+        yield
+
+
+@contextlib.contextmanager
+def ticking(bar: tqdm[NoReturn]) -> Iterator[None]:
+    """Let the time of a bar advance in a terminal, also while nothing is finished."""
+    ended, begin = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not ended.wait(_TICK_S):
+            if time.monotonic() >= begin + (bar.delay or 0):
+                bar.refresh()
+
+    with contextlib.ExitStack() as stack:
+        if not bar.disable and sys.stderr.isatty():
+            thread = threading.Thread(target=tick, daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(ended.set)
+        yield
+
+
+@contextlib.contextmanager
+def pack_bar() -> Iterator[PackBar]:
+    """Show the progress bar of a pack. If the pack is stopped, say how to resume."""
+    with resumable(), PackBar() as bar:
+        yield bar

@@ -1,0 +1,15 @@
+"""Columns: values per sample, such as captions, scores and embeddings, that are added to a dataset later.
+
+No tar is rewritten. `Loader(fields=("image", "caption"))` returns them, and `samplers.Weighted("score")` goes by them.
+"""
+
+from typing import TYPE_CHECKING
+
+from ._imports import lazy_names
+
+if TYPE_CHECKING:
+    from .dataset.columns import add as add
+    from .dataset.columns import drop as drop
+    from .loading.column_fields import Filled as Filled
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,0 +1,378 @@
+"""Columns of a dataset: added from a table as a new version of the manifest, and dropped by another one.
+
+No tar is touched, and no file is replaced but the manifest, as when a dataset is extended: see `write_lock`. The files
+of a dropped column stay, because the versions before have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow._validation import did_you_mean
+from shardflow._wording import plural
+from shardflow.errors import ConfigError, FormatError, NotFoundError
+from shardflow.formats import quarantine, receipt
+from shardflow.formats.columns import COMPUTED_FIELDS, HAS, NAME, Column, stem_of
+from shardflow.formats.manifest import Manifest
+from shardflow.formats.receipt import Receipt
+from shardflow.formats.shard import Shard
+from shardflow.storage.interface import Writer
+
+from .column_files import FilesOfColumn, Table, Values, is_ours, load_table, take
+from .open_dataset import Dataset, open_dataset
+from .selection import selected_contents
+from .virtual_dataset import SelectedRows, build_virtual_dataset, refuse_virtual
+from .write_lock import WriteLock, acquire_to_extend
+
+ALLOWED = ("unmatched", "repeated")
+_FILES_AT_A_TIME = 8
+_NAMED = 3
+_FIELDS_OF_ANNOTATIONS = ("mask", "boxes", "keypoints")
+
+_Rows = dict[str, npt.NDArray[np.int64]]
+"""Split → of each of its samples the row of a table, -1 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsReport:
+    """Columns that were added.
+
+    Attributes:
+        fingerprint: Of the new version, or of the new virtual dataset.
+        columns: Column → the type of its values.
+        rows: Rows of the table.
+        unmatched: Rows that belong to no sample.
+        repeated: Rows whose key came before; the first row of a key counts.
+        matched: Split → samples that have a row.
+        samples: Split → all of its samples.
+    """
+
+    fingerprint: str
+    columns: Mapping[str, str]
+    rows: int
+    unmatched: int
+    repeated: int
+    matched: Mapping[str, int]
+    samples: Mapping[str, int]
+
+
+def add(
+    url: str | os.PathLike[str],
+    table: Any,
+    *,
+    key: str | None = None,
+    path: str | None = None,
+    only: Sequence[str] | None = None,
+    split: str | None = None,
+    allow: Collection[str] = (),
+    replace: bool = False,
+    to: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Shard], None] | None = None,
+) -> ColumnsReport:
+    """Add columns of a table to a dataset, as a new version of it. Its tars are not touched.
+
+    A row belongs to the sample that its key names. Samples without a row have no value. After an error, or after the
+    process was killed, the dataset is what it was, and the same call goes on.
+
+    >>> shardflow.columns.add("photos256", "scores.parquet", key="key")             # doctest: +SKIP
+    >>> shardflow.columns.add("photos256", frame, path="file", only=["caption"])    # doctest: +SKIP
+
+    Args:
+        url: A dataset, a directory or a URL.
+        table: Path or URL of a `.parquet`, `.csv`, `.tsv` or `.jsonl` file, or an object with Arrow's PyCapsule
+            interface, such as a table of pyarrow, pandas, polars or DuckDB. Its columns have numbers, texts, or lists
+            of as many numbers in each row.
+        key: The column of the table with the keys of the samples: "000000042", or "train:000000042" where several
+            splits have the key.
+        path: In place of `key`, the column with the paths of the images as they were packed.
+        only: The columns to add; by default all others.
+        split: Add values to the samples of this split alone.
+        allow: "unmatched": rows that belong to no sample are left out. "repeated": of rows with the same key, the first
+            counts. Otherwise they are refused.
+        replace: Put columns in place of those that have the same names. Earlier versions keep theirs.
+        to: Make a virtual dataset with the columns here, and leave the dataset as it is: for one of others.
+        storage_options: Options of fsspec's file systems, for those of `url`, `table` and `to` that are URLs.
+        progress: Called after each shard whose columns were written.
+
+    Raises:
+        NotFoundError: There is no dataset or table, or a receipt, which has the paths, is missing.
+        ConfigError: An argument is wrong, the table does not fit the dataset, or pyarrow is missing.
+        DatasetExistsError: Another process made a version meanwhile, or `to` holds a dataset.
+        StoreError: A place cannot be read or written, or another process is writing there.
+    """
+    if (key is None) == (path is None):
+        raise ConfigError("give the column of the table that names the samples: key= for their keys, or path=")
+    if unknown := set(allow) - {*ALLOWED}:
+        raise ConfigError(f"allow has {sorted(unknown)}; it takes {', '.join(ALLOWED)}")
+    dataset = open_dataset(url, storage_options=storage_options)
+    loaded = load_table(table, key or path or "", only, storage_options)
+    _check_names(dataset, loaded, replace)
+    rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
+    counts = _count(loaded, rows, allow, example)
+    if to is not None:
+        fingerprint = _add_to_view(dataset, loaded, rows, to, storage_options, progress)
+    else:
+        with dataset.storage.exclusive_writer() as writer:
+            fingerprint = _add_version(dataset, loaded, rows, writer, progress)
+    return ColumnsReport(
+        fingerprint=fingerprint, columns={name: kind for name, (kind, _) in loaded.columns.items()}, **counts
+    )
+
+
+def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
+    """Make a version of a dataset without some columns; return its fingerprint. Earlier versions keep them.
+
+    Raises:
+        NotFoundError: There is no dataset.
+        ConfigError: It has no such columns.
+        DatasetExistsError: Another process made a version meanwhile.
+        StoreError: The dataset cannot be read or written.
+    """
+    names = [names] if isinstance(names, str) else list(names)
+    dataset = open_dataset(url, storage_options=storage_options)
+    columns = dataset.manifest.columns
+    if lacking := [name for name in names if name not in columns]:
+        hint = did_you_mean(lacking[0], columns)
+        raise ConfigError(f"{dataset.url} has no column {lacking[0]!r}{hint}; it has {', '.join(columns) or 'none'}")
+    if not names:
+        raise ConfigError("nothing says which columns to drop; name one or more")
+    with dataset.storage.exclusive_writer() as writer:
+        lock = acquire_to_extend(dataset.storage, lambda: f"drop {sorted(names)}", dataset.fingerprint, writer)
+        return _publish(dataset, lock, {name: column for name, column in columns.items() if name not in names})
+
+
+def _check_names(dataset: Dataset, table: Table, replaces: bool) -> None:
+    parts = {part for split in dataset.values() for rows in [split.reader.rows(0)] if rows for part in rows.parts()}
+    for name in table.columns:
+        if not NAME.fullmatch(name):
+            problem = "the name of a column has letters, digits and _, at most 64"
+        elif (
+            name in COMPUTED_FIELDS or name in parts or name in _FIELDS_OF_ANNOTATIONS or name.startswith(("box_", HAS))
+        ):
+            problem = f"that is another field of a batch; so are {', '.join(sorted({*COMPUTED_FIELDS, *parts}))}"
+        elif name in dataset.manifest.columns and not replaces:
+            problem = "the dataset has it; --replace puts this one in its place, in a new version"
+        else:
+            continue
+        raise ConfigError(f"column {name!r}: {problem}. Rename it in the table, or choose others with --only")
+
+
+def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | None) -> tuple[_Rows, str]:
+    """Return the row of each sample of a dataset, and the key of one; a key that two samples have is refused."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if only_split is not None:
+        dataset[only_split]  # or raises
+    if by_path:
+        remedy = "join by key (--key), or add the columns to"
+        refuse_virtual(dataset, "receipts", remedy, "join by key (--key)")
+    rows: _Rows = {}
+    example = ""
+    for name, split in dataset.items():
+        found = []
+        for number, shard in enumerate(split.shards):
+            if only_split not in (None, name):
+                found.append(np.full(shard.samples, -1, dtype=np.int64))
+                continue
+            keys = _paths(dataset, shard) if by_path else _keys(dataset, name, number, shard)
+            example = example or keys[0]
+            choices = [pa.array(keys, pa.large_string())]
+            if not by_path:
+                choices.insert(0, pa.array([f"{name}:{key}" for key in keys], pa.large_string()))
+            matches = [compute.index_in(choice, value_set=table.keys) for choice in choices]
+            found.append(compute.fill_null(compute.coalesce(*matches), -1).to_numpy().astype(np.int64))
+        rows[name] = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    if not by_path:
+        _refuse_shared(table, rows)
+    return rows, example
+
+
+def _keys(dataset: Dataset, split: str, number: int, shard: Shard) -> list[str]:
+    """Return the keys of a shard: from its receipt, or else from its tar."""
+    made = None if dataset.manifest.roots else _receipt(dataset, shard)
+    if made is not None:
+        return [f"{made.first + slot:09d}" for slot in made.packed_slots()]
+    reader = dataset[split].reader
+    keys = [reader.key(number, record) for record in range(shard.samples)]
+    reader.close(number)
+    return keys
+
+
+def _paths(dataset: Dataset, shard: Shard) -> Sequence[str]:
+    if (made := _receipt(dataset, shard)) is None:
+        url = dataset.storage.url(shard.receipt_name)
+        raise NotFoundError(f"{url} is missing, which has the paths of the images: restore it, or join by key (--key)")
+    return made.sources
+
+
+def _receipt(dataset: Dataset, shard: Shard) -> Receipt | None:
+    """Return the receipt of a shard; None if it is missing, or is not that of the shard."""
+    try:
+        made = receipt.from_bytes(dataset.storage.read(shard.receipt_name, most_bytes=receipt.MAX_BYTES))
+    except (NotFoundError, FormatError):
+        return None
+    return made if made.shard == shard else None
+
+
+def _refuse_shared(table: Table, rows: _Rows) -> None:
+    """Refuse keys that several samples have, in one split or in several."""
+    used = np.concatenate([*rows.values()])
+    numbers, counts = np.unique(used[used >= 0], return_counts=True)
+    if len(shared := numbers[counts > 1]):
+        example = table.keys[int(shared[0])].as_py()
+        splits = [split for split, found in rows.items() if (found == shared[0]).any()]
+        message = f"{plural(len(shared), 'key')} of the table, such as {example!r}, are those of several samples"
+        if len(splits) > 1:
+            remedy = f"write '{splits[0]}:{example}' into the table, or name the split with --split {splits[0]}"
+        else:
+            remedy = "join by path (--path)"
+        raise ConfigError(f"{message}, in {' and '.join(splits)}; {remedy}")
+
+
+def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict[str, Any]:
+    """Return the counts of a report; refuse rows that the caller does not allow."""
+    from pyarrow import compute
+
+    used = np.concatenate([*rows.values(), np.empty(0, dtype=np.int64)])
+    total = len(table.keys)
+    distinct = compute.unique(table.keys.drop_null())
+    first = compute.index_in(distinct, value_set=table.keys).to_numpy(zero_copy_only=False)
+    unused = np.setdiff1d(first, used)
+    without_key = table.keys.null_count
+    unmatched, repeated = len(unused) + without_key, total - len(distinct) - without_key
+    if not (used >= 0).any():
+        example = table.keys[0].as_py() if total else "nothing"
+        raise ConfigError(
+            f"no row belongs to a sample: the table has keys such as {example!r}, samples such as {ours!r}"
+        )
+    if unmatched and "unmatched" not in allow:
+        some = ", ".join(repr(table.keys[int(row)].as_py()) for row in unused[:_NAMED]) or "null"
+        message = f"{plural(unmatched, 'row')} of {total} belong to no sample, such as {some}"
+        raise ConfigError(f"{message}; leave them out with --allow unmatched")
+    if repeated and "repeated" not in allow:
+        keys = Counter(table.keys.drop_null().to_pylist()).most_common(1)
+        message = f"{plural(repeated, 'row')} of {total} have the key of a row before, such as {keys[0][0]!r}"
+        raise ConfigError(f"{message}; take the first row of each key with --allow repeated")
+    matched = {split: int((found >= 0).sum()) for split, found in rows.items()}
+    samples = {split: len(found) for split, found in rows.items()}
+    return {"rows": total, "unmatched": unmatched, "repeated": repeated, "matched": matched, "samples": samples}
+
+
+def _shard_values(dataset: Dataset, table: Table, rows: _Rows) -> Iterator[tuple[str, Shard, dict[str, Values]]]:
+    """Yield split and entry of each shard, and the values of its samples in each column."""
+    for name, split in dataset.items():
+        ends = np.cumsum(split.shard_samples)
+        for shard, end in zip(split.shards, ends.tolist(), strict=True):
+            here = rows[name][end - shard.samples : end]
+            yield name, shard, {column: take(kind, array, here) for column, (kind, array) in table.columns.items()}
+
+
+class _NewFiles:
+    """The files of columns of a table: made once to know their content, for the lock, and again to be written."""
+
+    def __init__(self, dataset: Dataset, table: Table, rows: _Rows) -> None:
+        self._given, old = (dataset, table, rows), dataset.manifest
+        past = (*old.past_columns, *(old.columns[name].stem for name in table.columns if name in old.columns))
+        self._made = [FilesOfColumn(name, kind, stem_of(name, past)) for name, (kind, _) in table.columns.items()]
+
+    def __iter__(self) -> Iterator[tuple[Shard, list[tuple[str, bytes]]]]:
+        """Yield each shard, and the names and contents of its files."""
+        for split, shard, values in _shard_values(*self._given):
+            yield shard, [files.add(split, shard, values[files.name]) for files in self._made]
+
+    def columns(self) -> dict[str, Column]:
+        """Return the entries of the columns in the manifest, when all files were yielded."""
+        return {files.name: files.column() for files in self._made}
+
+    def digest(self) -> str:
+        """Return a digest of all files."""
+        for _ in self:
+            pass
+        entries = {name: column.to_json() for name, column in self.columns().items()}
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def _add_version(
+    dataset: Dataset, table: Table, rows: _Rows, writer: Writer, progress: Callable[[Shard], None] | None
+) -> str:
+    """Write the files of columns beside the shards, and publish the version that has them."""
+    lock = acquire_to_extend(dataset.storage, _NewFiles(dataset, table, rows).digest, dataset.fingerprint, writer)
+    if lock.blob is None:
+        lock.read_version()  # another process may have made a version since the dataset was opened
+    made, written = _NewFiles(dataset, table, rows), deque[Future[None]]()
+    with ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
+        for shard, files in made:
+            written += [pool.submit(_write, lock, name, data) for name, data in files]
+            while len(written) > _FILES_AT_A_TIME:
+                written.popleft().result()
+            if progress is not None:
+                progress(shard)
+        for each in written:
+            each.result()
+    lock.check()
+    return _publish(dataset, lock, {**dataset.manifest.columns, **made.columns()})
+
+
+def _write(lock: WriteLock, name: str, data: bytes) -> None:
+    """Write the file of a column; only one that an unfinished attempt has left may be there."""
+    storage = lock.storage
+    if storage.version(name) is not None:
+        found = storage.read(name, most_bytes=1 << 40)
+        if found == data:
+            return
+        if not is_ours(found):
+            message = f"{storage.url(name)} exists, and shardflow did not write it"
+            raise ConfigError(f"{message}; move it away, or give the column another name")
+    lock.put(name, data)
+
+
+def _publish(dataset: Dataset, lock: WriteLock, columns: Mapping[str, Column]) -> str:
+    """Publish the version of a dataset that has these columns; return its fingerprint."""
+    old = dataset.manifest
+    gone = tuple(
+        column.stem for column in old.columns.values() if column.stem not in {c.stem for c in columns.values()}
+    )
+    new: Manifest = replace(old, columns=columns, past_columns=(*old.past_columns, *gone))
+    name, bad = dataset.read_quarantine() or (quarantine.FILE_NAME, b"")
+    shared = name == quarantine.FILE_NAME and not old.roots  # which later versions find too
+    lock.replace_version(new.fingerprint, new.to_bytes(), None if shared or not bad else bad)
+    lock.release()
+    return new.fingerprint
+
+
+def _add_to_view(
+    dataset: Dataset,
+    table: Table,
+    rows: _Rows,
+    to: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    progress: Callable[[Shard], None] | None,
+) -> str:
+    """Make a virtual dataset of all samples, with the columns that they have and the new ones."""
+    everything = {name: (name, np.ones(len(split), dtype=np.bool_)) for name, split in dataset.items()}
+    contents = selected_contents(dataset, everything, f"columns {', '.join(table.columns)} of {dataset.fingerprint}")
+
+    def selected() -> Iterator[SelectedRows]:
+        added = _shard_values(dataset, table, rows)
+        for one, (_, shard, values) in zip(contents.selected, added, strict=True):
+            yield one._replace(columns={**one.columns, **values})
+            if progress is not None:
+                progress(shard)
+
+    kinds = {**contents.kinds, **{name: kind for name, (kind, _) in table.columns.items()}}
+    report = build_virtual_dataset(
+        to, replace(contents, selected=selected(), kinds=kinds), storage_options=storage_options
+    )
+    return report.fingerprint

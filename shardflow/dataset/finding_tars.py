@@ -1,0 +1,119 @@
+"""Finding tars: the ones that a path or URL with braces and wildcards names, and their splits without a manifest."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import braceexpand
+
+from shardflow.errors import ConfigError, NotFoundError
+from shardflow.formats.manifest import SPLITS
+from shardflow.storage.file_names import is_below, name_bytes, name_of
+from shardflow.storage.interface import Storage
+from shardflow.storage.urls import divide_query, strip_file_scheme
+
+_ALL = "*.tar"
+_TRAIN = SPLITS[0]
+_NO_LETTERS = re.compile(r"[^a-z]+")
+_SPECIAL = re.compile(r"[{*?\[]")
+
+
+class RootAndPattern(NamedTuple):
+    """A directory or URL, and the pattern of the tars below it; None if all files below it are meant."""
+
+    root: str
+    pattern: str | None
+
+
+def split_pattern(url: str | os.PathLike[str]) -> RootAndPattern:
+    """Split a path or URL into its root and its pattern. The name of an existing file or directory is not a pattern.
+
+    A `?` begins the query of a web URL, which stays with the root: it can be the signature of every request.
+    """
+    text, query = divide_query(strip_file_scheme(url))
+    special = None if os.path.exists(text) else _SPECIAL.search(text)
+    if special or text.endswith(".tar"):
+        folder, slash, _ = text[: special.start() if special else None].rpartition("/")
+        return RootAndPattern((folder or slash or ".") + query, text[len(folder + slash) :])
+    return RootAndPattern((text.rstrip("/") or text) + query, None)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names, or patterns with wildcards alone, of a pattern with braces."""
+    try:
+        return list(braceexpand.braceexpand(pattern))
+    except ValueError as error:  # UnbalancedBracesError is a subclass
+        raise ConfigError(f"{pattern!r} is not a pattern: {error}; expected such as {{00000..00099}}.tar") from error
+
+
+def find_tars(storage: Storage, pattern: str | None, *, tagged: bool = False) -> dict[str, str]:
+    """Return the names of the tars that match a pattern, sorted, each with the tag of its content; "" if unknown.
+
+    Braces alone need no listing, which may be long, and which not every server has. `tagged` lists a bucket all the
+    same, because its listing has the tags.
+
+    Raises:
+        ConfigError: There is no such tar, or a name in the listing leads elsewhere.
+        NotFoundError: The storage has no files.
+    """
+    root = storage.local_path("")
+    if pattern is None and root is not None and root.is_file():
+        raise ConfigError(f"{storage} is not a tar by its name; give a folder, a .tar or a pattern")
+    patterns = expand_braces(name_of(pattern or _ALL) if root is not None else pattern or _ALL)
+    paths = [storage.local_path(one) for one in patterns]
+    are_named = not any(map(has_wildcards, patterns)) and all(path is None or path.is_file() for path in paths)
+    if are_named and (root is not None or not tagged or str(storage).startswith(("http:", "https:"))):
+        return dict.fromkeys(sorted(patterns, key=name_bytes), "")
+    listing = storage.listing()
+    if not listing:
+        raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
+    found: set[str] = set()
+    for one in patterns:
+        names = [one] if one in listing else [each for each in fnmatch.filter(listing, one) if each.endswith(".tar")]
+        if not names:
+            tars = sum(name.endswith(".tar") for name in listing)
+            raise ConfigError(
+                f"{storage} has no tar {one!r}: it holds {tars} tars and {len(listing) - tars} other files"
+            )
+        found.update(names)
+    foreign = next((name for name in found if root is None and ("://" in name or not is_below(name))), None)
+    if foreign is not None:
+        raise ConfigError(f"{storage} lists the tar {foreign!r}, which is not the name of a file below it; rename it")
+    return {name: listing[name].tag for name in sorted(found, key=name_bytes)}
+
+
+def has_wildcards(pattern: str) -> bool:
+    """Return whether a pattern, with its braces expanded, needs a listing."""
+    return _SPECIAL.search(pattern) is not None
+
+
+def tar_splits(root: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the split of each tar below a root: the folder of its path that is named like a split.
+
+    If no tar has one, the words of their names decide, as in `photos-val-000.tar`. If these do not, all belong to the
+    split after which the root itself is named, or else to "train".
+
+    Raises:
+        ConfigError: Only some tars are in such folders, or have such names, or one has two splits.
+    """
+    names = list(names)
+    found = {name: {folder for folder in name.lower().split("/")[:-1] if folder in SPLITS} for name in names}
+    if not any(found.values()):
+        words = {name: _NO_LETTERS.split(name.lower().rpartition("/")[2]) for name in names}
+        found = {name: {word for word in words[name] if word in SPLITS} for name in names}
+        if set().union(*found.values()) == {_TRAIN}:  # without another split there is nothing to mix up
+            found = {name: {_TRAIN} for name in names}
+    remedy = f"splits are {', '.join(SPLITS)}; move it, or name one kind with a pattern: {root}/{{train,val}}/*.tar"
+    if several := next((name for name, splits in found.items() if len(splits) > 1), None):
+        raise ConfigError(f"{root} has {several!r}, which is of several splits by its path; {remedy}")
+    others = [name for name, splits in found.items() if not splits]
+    if others and len(others) < len(found):
+        inside = next(name for name, splits in found.items() if splits)
+        raise ConfigError(f"{root} has {inside!r}, which names its split, and {others[0]!r}, which does not; {remedy}")
+    last = root.rpartition("/")[2].lower()
+    default = last if last in SPLITS else _TRAIN
+    return {name: next(iter(splits), default) for name, splits in found.items()}

@@ -1,0 +1,243 @@
+"""Index: make a dataset of tars in the WebDataset convention, whatever wrote them, without copying the tars."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardflow._validation import check_integer
+from shardflow._wording import plural
+from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, PackIncompleteError
+from shardflow.formats import manifest
+from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.manifest import SPLITS
+from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.shard import is_name
+from shardflow.formats.shard_index import KEY_PART, Index
+from shardflow.storage.interface import Storage
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.transfers import TransferPool
+from shardflow.storage.urls import canonical_root, divide_query, remote_options, shown_url
+
+from .finding_tars import find_tars, split_pattern, tar_splits
+from .label_numbering import Classes, LabelNumbering
+from .selection import select_rows
+from .tar_scan import ScannedTar, scan_tar
+from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport, build_virtual_dataset
+from .write_lock import refuse_dataset
+
+_TARS_AT_A_TIME = 4
+_SHOWN_NAMES = 3
+_INDEX_ANEW = (
+    f"to index tars anew that were changed since, remove {manifest.FILE_NAME} and the .npy files below SPLIT/0 there, "
+    "but not the tars"
+)
+
+
+class _TarFile(NamedTuple):
+    storage: Storage
+    name: str
+    split: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.storage}/{self.name}"
+
+
+def index(
+    urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    to: str | os.PathLike[str] | None = None,
+    *,
+    classes: Classes = None,
+    annotations: Annotations | None = None,
+    max_errors: int = 0,
+    src_options: Mapping[str, Any] | None = None,
+    dst_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> VirtualReport:
+    """Make a dataset of existing tars. Each tar is read once, checksummed and indexed; none is copied or changed.
+
+    A sample is a run of members with one key, one of which is an image. A sample that is incomplete, comes twice, is
+    split between two tars, or lies in the damaged part of a tar is reported and left out. So is one whose declared
+    coordinates belong to another size, by the `width` and `height` in the same JSON. Tars in folders named like splits
+    (`train`, `val`, `test`, …), or named like `photos-val-000.tar`, belong to these splits; otherwise all belong to
+    `train`. Files whose names are not KEY.PART are ignored. Four tars are read at a time, in blocks, so long ones take
+    no more memory.
+
+    >>> shardflow.index("laion/{00000..00099}.tar")                                       # doctest: +SKIP
+    >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")            # doctest: +SKIP
+
+    Args:
+        urls: Directories, tars, or patterns with braces or wildcards; on a disk, in a bucket, or behind https.
+        to: A directory or URL for the manifest and the indexes; by default next to the tars.
+        classes: Class names in the order of their labels, or a file with one name a line. By default the numbers in
+            `.cls` are the names.
+        annotations: Which parts of the samples are masks, and where boxes and keypoints stand.
+        max_errors: How many samples may be left out; if there are more, nothing is written.
+        src_options, dst_options: Options of fsspec's file systems, where the tars or `to` are URLs.
+        progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
+
+    Raises:
+        ConfigError: The tars do not exist, only some are in folders of splits, or only some of a split have labels. A
+            label has no class, samples lack the declared parts, or `to` is missing.
+        DatasetExistsError: `to` holds a dataset.
+        PackIncompleteError: More than `max_errors` samples cannot be used.
+        StoreError: A tar cannot be read, or the manifest cannot be written. A directory is tried before tars are read.
+    """
+    max_errors = check_integer("max_errors", max_errors, 0)
+    patterns = [urls] if isinstance(urls, str | os.PathLike) else urls
+    tars = [tar for pattern in patterns for tar in _find_tars(pattern, src_options)]
+    if len({tar.url for tar in tars}) < len(tars):
+        raise ConfigError(f"{' '.join(map(shown_url, patterns))}: they name a tar twice")
+    dst = _default_destination(tars) if to is None else to
+    storage = open_storage(dst, dst_options if to is not None else src_options, to_write=True)
+    try:
+        refuse_dataset(storage)
+    except DatasetExistsError as error:  # with another remedy: the tars are there, and removing them would lose them
+        raise DatasetExistsError(f"{storage} already holds a dataset, and is read as it is; {_INDEX_ANEW}") from error
+    _check_writable(storage)
+    annotations = annotations or NOTHING
+    scans: list[ScannedTar] = []
+    if progress is not None:
+        progress(0, len(tars))
+    with TransferPool(_TARS_AT_A_TIME) as pool:
+        for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name, annotations), tars):
+            scans.append(scan)
+            if progress is not None:
+                progress(len(scans), len(tars))
+    indexes, bad = _usable_samples(tars, scans)
+    _check_labels(tars, scans)
+    _check_annotations(indexes, annotations)
+    lost = sum(map(_lost_samples, scans))
+    if len(bad) > max_errors:
+        behind = f"; and about {plural(lost, 'sample')} behind the damage of tars" if lost else ""
+        raise PackIncompleteError(
+            f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {_reasons(bad)}{behind}. "
+            f"Leave them out with --max-errors {len(bad)}"
+        )
+    if not any(map(len, indexes)):
+        message = f"{' '.join(map(shown_url, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
+        message += f" ({_reasons(bad)})" if bad else ""
+        raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
+    report = build_virtual_dataset(
+        dst,
+        Contents(
+            selected=(rows for split in SPLITS for rows in _selected_rows(tars, scans, indexes, split)),
+            splits=SPLITS,
+            classes=LabelNumbering(
+                classes, {number for scan in scans for number in scan.labels}, " ".join(map(shown_url, patterns))
+            ).classes,
+            recipe={},
+            annotations=annotations,
+            made_by="index of existing tars",
+            bad=bad,
+        ),
+        storage_options=dst_options if to is not None else src_options,
+    )
+    return replace(report, lost=lost)
+
+
+def _lost_samples(scan: ScannedTar) -> int:
+    """Return about how many samples a damaged tar has behind the damage, which is one entry in the list of the bad."""
+    if "" not in scan.bad or not len(scan.index):
+        return 0
+    read = int((scan.index["offset"] + scan.index["size"]).max())
+    about = round((scan.bytes - read) / read * len(np.unique(scan.index["record"])))
+    return max(0, about - 1)  # the sample before the damage is an entry in the list, too
+
+
+def _reasons(bad: Sequence[Quarantined]) -> str:
+    """Return the first samples that were left out, with the reasons, and the number of the others."""
+    shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
+    return f"{shown}; {len(bad) - _SHOWN_NAMES} more" if len(bad) > _SHOWN_NAMES else shown
+
+
+def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:
+    """Yield the tars that a directory, tar or pattern names, sorted by name."""
+    if divide_query(url).query:
+        message = f"{shown_url(url)}: its tars are asked for with the query of this URL, which a manifest cannot keep"
+        raise ConfigError(f"{message}; name them without it, or copy them to a disk")
+    root, pattern = split_pattern(url)
+    storage = open_storage(root, remote_options(root, storage_options))
+    names = find_tars(storage, pattern)
+    for name in names:
+        if not is_name(name):
+            raise ConfigError(f"{storage.url(name)}: a name may only have the characters A-Z a-z 0-9 . _ -, rename it")
+    for name, split in tar_splits(str(storage), names).items():
+        yield _TarFile(storage, name, split)
+
+
+def _default_destination(tars: Sequence[_TarFile]) -> str:
+    roots = sorted({str(tar.storage) for tar in tars})
+    if len(roots) > 1 or roots[0].startswith(("http:", "https:")):
+        reason = "it cannot be written to" if len(roots) == 1 else f"other tars are in {roots[1]}"
+        raise ConfigError(f"{roots[0]}: {reason}; name a directory or URL for the manifest with --to")
+    return roots[0]
+
+
+def _check_writable(storage: Storage) -> None:
+    """Raise an AccessDeniedError, before the tars are read, if the manifest cannot be written to a directory."""
+    folder = storage.local_path("")
+    while folder is not None and not folder.exists():
+        folder = folder.parent  # it is made when it is written to
+    if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+        raise AccessDeniedError(f"{folder} cannot be written to; name another directory or a URL with --to")
+
+
+def _usable_samples(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> tuple[list[Index], list[Quarantined]]:
+    """Return the indexes without torn samples and those with coordinates of other images, and all bad samples."""
+    kept = [np.ones(len(np.unique(scan.index["record"])), dtype=np.bool_) for scan in scans]
+    bad = {
+        Quarantined(f"{tar.url}/{key}" if key else tar.url, "read", reason)
+        for tar, scan in zip(tars, scans, strict=True)
+        for key, reason in scan.bad.items()
+    }
+    others = [scan.other_sizes for scan in scans]
+    # One sample whose coordinates lie beyond its image says that those of all such samples are of other images.
+    if any(found.is_beyond for sizes in others for found in sizes.values()):
+        for tar, keep, sizes in zip(tars, kept, others, strict=True):
+            keep[list(sizes)] = False
+            bad |= {Quarantined(f"{tar.url}/{found.key}", "read", found.reason) for found in sizes.values()}
+    for number, (tar, next_tar) in enumerate(itertools.pairwise(tars)):
+        last, first = scans[number].last, scans[number + 1].first
+        neighbours = str(tar.storage) == str(next_tar.storage) and tar.split == next_tar.split
+        if neighbours and last.key and last.key == first.key and not last.parts & first.parts:
+            reason = "it is split between two tars, which have a part of it each"
+            for at, end, place in ((number, last, -1), (number + 1, first, 0)):
+                if end.indexed:
+                    kept[at][place] = False
+                    bad.add(Quarantined(f"{tars[at].url}/{end.key}", "read", reason))
+    return [select_rows(scan.index, records) for scan, records in zip(scans, kept, strict=True)], sorted(bad)
+
+
+def _check_labels(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> None:
+    """Raise a ConfigError if only some tars of a split have labels: a loader of labels would fail in the others."""
+    for split in {tar.split for tar in tars}:
+        filled = [(tar, scan) for tar, scan in zip(tars, scans, strict=True) if tar.split == split and len(scan.index)]
+        without = [tar for tar, scan in filled if not scan.labels]
+        if without and len(without) < len(filled):
+            labelled = next(tar for tar, scan in filled if scan.labels)
+            raise ConfigError(f"{without[0].url} has no labels and {labelled.url} has; index them as two datasets")
+
+
+def _check_annotations(indexes: Sequence[Index], annotations: Annotations) -> None:
+    """Raise a ConfigError if no sample has a part that is declared: its name is misspelt."""
+    if annotations:
+        parts = {part.decode() for index in indexes for part in np.unique(index["part"]).tolist()} - {KEY_PART.decode()}
+        if missing := annotations.missing(parts):
+            named = missing.removeprefix("has no ")
+            raise ConfigError(f"no sample has {named}; parts are {', '.join(sorted(parts))}")
+
+
+def _selected_rows(
+    tars: Sequence[_TarFile], scans: Sequence[ScannedTar], indexes: Sequence[Index], split: str
+) -> Iterator[SelectedRows]:
+    for tar, scan, rows in zip(tars, scans, indexes, strict=True):
+        if tar.split == split and len(rows):
+            root = canonical_root(str(tar.storage))
+            yield SelectedRows(split, TarLocation(root, None, tar.name, scan.bytes, scan.sha256), rows)

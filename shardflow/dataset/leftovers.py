@@ -1,0 +1,41 @@
+"""Leftovers: the temporary files that killed commands have left on a disk.
+
+Only names that shardflow gives are removed, in the folders that a dataset has, and only by the process that has locked
+the destination: no other one is writing such a file then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from shardflow.formats.manifest import SPLITS
+from shardflow.storage.interface import TEMPORARY
+from shardflow.storage.local_files import map_os_errors
+
+_FOLDERS = ("", "manifests", *SPLITS)
+_FOLDERS_OF_ROOTS = re.compile(rf"bases|({'|'.join(SPLITS)})/\d+")
+_NAME = re.compile(
+    re.escape(TEMPORARY)
+    + r"((ray|.+\.(npy|tar)|((shardflow|unfinished|quarantine)(-[0-9a-z]+)?|[0-9a-f]{64}|\d{6,})\.\w+)\.[0-9a-f]{8}"
+    + r"|\d{6,}\.(tar|\d{9,}))"
+)
+"""Files that are being published, and the partial tars of a job."""
+
+
+def remove_leftovers(root: Path | None) -> None:
+    """Remove what killed commands have left below a directory, which is locked; None for one that is not local."""
+    if root is None:
+        return
+    with map_os_errors(root):
+        for folder, folders, files in os.walk(root):
+            below = Path(folder).relative_to(root).as_posix().removeprefix(".")
+            is_of_root = bool(_FOLDERS_OF_ROOTS.match(below))
+            folders[:] = [
+                name
+                for name in folders
+                if is_of_root or (place := f"{below}/{name}".lstrip("/")) in _FOLDERS or _FOLDERS_OF_ROOTS.match(place)
+            ]
+            for name in filter(_NAME.fullmatch, files):
+                Path(folder, name).unlink(missing_ok=True)

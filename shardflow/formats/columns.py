@@ -1,0 +1,148 @@
+"""Columns: values per sample that are added to a dataset later, each in a Parquet file beside every shard.
+
+The file of column NAME and shard SPLIT/000000.tar is SPLIT/000000.NAME.parquet: one column of that name with one row
+per record, in order, null where a sample has no value (parquet.apache.org/docs/file-format). The manifest of each
+version that has the column seals the files by size and SHA-256. Files are never replaced: a column that takes the name
+of an earlier one has files of another name, SPLIT/000000.NAME-2.parquet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardflow.errors import ManifestError
+
+from .json_object import JsonObject, entry
+from .shard import MAX_BYTES, Shard, is_count
+
+COMPUTED_FIELDS = (
+    "image", "flipped", "crop", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index",
+    "source",
+)  # fmt: skip
+"""The fields of a batch that are neither a part of the samples nor a column."""
+
+HAS = "has_"
+"""Before the name of a column, the field of a batch that says which samples have a value."""
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+TEXT = "string"
+NUMBERS = ("bool", "int64", "float32", "float64")
+MOST_IN_LIST = 1 << 20
+
+_KIND = re.compile(rf"{TEXT}|({'|'.join(NUMBERS)})(?:\[([1-9][0-9]{{0,6}})\])?")
+_DIGITS = re.compile(r"[0-9a-f]*")
+
+
+def parse_kind(kind: str) -> tuple[str, int | None]:
+    """Return the type of the values of a column, and of how many each list of them has: "float32[768]".
+
+    Raises:
+        ManifestError: Columns have no such values.
+    """
+    if not (isinstance(kind, str) and (match := _KIND.fullmatch(kind))) or int(match[2] or 1) > MOST_IN_LIST:
+        raise ManifestError(f"a column has values of type {kind!r}: a newer shardflow wrote it; update")
+    return match[1] or TEXT, int(match[2]) if match[2] else None
+
+
+class ColumnFile(NamedTuple):
+    """The file of a column beside one shard: its name below the dataset, and its content."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnFiles(JsonObject):
+    """The files of a column beside the shards of a split, in their order. Shards beyond those have no values.
+
+    Args:
+        bytes: The size of each.
+        sha256: Of each 64 hexadecimal digits, joined.
+        nulls: Number of samples without a value, in these files.
+    """
+
+    bytes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))
+    sha256: str
+    nulls: int
+
+    def __post_init__(self) -> None:
+        digits = isinstance(self.sha256, str) and _DIGITS.fullmatch(self.sha256)
+        if not digits or len(self.sha256) != 64 * len(self.bytes):
+            raise ManifestError("the files of a column have a size and a SHA-256 each; restore the manifest")
+        if not all(is_count(number, 0, MAX_BYTES) for number in (*self.bytes, self.nulls)):
+            raise ManifestError("sizes of the files of a column must be integers, 0 or more; restore the manifest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(JsonObject):
+    """A column of a dataset.
+
+    Args:
+        kind: The type of its values: "string", "bool", "int64", "float32", "float64", or a list, "float32[768]".
+        stem: Its name, or its name with a number, in the names of its files.
+        splits: Split → its files.
+
+    Raises:
+        ManifestError: A value is out of its range.
+    """
+
+    kind: str
+    stem: str
+    splits: Mapping[str, ColumnFiles] = field(
+        metadata=entry(
+            write=lambda splits: {split: files.to_json() for split, files in splits.items()},
+            read=lambda splits: {split: ColumnFiles.from_json(files) for split, files in splits.items()},
+        )
+    )
+
+    def __post_init__(self) -> None:
+        parse_kind(self.kind)
+        if not (isinstance(self.stem, str) and NAME.fullmatch(self.stem.partition("-")[0])):
+            raise ManifestError(f"a column has files named {self.stem!r}, which is not a name; restore the manifest")
+
+    def file(self, split: str, number: int, shard: Shard) -> ColumnFile | None:
+        """Return the file beside a shard, given its number in the split; None where its samples have no values."""
+        files = self.splits.get(split)
+        if files is None or number >= len(files.bytes):
+            return None
+        digest = files.sha256[64 * number : 64 * number + 64]
+        return ColumnFile(file_name(shard, self.stem), files.bytes[number], digest)
+
+    def describe(self) -> str:
+        """Return the type of its values, and the beginning of a digest of its files."""
+        digest = hashlib.sha256("".join(files.sha256 for _, files in sorted(self.splits.items())).encode())
+        return f"{self.kind}, files {digest.hexdigest()[:12]}"
+
+    def missing(self, split: str, shard_samples: Sequence[int]) -> int:
+        """Return how many samples of a split, with so many in each shard, have no value."""
+        files = self.splits.get(split)
+        return sum(shard_samples) if files is None else files.nulls + sum(shard_samples[len(files.bytes) :])
+
+
+def file_name(shard: Shard, stem: str) -> str:
+    """Return the name of the file of a column beside a shard."""
+    return f"{shard.name.removesuffix('.tar')}.{stem}.parquet"
+
+
+def stem_of(name: str, past: Sequence[str]) -> str:
+    """Return how files of a new column are named, given the stems of the columns that were there once."""
+    before = sum(stem.partition("-")[0] == name for stem in past)
+    return f"{name}-{before + 1}" if before else name
+
+
+def check_columns(columns: Mapping[str, Column], splits: Mapping[str, Sequence[Shard]]) -> None:
+    """Check that these can be the columns of a dataset with these splits; ManifestError if not."""
+    for name, column in columns.items():
+        if not NAME.fullmatch(name):
+            raise ManifestError(f"the name of a column, {name!r}, is not made of A-Z a-z 0-9 _")
+        for split, files in column.splits.items():
+            # A manifest is first read without its shards, see `manifest.from_bytes`.
+            if split not in splits or 0 < len(splits[split]) < len(files.bytes):
+                raise ManifestError(f"column {name!r} has more files in split {split!r} than there are shards")
+    if len({column.stem for column in columns.values()}) < len(columns):
+        raise ManifestError("two columns have files of the same names; restore the manifest")

@@ -1,0 +1,120 @@
+"""Column fields: the fields of a batch whose values are not in the tars but in columns that were added later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardflow._wording import plural
+from shardflow.dataset.column_files import Values, check_installed
+from shardflow.dataset.open_dataset import Split
+from shardflow.errors import ConfigError
+from shardflow.formats.columns import HAS, TEXT, parse_kind
+
+from .batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A column among the fields of a `Loader`, with a value for the samples that have none.
+
+    >>> loader = shardflow.Loader(                                                        # doctest: +SKIP
+    ...     "photos256", batch_size=256, fields=("image", shardflow.columns.Filled("caption", ""))
+    ... )
+
+    Args:
+        name: The column.
+        default: The value; of a column of lists, one list, or a number for all of its places.
+    """
+
+    name: str
+    default: Any
+
+
+class ColumnFields:
+    """The fields of a batch that come from the columns of a split: NAME and, whether there is a value, has_NAME.
+
+    Args:
+        fields: The fields of a batch; others may be among them.
+        split: The split.
+        filled: Column → the value in place of one that is missing.
+
+    Attributes:
+        kinds: Field → what it is, which is equal where samples of several datasets come in one batch.
+
+    Raises:
+        ConfigError: Samples have no value in a column, and nothing says what takes its place; a default is not a value
+            of its column; or pyarrow is missing.
+    """
+
+    def __init__(self, fields: Sequence[str], split: Split, filled: Mapping[str, Any]) -> None:
+        self._columns, kinds = split.columns, split.columns.kinds
+        self.kinds = {name: kinds[name] for name in fields if name in kinds}
+        self.kinds |= {name: "mask" for name in fields if name not in kinds and name.removeprefix(HAS) in kinds}
+        split.columns.used = tuple(dict.fromkeys(self._column_of(name) for name in self.kinds))
+        if self.kinds:
+            check_installed()
+        for name in filled:
+            if name not in kinds:
+                raise ConfigError(
+                    f"Filled({name!r}, ...): there is no such column; there are {', '.join(kinds) or 'none'}"
+                )
+        self._defaults = {name: _default(name, kinds[name], default) for name, default in filled.items()}
+        for name in self.kinds:
+            is_said = name in filled or HAS + name in fields or self.kinds[name] == "mask"
+            if not is_said and (missing := split.columns.missing(name)):
+                raise ConfigError(
+                    f"column {name!r}: {plural(missing, 'sample')} of split {split.name!r} have no value; fill them by "
+                    f"fields=(..., columns.Filled({name!r}, default)), or add the field {HAS + name!r} to get 0 or '' "
+                    "and a mask, or add the values with `shardflow columns add --replace`"
+                )
+
+    def __contains__(self, field: object) -> bool:
+        return field in self.kinds
+
+    def values(self, field: str, shard: int, records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return a field of some records of a shard."""
+        name = self._column_of(field)
+        found = self._columns.read_often(name, shard)
+        if name != field:
+            return found.present[records]
+        values, present = Values(*found).take(records)
+        if name in self._defaults:
+            values[~present] = self._defaults[name]
+        return values
+
+    def _column_of(self, field: str) -> str:
+        return field if field in self._columns.kinds else field.removeprefix(HAS)
+
+
+def collate_column(field: str, batch: Batch, sources: Sequence[ColumnFields]) -> Any:
+    """Return a field of a batch: a tensor [B] or, of lists, [B, D]; a list of str."""
+    places = np.array(
+        [(source, sample.shard, sample.record) for source, sample in zip(batch.sources, batch.samples, strict=True)]
+    )
+    parts, order = [], []
+    for source, shard in np.unique(places[:, :2], axis=0).tolist():
+        here = np.flatnonzero((places[:, 0] == source) & (places[:, 1] == shard))
+        parts.append(sources[source].values(field, shard, places[here, 2]))
+        order.append(here)
+    values = np.concatenate(parts)[np.argsort(np.concatenate(order))]
+    return values.tolist() if values.dtype == object else torch.from_numpy(values)
+
+
+def _default(name: str, kind: str, default: Any) -> Any:
+    """Return a default as the values of a column are; ConfigError if it is not one."""
+    scalar, width = parse_kind(kind)
+    if scalar == TEXT and isinstance(default, str):
+        return default
+    try:
+        value = np.asarray(default)
+        if scalar != TEXT and value.shape in ((), (width,)) and np.can_cast(value.dtype, scalar, "same_kind"):
+            return value.astype(scalar)
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"Filled({name!r}, {default!r:.40}): column {name!r} has values of type {kind}")

@@ -1,0 +1,149 @@
+"""The standard crops: at random for training, at the centre for evaluation, and over the shape of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardflow._validation import check_integer, check_probability, check_range
+from shardflow.errors import ConfigError
+from shardflow.formats.image_limits import MAX_PIXELS
+from shardflow.geometry.crops import Crops, Sizes
+from shardflow.geometry.random_boxes import random_resized_crops
+from shardflow.order import keyed_rng
+from shardflow.order.keyed_rng import U64
+
+from .crop_decoder import CropDecoder
+
+
+class RandomResizedCrop(CropDecoder):
+    """A random part of each image, resized to one size and flipped half of the time: the usual training crop.
+
+    The crops are distributed as those of `torchvision.transforms.v2.RandomResizedCrop` followed by
+    `RandomHorizontalFlip`; resizing is antialiased and bilinear.
+
+    Args:
+        size: Height and width of the result in pixels, 1 or more; or the sizes of the epochs from which they count,
+            {0: 128, 6: 160, 14: 192}, for training that begins with small crops.
+        scale: Range of the crop's share of the image's area, within (0, 1].
+        ratio: Range of the crop's width / height, above 0.
+        hflip: Probability of a horizontal flip, 0 … 1.
+        max_pixels: Larger images are failures (`TooLargeError`), as are those that need more memory or scans than the
+            limits that follow from it. 110 million pixels take up to 0.99 GB.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    def __init__(
+        self,
+        size: int | Mapping[int, int] = 224,
+        *,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        hflip: float = 0.5,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self._sizes = _size_by_epoch(size)
+        self.size = self._sizes if len(self._sizes) > 1 else self._sizes[0]
+        self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
+        self.hflip = check_probability("hflip", hflip)
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
+
+    def size_at(self, epoch: int) -> int:
+        """Return height and width of the crops of an epoch."""
+        return self._sizes[max(first for first in self._sizes if first <= epoch)]
+
+    def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002
+        """Return the crops of images of these sizes."""
+        size = self.size_at(epoch)
+        boxes, flip = random_resized_crops(np.maximum(sizes, 1), keys, self.scale, self.ratio)
+        return Crops.of(sizes, box=boxes, resized=(size, size), flip=flip < self.hflip, size=(size, size))
+
+
+def _size_by_epoch(size: int | Mapping[int, int]) -> dict[int, int]:
+    """Return epoch → size from there on; epoch 0 is among them.
+
+    Raises:
+        ConfigError: An epoch or a size is out of its range, or epoch 0 has none.
+    """
+    if not isinstance(size, Mapping):
+        return {0: check_integer("size", size, 1)}
+    sizes = {check_integer("epoch", epoch, 0): check_integer("size", value, 1) for epoch, value in size.items()}
+    if 0 not in sizes:
+        raise ConfigError(f"size must begin with epoch 0, as in {{0: 128, 6: 160}}, found {dict(size)}")
+    return sizes
+
+
+class CenterCrop(CropDecoder):
+    """The centre of each image after its short side was resized: the usual evaluation crop.
+
+    Args:
+        size: Height and width of the result in pixels, 1 or more.
+        resize: Short side before the crop, `size` or more; by default 8/7 of `size` (256 for 224).
+        max_pixels: As for `RandomResizedCrop`.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    def __init__(self, size: int = 224, *, resize: int | None = None, max_pixels: int = MAX_PIXELS) -> None:
+        self.size = check_integer("size", size)
+        self.resize = math.ceil(size * 8 / 7) if resize is None else check_integer("resize", resize)
+        if not 1 <= self.size <= self.resize:
+            raise ConfigError(f"size must be 1 … resize, found size {self.size} and resize {self.resize}")
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
+
+    def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002
+        """Return the crops of images of these sizes."""
+        # Rounded down as torchvision's Resize does.
+        resized = sizes * self.resize // np.maximum(sizes.min(axis=1, keepdims=True), 1)
+        offset = np.rint((resized - self.size) / 2)
+        return Crops.of(sizes, resized=resized, offset=offset, size=(self.size, self.size))
+
+
+class Cover(CropDecoder):
+    """Resizes each image to cover the shape of its batch and crops it to that: hardly anything is cut off.
+
+    `samplers.AspectBuckets` decides which shape a batch has, and implies this decoder.
+
+    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])  # doctest: +SKIP
+    >>> decoder = shardflow.decoders.Cover(hflip=0)  # doctest: +SKIP
+    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder, sampler=buckets)             # doctest: +SKIP
+
+    Args:
+        random: Crop at random along the side that is too long; otherwise in the middle.
+        hflip: Probability of a horizontal flip, 0 … 1.
+        max_pixels: As for `RandomResizedCrop`.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    needs_shape = True
+
+    def __init__(self, *, random: bool = True, hflip: float = 0.5, max_pixels: int = MAX_PIXELS) -> None:
+        self.random, self.hflip = bool(random), check_probability("hflip", hflip)
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
+
+    def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002
+        """Return the crops of images of these sizes.
+
+        Raises:
+            ConfigError: The batch has no shape.
+        """
+        if shape is None:
+            raise ConfigError(
+                "decoders.Cover crops to the shape of a batch, and no sampler chose one; give the loader "
+                "sampler=samplers.AspectBuckets([...]), or use RandomResizedCrop"
+            )
+        height, width = shape
+        known = np.maximum(sizes, 1)
+        scale = np.maximum(width / known[:, 0], height / known[:, 1])[:, None]
+        resized = np.maximum(np.rint(known * scale), [width, height]).astype(np.int64)
+        chance = keyed_rng.uniforms(keys, 3)
+        where = chance[:, :2] if self.random else np.full((len(sizes), 2), 0.5)
+        offset = where * (resized - [width, height] + 1)
+        return Crops.of(sizes, resized=resized, offset=offset, flip=chance[:, 2] < self.hflip, size=(width, height))

@@ -1,0 +1,77 @@
+"""The settings of a shuffle: how many samples are permuted together, and into how many streams an epoch is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardflow._validation import check_integer, check_switch
+from shardflow.errors import ConfigError
+
+MOST_STREAMS = 1 << 20
+"""Each stream takes memory, and a saved state may name any number."""
+
+MOST_BUFFER = 1 << 40
+"""So that the offsets of windows fit into 63 bits; a buffer larger than a stream is the whole stream."""
+
+TRAIN = "train"
+"""The split that is shuffled by default."""
+
+BUFFER = 8192
+STREAMS_PER_RANK = 8
+"""Defaults for shards packed in class order (docs/performance.md).
+
+Several streams mix from the first batch on. With a buffer of half the size, 30 shards per rank would be open in place
+of 45, and the classes of a batch would vary half as much again beyond what a full shuffle gives.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shuffle:
+    """How a loader shuffles; `shuffle=True` stands for `Shuffle()`.
+
+    >>> loader = shardflow.Loader("photos256", batch_size=256, shuffle=shardflow.Shuffle(streams=64))  # doctest: +SKIP
+
+    Attributes:
+        buffer: Samples of a stream that are shuffled together, 1 … 2**40. A larger buffer mixes better, a smaller one
+            keeps fewer shards open.
+        streams: Parallel streams into which the epoch is cut, 1 … 1,048,576; None for eight per rank. A resumed run
+            that leaves this at None keeps the streams of the saved run.
+        shard_affinity: Keep the shards of a stream from epoch to epoch, and shuffle only their order and their samples.
+            Then a host reads the same shards in every epoch, and needs a cache for its share of the dataset only;
+            samples of different ranks never meet in a rank's batch (docs/performance.md). Not with `samples_per_epoch`
+            or `samplers.ClassBatches`, nor in a `Mix` by sample.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    buffer: int = BUFFER
+    streams: int | None = None
+    shard_affinity: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffer", check_integer("buffer", self.buffer, 1, MOST_BUFFER))
+        if self.streams is not None:
+            object.__setattr__(self, "streams", check_integer("streams", self.streams, 1, MOST_STREAMS))
+        object.__setattr__(self, "shard_affinity", check_switch("shard_affinity", self.shard_affinity))
+
+    @classmethod
+    def of(cls, given: object, split: str) -> Shuffle | None:
+        """Return the meaning of a loader's argument `shuffle`: None keeps the order of the split.
+
+        By default only the split `train` is shuffled: an evaluation reads each sample once, in order.
+        """
+        if given is None:
+            given = split == TRAIN
+        if isinstance(given, Shuffle):
+            return given
+        if not isinstance(given, bool | np.bool_):
+            raise ConfigError(f"shuffle must be True, False or Shuffle(...), found {given!r}")
+        return cls() if given else None
+
+
+def default_streams(world_size: int) -> int:
+    """Return the number of streams of a shuffle that leaves it open."""
+    return min(STREAMS_PER_RANK, MOST_STREAMS // world_size) * world_size

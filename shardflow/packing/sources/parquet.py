@@ -1,0 +1,342 @@
+"""Parquet files that hold the images themselves, in a column of bytes or as Hugging Face stores them.
+
+A column of Hugging Face's type Image is a struct of `bytes` and `path`; the names of classes are JSON in the schema's
+metadata, and the split is in a file's name: `data/train-00000-of-00008.parquet`. img2dataset writes plain bytes.
+
+The listing reads the footers, the labels and the splits. A row group can only be read from its beginning, so neighbours
+are packed by one process (`Reader.chunk_items`); memory holds a few rows, and a page of each column.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, NamedTuple
+
+from shardflow._wording import plural
+from shardflow.dataset.finding_tars import expand_braces, has_wildcards, split_pattern
+from shardflow.dataset.label_numbering import Classes
+from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
+from shardflow.formats.annotations import Annotations
+from shardflow.formats.image_types import SOURCE_PARTS
+from shardflow.formats.labels import LABEL_PARTS
+from shardflow.formats.manifest import SPLITS
+from shardflow.packing.progress import counted
+from shardflow.storage.file_names import is_below, name_bytes, name_of
+from shardflow.storage.interface import Storage
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import (
+    divide_query,
+    is_remote,
+    remote_options,
+    shown_url,
+    split_name,
+    strip_file_scheme,
+)
+
+from .items import Item, UnlabelledInput, UnlabelledInputs, encode_more
+from .labelling import SplitLabel, number_labels, unlabelled_input
+from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema
+from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
+from .sample_adapter import IMAGE_KEYS, MASK_PART, caption_text, label_column, to_json
+from .source import Source
+
+logger = logging.getLogger(__name__)
+
+EXTENSION = ".parquet"
+
+_CHUNK_ITEMS = 128
+_FOOTERS_AT_ONCE = 16
+
+_SPLIT_WORDS = dict(zip(SPLITS, SPLITS, strict=True)) | {
+    "training": "train",
+    "dev": "validation",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+_OF = re.compile(r"(.*)-\d+-of-(\d+)[^/]*")
+_NESTED_BYTES = re.compile(r"\b(large_|fixed_size_)?binary(_view)?(?=[\[,>]|$| not)")  # other than a name of a field
+_NOT_IN_PART = re.compile(r"[^a-z0-9_.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Parquet:
+    """The rows of Parquet files with images in them.
+
+    A column of bytes other than the image becomes a part of its name; all others that are not named here are entries of
+    the samples' `.json`. A row without the bytes of its image is quarantined: a path in it is never opened.
+
+    Args:
+        url: A `.parquet` file; or a directory or URL with such files, "hf://datasets/OWNER/NAME"; or a pattern with
+            braces or wildcards. Splits follow from the names of the files, as Hugging Face has them
+            (`train-00000-of-00008.parquet`), or of their folders; without any, all rows are for training.
+        image: Column of the images; None for the only one of Hugging Face's type Image, or else of bytes.
+        label: Column with the number or name of a class, or a list of those; None for "label" or "cls", or else the
+            only one of the type ClassLabel.
+        split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if there is one.
+        caption: Column with a text for `.txt`; None for "caption", where it has one.
+        mask: Column of masks, images like those in `image`, for `.mask.png`, which is declared as a mask.
+        classes: Class names in the order of their labels, or a file with one per line; None for those in the schema or,
+            without any, those of the rows, sorted.
+        storage_options: Options of fsspec's file system.
+
+    Example:
+        >>> shardflow.pack(shardflow.sources.Parquet("hf://datasets/ethz/food101"), "food256/")  # doctest: +SKIP
+    """
+
+    url: str | os.PathLike[str]
+    _: KW_ONLY
+    image: str | None = None
+    label: str | None = None
+    split: str | None = None
+    caption: str | None = None
+    mask: str | None = None
+    classes: Classes = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @staticmethod
+    def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:
+        """Return whether a path or URL names such files, or a repository of the Hugging Face Hub that has some."""
+        path = divide_query(strip_file_scheme(url)).place
+        folder, name = _folder_and_name(url)
+        if url.startswith("hf://") and not path.endswith(EXTENSION):
+            # Beside tars such files say something of their samples. A card's pictures do not make a folder of images.
+            folder, listing = url, open_storage(url, storage_options).listing()
+            name = next((name for name in listing if name.endswith(EXTENSION)), "")
+            if any(name.endswith(".tar") for name in listing):
+                return False
+        if not name.lower().endswith(EXTENSION) or os.path.isdir(path):
+            return False
+        if split_pattern(url).pattern is not None:
+            return True
+        try:
+            file = ParquetFile(open_storage(folder, remote_options(folder, storage_options)), name)
+        except ShardflowError:
+            return False  # a `Table` says what is wrong
+        return bool(byte_columns(file.schema))
+
+    def __str__(self) -> str:
+        return shown_url(self.url)
+
+    def list(self) -> Source:
+        """List the rows, in the order of the files' names."""
+        root, splits = self._files()
+        storage = open_storage(root, remote_options(root, self.storage_options))
+        first = ParquetFile(storage, next(iter(splits)))
+        columns, names = self._columns(first.schema), class_names(first.schema)
+        read = functools.partial(_list_file, storage, first, columns.label, columns.split)
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+            listed = list(pool.map(read, splits))
+        unlabelled = UnlabelledInputs.of(counted(self._unlabelled_inputs(columns, splits, listed, names), "listing"))
+        if not unlabelled:
+            raise ConfigError(f"{self} has no rows")
+        reader = ParquetReader(
+            base=root if is_remote(root) else str(storage),
+            chunk_items=min(_CHUNK_ITEMS, max(each.group_rows for each in listed)),
+            storage_options=remote_options(root, self.storage_options),
+            columns=columns,
+        )
+        classes = names.get(columns.label or "") if self.classes is None else self.classes
+        source = number_labels(unlabelled, classes, self, reader)
+        return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
+
+    def _unlabelled_inputs(
+        self, columns: _Columns, splits: Mapping[str, str], listed: Sequence[_ListedFile], names: Mapping[str, object]
+    ) -> Iterator[UnlabelledInput[SplitLabel]]:
+        more = encode_more(
+            parts=[*columns.parts, *(["txt"] if columns.caption else []), *(["json"] if columns.json else [])]
+        )
+        for (name, split), file in zip(splits.items(), listed, strict=True):
+            for row, label in enumerate(file.labels):
+                own = split if file.splits is None else str(file.splits[row]).lower()
+                if own not in SPLITS:
+                    message = f"{self}, row {row} of {name}: split {own!r}; splits are named {', '.join(SPLITS)}"
+                    raise ConfigError(f"{message}: write one of these into column {columns.split!r}")
+                known = None if label == -1 and columns.label in names else label
+                yield unlabelled_input(own, known, f"{name}#{row}", -1, file.identity, more)
+
+    def _files(self) -> tuple[str, dict[str, str]]:
+        """Return the root of the files, and the split of each, by its name, sorted."""
+        root, pattern = split_pattern(self.url)
+        if pattern is None and root.lower().endswith(EXTENSION) and not os.path.isdir(root):
+            root, name = _folder_and_name(self.url)
+            return root, _splits([name], self, root)
+        storage = open_storage(root, remote_options(root, self.storage_options))
+        patterns = ["*" + EXTENSION] if pattern is None else expand_braces(pattern)
+        listing = storage.listing() if any(map(has_wildcards, patterns)) else {}
+        shown = [name for name in listing if not (name.startswith(".") or "/." in name)]
+        names = {name for one in patterns for name in (fnmatch.filter(shown, one) if has_wildcards(one) else [one])}
+        if not names:
+            raise NotFoundError(
+                f"{self}: {storage} has no such file among {plural(len(listing), 'file')}; check the path"
+            )
+        if (foreign := next((name for name in names if "://" in name or not is_below(name)), None)) is not None:
+            raise ConfigError(f"{storage} lists {foreign!a}, which is not the name of a file below it; rename it")
+        splits = _splits(sorted(names, key=name_bytes), self, root)
+        if pattern is None:
+            _refuse_incomplete(splits, self)
+        return root, splits
+
+    def _columns(self, schema: Any) -> _Columns:
+        """Return the use of each column; refuse what is not clear."""
+        names: Sequence[str] = schema.names
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{self} has two columns of one name; rename or remove one of them")
+        for named in (self.image, self.label, self.split, self.caption, self.mask):
+            if named is not None and named not in names:
+                raise ConfigError(f"{self} has no column {named!r}; it has {', '.join(names)}")
+        in_bytes = byte_columns(schema)
+        images = {name for name, is_struct in in_bytes.items() if is_struct} - {self.mask} or in_bytes.keys() - {
+            self.mask
+        }
+        image = self.image or (
+            min(images) if len(images) == 1 else next((key for key in IMAGE_KEYS if key in images), None)
+        )
+        if image is None or image not in in_bytes or (self.mask or image) not in in_bytes:
+            found = f"has images in the columns {', '.join(in_bytes)}" if in_bytes else "has no column of bytes"
+            raise ConfigError(
+                f"{self} {found}; name one of them with image= or --image-column. A table of paths or URLs is "
+                "packed as shardflow.sources.Table"
+            )
+        classes = class_names(schema)
+        label = label_column(self.label, names, classes, self)
+        split = self.split or ("split" if "split" in names else None)
+        caption = self.caption or ("caption" if "caption" in names else None)
+        used = {image, label, split, caption, self.mask}
+        parts = {_NOT_IN_PART.sub("_", name.lower()): name for name in in_bytes if name not in used}
+        if wrong := [name for part, name in parts.items() if part in {*SOURCE_PARTS, *LABEL_PARTS, "txt", "json"}]:
+            raise ConfigError(f"{self}: column {wrong[0]!r} would be a part of that name beside the image; rename it")
+        if self.mask is not None:
+            parts[MASK_PART] = self.mask
+        rest = [name for name in names if name not in used and name not in in_bytes]
+        if left_out := [name for name in rest if _NESTED_BYTES.search(str(schema.field(name).type))]:
+            logger.warning("%s: left out: %s, which holds lists of bytes", self, ", ".join(left_out))
+        others = tuple(name for name in rest if name not in left_out)
+        return _Columns(image, label, split, caption, self.caption is not None, parts, others)
+
+
+class _Columns(NamedTuple):
+    """The columns of a file by their use."""
+
+    image: str
+    label: str | None
+    split: str | None
+    caption: str | None
+    needs_caption: bool
+    parts: Mapping[str, str]  # part → column of bytes
+    json: tuple[str, ...]
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns that are read to pack a row."""
+        return self.image, *([self.caption] if self.caption else []), *self.parts.values(), *self.json
+
+
+class _ListedFile(NamedTuple):
+    """The labels and splits of the rows of a file, and what its footer says."""
+
+    labels: Sequence[Any]
+    splits: Sequence[Any] | None
+    identity: int
+    group_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetReader(Reader):
+    """Reads rows. The path of an item is the name of its file below the base, and its number: `a.parquet#17`."""
+
+    columns: _Columns
+
+    def _input(self, item: Item, more: Mapping[str, Any]) -> Input:  # noqa: ARG002 - the path says all
+        name, _, number = item.path.rpartition("#")
+        columns = self.columns
+        row = _open(self.base, StorageOptions(self.storage_options), name, item.identity, columns.read).row(int(number))
+        parts = {part: _bytes(row[column], column) for part, column in columns.parts.items()}
+        if columns.caption and (columns.needs_caption or row[columns.caption] is not None):
+            parts["txt"] = caption_text(row[columns.caption]).encode(errors="replace")
+        if text := to_json({column: row[column] for column in columns.json}):
+            parts["json"] = text.encode(errors="replace")
+        image = _bytes(row[columns.image], columns.image)
+        if problem := too_many_bytes(len(image)):
+            raise SampleError(problem)
+        return Input(image, parts)
+
+
+def _bytes(value: Any, column: str) -> bytes:
+    data = value.get("bytes") if isinstance(value, dict) else value
+    if data is not None:
+        return bytes(data)
+    path = value.get("path") if isinstance(value, dict) else None
+    named = f", but the path {path!a}, which is not opened: others may have written it" if path else ""
+    raise SampleError(f"has no bytes in column {column!r}{named}")
+
+
+@functools.lru_cache(maxsize=2)  # a page of each can be a row group
+def _open(base: str, options: StorageOptions, name: str, identity: int, columns: tuple[str, ...]) -> ParquetFile:
+    """Return an open file of this process, if it is the one that was listed."""
+    file = ParquetFile(process_storage(base, options), name, columns)
+    if file.identity != identity:
+        raise SampleError("its file has changed since it was listed; run the same command again")
+    return file
+
+
+def _list_file(storage: Storage, first: ParquetFile, label: str | None, split: str | None, name: str) -> _ListedFile:
+    file = ParquetFile(storage, name)
+    if describe_schema(file.schema) != describe_schema(first.schema):
+        raise ConfigError(f"{file.url} has other columns, or names of classes, than {first.url}; pack it by itself")
+    splits = None if split is None else file.column(split)
+    return _ListedFile(file.column(label), splits, file.identity, file.group_rows)
+
+
+def _folder_and_name(url: str | os.PathLike[str]) -> tuple[str, str]:
+    folder, name = split_name(strip_file_scheme(url))
+    return folder, name if is_remote(folder) else name_of(name)
+
+
+def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:
+    """Return the split of each file, by the words in its name or, without one, in its folders, or the root's name."""
+
+    def words(text: str) -> set[str]:
+        return {_SPLIT_WORDS[word] for word in re.findall(r"[a-z]+", text.lower()) if word in _SPLIT_WORDS}
+
+    found: dict[str, str | None] = {}
+    for name in names:
+        *folders, file = name.removesuffix(EXTENSION).split("/")
+        splits = next(filter(None, map(words, [file, *reversed(folders)])), set())
+        if len(splits) > 1:
+            raise ConfigError(
+                f"{where}: the name {name!r} has words of several splits, {', '.join(sorted(splits))}; rename it"
+            )
+        found[name] = next(iter(splits), None)
+    without = [name for name, split in found.items() if split is None]
+    if without and len(without) < len(found):
+        named = next(name for name, split in found.items() if split is not None)
+        raise ConfigError(f"{where}: {named!r} names a split and {without[0]!r} none; choose files with a pattern")
+    last = divide_query(root).place.rpartition("/")[2].lower()
+    return {name: split or _SPLIT_WORDS.get(last, SPLITS[0]) for name, split in found.items()}
+
+
+def _refuse_incomplete(splits: Mapping[str, str], where: object) -> None:
+    """Refuse configurations side by side, whose rows may be the same images, and sets that lack a file."""
+    folders: dict[str, str] = {}
+    sets: dict[tuple[str, int], int] = {}
+    for name, split in splits.items():
+        folder = os.path.dirname(name)
+        if (other := folders.setdefault(split, folder)) != folder:
+            raise ConfigError(
+                f"{where} has files of the split {split!r} in two folders, {other!r} and {folder!r}, which may be two "
+                "forms of the same images; name one folder, or the files with a pattern"
+            )
+        if match := _OF.fullmatch(name):
+            key = match[1], int(match[2])
+            sets[key] = sets.get(key, 0) + 1
+    if lacking := [(key, count) for key, count in sets.items() if count != key[1]]:
+        (name, expected), count = lacking[0]
+        raise ConfigError(f"{where} has {count} of the {expected} files {name!r}; get the others, or use a pattern")

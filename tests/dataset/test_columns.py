@@ -1,0 +1,529 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardflow as sf
+from shardflow.dataset import column_files, columns
+from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError, ManifestError, NotFoundError
+from shardflow.formats import manifest
+from shardflow.storage.local import LocalStorage
+from tests.helpers.command import run
+from tests.helpers.folders import contents, image_folder, photo, write_tree
+from tests.helpers.making import flip, make_dataset
+
+SPLITS = {"train": [4, 3], "val": [2]}
+KEYS = [f"train:{n:09}" for n in range(7)] + [f"val:{n:09}" for n in range(2)]
+
+
+def frame(keys: list[str] = KEYS, **more: Any) -> pa.Table:
+    """Return a table with a score, a caption and an embedding for each key."""
+    numbers = range(len(keys))
+    embeddings = pa.array([[n, n / 2, -n] for n in numbers], pa.list_(pa.float32()))
+    return pa.table(
+        {"id": keys, "score": [n / 4 for n in numbers], "text": [f"№ {n}" for n in numbers], "vec": embeddings, **more}
+    )
+
+
+def values(url: Path, name: str, split: str = "train") -> list[Any]:
+    """Return the values of a column, None where there is none."""
+    found, present = sf.open(url)[split].column(name)
+    return [value if has else None for value, has in zip(found.tolist(), present.tolist(), strict=True)]
+
+
+def by_key(url: Path, name: str) -> dict[str, Any]:
+    """Return split and key of each sample, and its value in a column."""
+    dataset = sf.open(url)
+    keys = [f"{split}:{sample['__key__']}" for split in dataset for sample in dataset[split]]
+    return dict(zip(keys, [value for split in dataset for value in values(url, name, split)], strict=True))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset of two splits in three shards, whose keys are numbers from 0 in each split."""
+    return make_dataset(tmp_path / "set", SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([True, None, False]), "bool"),
+        (pa.array([1, None, -5], pa.int8()), "int64"),
+        (pa.array([1.5, None, float("inf")], pa.float16()), "float32"),
+        (pa.array([1.5, None, -0.1], pa.float32()), "float32"),
+        (pa.array([1.5, None, 0.1]), "float64"),
+        (pa.array(["", None, "ü\0\n"]), "string"),
+        (pa.array(["a", None, "a"]).dictionary_encode(), "string"),
+        (pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)), "int64[2]"),
+        (pa.array([[1.5], [2.5], None], pa.large_list(pa.float32())), "float32[1]"),
+        (pa.array([None, None, [True]]), "bool[1]"),
+    ],
+)
+def test_values_come_back(tmp_path: Path, column: pa.Array, kind: str) -> None:
+    """Numbers, texts and lists of one length come back as they were, and null where a row has none."""
+    dataset = make_dataset(tmp_path / "set", [2, 1])
+    table = pa.table({"key": [f"{n:09}" for n in range(3)], "new": column})
+    assert sf.columns.add(dataset, table, key="key").columns == {"new": kind}
+    assert values(dataset, "new") == column.to_pylist()
+    assert sf.verify(dataset) == []
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".tsv", ".jsonl", "pandas", "capsule"])
+def test_tables_of_any_kind(tmp_path: Path, suffix: str) -> None:
+    """A table is a file of each kind, or of what speaks Arrow's interface; keys stay text."""
+    dataset, rows = (
+        make_dataset(tmp_path / "set", [3]),
+        {"key": [f"{n:09}" for n in range(3)], "a": [1, 2, 3], "b": ["x", "a, b", 'c "d"\ne']},
+    )
+    table: Any = tmp_path / f"table{suffix}"
+    if suffix == "pandas":
+        table = pd.DataFrame(rows, index=[4, 5, 6])
+    elif suffix == "capsule":
+        table = type(
+            "Frame", (), {"__arrow_c_stream__": lambda _, schema=None: pa.table(rows).__arrow_c_stream__(schema)}
+        )()
+    elif suffix == ".parquet":
+        pq.write_table(pa.table(rows), table)
+    elif suffix == ".jsonl":
+        pd.DataFrame(rows).to_json(table, orient="records", lines=True)
+    else:
+        pd.DataFrame(rows).to_csv(table, sep="\t" if suffix == ".tsv" else ",", index=False)
+    report = sf.columns.add(dataset, table, key="key")
+    assert report.columns == {"a": "int64", "b": "string"}
+    assert (values(dataset, "a"), values(dataset, "b")) == (rows["a"], rows["b"])
+
+
+def test_the_old_version_stays(dataset: Path) -> None:
+    """No file is changed but the manifest; the version before is opened without the column, and each with its own."""
+    before, old = contents(dataset), sf.open(dataset).fingerprint
+    first = sf.columns.add(dataset, frame(), key="id", only=["score"]).fingerprint
+    after = contents(dataset)
+    assert {name for name in after if after[name] != before.get(name)} == {
+        "shardflow.json",
+        manifest.kept_name(old),
+        *(f"{name}.score.parquet" for name in ("train/000000", "train/000001", "val/000000")),
+    }
+    assert pq.read_table(io.BytesIO(after["train/000001.score.parquet"])).to_pydict() == {"score": [1.0, 1.25, 1.5]}
+    with pytest.raises(ConfigError, match="--replace"):
+        sf.columns.add(dataset, frame(), key="id")
+    other = frame().set_column(1, "score", pa.array([-n for n in range(9)]))
+    sf.columns.add(dataset, other, key="id", only=["score"], replace=True)
+    assert values(dataset, "score") == [0, -1, -2, -3, -4, -5, -6]
+    assert sf.open(dataset, version=first)["train"].column("score").values.tolist() == [n / 4 for n in range(7)]
+    with pytest.raises(ConfigError, match="no column 'score'"):
+        sf.open(dataset, version=old)["train"].column("score")
+    dropped = sf.columns.drop(dataset, ["score"])
+    assert dropped not in (old, first)  # a version never comes back
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    assert values(dataset, "score") == [n / 4 for n in range(7)]
+    assert sf.verify(dataset) == []
+    assert {name: data for name, data in contents(dataset).items() if name in before and name != "shardflow.json"} == {
+        name: data for name, data in before.items() if name != "shardflow.json"
+    }
+
+
+def test_keys_of_several_splits(dataset: Path) -> None:
+    """A key that two splits have is refused; the splits in the message, or --split, say which is meant."""
+    table = pa.table({"key": ["000000000", "000000001"], "a": [1, 2]})
+    with pytest.raises(ConfigError, match=r"'train:000000000'.*--split train"):
+        sf.columns.add(dataset, table, key="key")
+    report = sf.columns.add(dataset, table, key="key", split="val")
+    assert (report.matched, values(dataset, "a", "val")) == ({"train": 0, "val": 2}, [1, 2])
+    assert values(dataset, "a") == [None] * 7
+
+
+def test_rows_are_counted(dataset: Path) -> None:
+    """Rows that belong to no sample, and repeated keys, are refused with the option that allows them, and counted."""
+    keys = [*KEYS[:3], KEYS[1], "train:lost", None]
+    table = pa.table({"id": keys, "a": range(6)})
+    with pytest.raises(ConfigError, match=r"2 rows of 6 .*'train:lost'.*--allow unmatched"):
+        sf.columns.add(dataset, table, key="id")
+    with pytest.raises(ConfigError, match=rf"1 row of 6 .*{KEYS[1]}.*--allow repeated"):
+        sf.columns.add(dataset, table, key="id", allow=["unmatched"])
+    report = sf.columns.add(dataset, table, key="id", allow=["unmatched", "repeated"])
+    assert (report.rows, report.unmatched, report.repeated, report.matched["train"]) == (6, 2, 1, 3)
+    assert values(dataset, "a") == [0, 1, 2, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "named"),
+    [
+        ({"id": ["7"], "a": [1]}, {}, "000000000"),
+        ({"id": [7], "a": [1]}, {}, "text"),
+        ({"id": KEYS[:1], "a": [None]}, {}, "'a'"),
+        ({"id": KEYS[:1], "a": [{"b": 1}]}, {}, "'a'"),
+        ({"id": KEYS[:2], "a": [[1], [1, 2]]}, {}, "1, 2 numbers"),
+        ({"id": KEYS[:2], "a": [[1, 2], [1, None]]}, {}, "nulls"),
+        ({"id": KEYS[:1], "a": pa.array([2**63], pa.uint64())}, {}, "'a'"),
+        ({"id": KEYS[:1], "label": [1]}, {}, "'label'"),
+        ({"id": KEYS[:1], "cls": [1]}, {}, "'cls'"),
+        ({"id": KEYS[:1], "has_a": [1]}, {}, "'has_a'"),
+        ({"id": KEYS[:1], "../a": [1]}, {}, "'../a'"),
+        ({"id": KEYS[:1], "a": [1]}, {"only": ["b"]}, "'b'"),
+        ({"id": KEYS[:1], "a": [1]}, {"split": "test"}, "'test'"),
+        ({"id": KEYS[:1], "a": [1]}, {"allow": ["all"]}, "'all'"),
+        ({"id": KEYS[:1], "a": [1]}, {"path": "id"}, "path="),
+        ({"id": KEYS[:1], "a": [1]}, {"key": None}, "key="),
+        ({"id": KEYS[:1]}, {}, "'id'"),
+        (pd.DataFrame([[KEYS[0], 1, 2]], columns=["id", "a", "a"]), {}, "DataFrame"),
+        (pd.DataFrame({"id": KEYS[:2], "a": [1, "x"]}), {}, "DataFrame"),
+        ([(KEYS[0], 1)], {}, "__arrow_c_stream__"),
+    ],
+)
+def test_what_does_not_fit_is_refused(dataset: Path, table: Any, options: dict[str, Any], named: str) -> None:
+    """A table that does not fit is refused with what is wrong, and the dataset stays as it was."""
+    before = contents(dataset)
+    with pytest.raises(ConfigError) as refused:
+        sf.columns.add(dataset, pa.table(table) if isinstance(table, dict) else table, **{"key": "id", **options})
+    assert named in str(refused.value)
+    assert contents(dataset) == before
+
+
+@pytest.mark.parametrize("name", ["no.parquet", "no.csv", "no.txt", "empty.csv", "wrong.parquet", "wrong.jsonl"])
+def test_files_that_are_not_tables(dataset: Path, tmp_path: Path, name: str) -> None:
+    """A missing or damaged table is an error of its type."""
+    if not name.startswith("no"):
+        (tmp_path / name).write_bytes(b"" if "empty" in name else b"{nothing")
+    with pytest.raises(ConfigError if "no." not in name else (NotFoundError, ConfigError)):
+        sf.columns.add(dataset, tmp_path / name, key="id")
+
+
+def test_paths_join_what_was_packed(tmp_path: Path) -> None:
+    """Rows are joined by the paths of the images when they were packed, and by keys without reading a tar."""
+    source = image_folder(tmp_path / "src", 9)
+    sf.pack(source, tmp_path / "set", shard_samples=4, short_side=8, executor="serial")
+    paths = [
+        path
+        for receipt in sorted((tmp_path / "set/train").glob("*.json"))
+        for path in json.loads(receipt.read_bytes())["sources"]
+    ]
+    sf.columns.add(tmp_path / "set", pa.table({"file": paths, "name": paths}), path="file")
+    assert values(tmp_path / "set", "name") == paths
+    keys = [sample["__key__"] for sample in sf.open(tmp_path / "set")["train"]]
+    for tar in (tmp_path / "set").rglob("*.tar"):
+        tar.rename(tar.with_suffix(".gone"))
+    sf.columns.add(tmp_path / "set", pa.table({"key": keys, "again": keys}), key="key")
+    assert values(tmp_path / "set", "again") == keys
+    for receipt in (tmp_path / "set").rglob("*.json"):
+        if receipt.parent.name == "train":
+            receipt.unlink()
+    with pytest.raises(NotFoundError, match="--key"):
+        sf.columns.add(tmp_path / "set", pa.table({"file": paths, "b": paths}), path="file")
+
+
+class Stopped(BaseException):
+    """The process ends here."""
+
+
+def test_a_process_that_is_killed_leaves_the_old_version(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before or after any write, an addition leaves the old version whole, and the same call completes it."""
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    old, fingerprint = contents(dataset), sf.open(dataset).fingerprint
+    monkeypatch.setattr(columns, "_FILES_AT_A_TIME", 1)
+    put, writes = LocalStorage.put, 0
+    sf.sync(dataset, tmp_path / "whole")
+    sf.columns.add(tmp_path / "whole", frame(), key="id", only=["text", "vec"])
+    expected = contents(tmp_path / "whole")
+    for number in range(2 * 8):  # six files, the old manifest, the new one
+
+        def stop(storage: LocalStorage, *given: Any, limit: int = number, **options: Any) -> None:
+            nonlocal writes
+            writes += 1
+            if writes == limit // 2 + 1 and limit % 2 == 0:
+                raise Stopped
+            put(storage, *given, **options)
+            if writes == limit // 2 + 1:
+                raise Stopped
+
+        copy, writes = tmp_path / f"copy{number}", 0
+        sf.sync(dataset, copy)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "put", stop)
+            with pytest.raises(Stopped):
+                sf.columns.add(copy, frame(), key="id", only=["text", "vec"])
+        is_new = sf.open(copy).fingerprint != fingerprint
+        assert is_new == (number == 15)
+        found = contents(copy)
+        assert all(found[name] == old[name] for name in old if is_new <= (name != "shardflow.json") and name in found)
+        assert sf.verify(copy) == []
+        sf.columns.add(copy, frame(), key="id", only=["text", "vec"], replace=is_new)
+        if not is_new:
+            assert contents(copy) == expected
+
+
+def test_only_files_of_its_own_are_replaced(dataset: Path) -> None:
+    """A file of another content is replaced if an unfinished attempt left it, and refused if someone else wrote it."""
+    sf.columns.add(dataset, frame(), key="id", only=["text"])
+    left = (dataset / "train/000000.text.parquet").read_bytes()
+    (dataset / "train/000001.score.parquet").write_bytes(left)
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    assert sf.verify(dataset) == []
+    pq.write_table(pa.table({"vec": [1]}), dataset / "train/000001.vec.parquet")
+    theirs = (dataset / "train/000001.vec.parquet").read_bytes()
+    with pytest.raises(ConfigError, match=r"train/000001\.vec\.parquet"):
+        sf.columns.add(dataset, frame(), key="id", only=["vec"])
+    assert (dataset / "train/000001.vec.parquet").read_bytes() == theirs
+    assert sf.verify(dataset) == []
+
+
+def test_two_at_once(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An addition that finds another version when it begins to write is refused."""
+    opened = sf.open(dataset)
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    monkeypatch.setattr(columns, "open_dataset", lambda *_, **__: opened)
+    with pytest.raises(DatasetExistsError):
+        sf.columns.add(dataset, frame(), key="id", only=["text"])
+    assert not list(dataset.rglob("*.text.parquet"))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_damage_is_found(dataset: Path, damage: str) -> None:
+    """Verifying names a file that is damaged or gone, and a reader raises an error of its type that names it."""
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    file = dataset / "train/000001.score.parquet"
+    data = file.read_bytes()
+    if damage == "flipped":
+        flip(file, 30)
+    elif damage == "cut":
+        file.write_bytes(data[:-1])
+    else:
+        file.unlink()
+    assert [finding.file for finding in sf.verify(dataset)] == ["train/000001.score.parquet"]
+    with pytest.raises(NotFoundError if damage == "gone" else IntegrityError, match=r"train/000001\.score\.parquet"):
+        sf.open(dataset)["train"].column("score")
+    sf.sync(make_dataset(dataset.parent / "other", SPLITS), dataset.parent / "copy")
+    file.write_bytes(data)
+    assert sf.verify(dataset) == []
+
+
+def test_columns_are_repaired_from_a_copy(dataset: Path, tmp_path: Path) -> None:
+    """A repair brings the damaged files of columns from a copy, and says which are left without one."""
+    sf.columns.add(dataset, frame(), key="id", only=["score", "text"])
+    expected = contents(dataset)
+    sf.sync(dataset, tmp_path / "copy")
+    flip(dataset / "train/000001.score.parquet", 30)
+    (dataset / "val/000000.text.parquet").unlink()
+    names = {"train/000001.score.parquet", "val/000000.text.parquet"}
+    assert {finding.file for finding in sf.repair(dataset).left} == names
+    report = sf.repair(dataset, tmp_path / "copy")
+    assert ({*report.repaired}, report.failed, report.left) == (names, {}, ())
+    assert contents(dataset) == expected
+
+
+@pytest.mark.parametrize("how", ["compressed", "dictionary", "rows", "kind"])
+def test_hostile_files_are_refused(dataset: Path, how: str) -> None:
+    """A file that a manifest seals, and that would grow in memory or holds something else, is refused."""
+    sf.columns.add(dataset, frame(), key="id", only=["text"])
+    table = pa.table({"text": ["x" * 100] * (3 if how == "rows" else 4) if how != "kind" else [1, 2, 3, 4]})
+    compression = "ZSTD" if how == "compressed" else "NONE"
+    pq.write_table(
+        table,
+        file := dataset / "train/000000.text.parquet",
+        compression=compression,
+        use_dictionary=how == "dictionary",
+    )
+    made = manifest.from_bytes((dataset / manifest.FILE_NAME).read_bytes())
+    column, data = made.columns["text"], file.read_bytes()
+    files = column.splits["train"]
+    sealed = replace(
+        files, bytes=(len(data), *files.bytes[1:]), sha256=hashlib.sha256(data).hexdigest() + files.sha256[64:]
+    )
+    changed = replace(column, splits={**column.splits, "train": sealed})
+    (dataset / manifest.FILE_NAME).write_bytes(replace(made, columns={"text": changed}).to_bytes())
+    assert sf.verify(dataset) == []
+    with pytest.raises(IntegrityError, match=r"train/000000\.text\.parquet"):
+        sf.open(dataset)["train"].column("text")
+
+
+def test_manifests_are_checked(dataset: Path) -> None:
+    """A manifest whose columns do not add up is refused; one with columns is read as it was written."""
+    sf.columns.add(dataset, frame(), key="id")
+    data = (dataset / manifest.FILE_NAME).read_bytes()
+    made = manifest.from_bytes(data)
+    assert made.to_bytes() == data
+    assert manifest.from_bytes(json.dumps(json.loads(data)).encode()) == made  # not as it was written
+    column = made.columns["score"]
+    for changed in (
+        {"a/b": column},
+        {"a": column, "b": column},
+        {"a": replace(column, splits={"test": column.splits["val"]})},
+    ):
+        with pytest.raises(ManifestError):
+            replace(made, columns=changed)
+    for wrong in ({"kind": "object"}, {"kind": f"int64[{2**21}]"}, {"stem": "../a"}):
+        with pytest.raises(ManifestError):
+            replace(column, **wrong)
+    with pytest.raises(ManifestError):
+        replace(column.splits["train"], bytes=(1,))
+
+
+CHOICES = st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=9, max_size=9)
+
+
+@settings(max_examples=12)
+@given(given_values=CHOICES, seed=st.integers(0, 99), share=st.sampled_from([0.3, 0.5, 0.7]))
+def test_views_have_the_values_of_their_samples(
+    tmp_path_factory: pytest.TempPathFactory, given_values: list[int | None], seed: int, share: float
+) -> None:
+    """In a subset, a split, a merge of views and a copy, each sample has the value that it has in the dataset."""
+    root = tmp_path_factory.mktemp("views")
+    url = make_dataset(root / "set", {"train": [4, 5]})
+    keys = [f"{n:09}" for n in range(9)]
+    sf.columns.add(
+        url,
+        pa.table({"id": keys, "a": pa.array(given_values, pa.int64()), "t": [str(v) for v in given_values]}),
+        key="id",
+    )
+    expected = dict(zip(keys, given_values, strict=True))
+    sf.subset(url, root / "one", fraction=share, seed=seed)
+    sf.subset(url, root / "two", fraction=share, seed=seed + 1)
+    sf.split(url, root / "split", val=share, seed=seed)
+    sf.merge([root / "one", root / "two"], root / "merged")
+    sf.subset(root / "split", root / "again", fraction=0.6, seed=seed)
+    sf.sync(root / "again", root / "copy")
+    for view in ("one", "two", "split", "merged", "again", "copy"):
+        found = by_key(root / view, "a")
+        assert found == {key: expected[key.partition(":")[2]] for key in found}
+        assert by_key(root / view, "t") == {key: str(value) for key, value in found.items()}
+        assert sf.verify(root / view) == []
+
+
+def test_a_merge_refuses_values_that_differ(tmp_path: Path) -> None:
+    """Datasets with other types in a column, or other values for one sample, do not merge; one that lacks it does."""
+    one, two = make_dataset(tmp_path / "one", [3]), make_dataset(tmp_path / "two", [4])
+    keys = [f"{n:09}" for n in range(4)]
+    sf.columns.add(one, pa.table({"id": keys[:3], "a": [0.5, float("nan"), 2.5]}), key="id")
+    sf.merge([one, two], tmp_path / "both")
+    found = values(tmp_path / "both", "a")
+    assert found[0] == 0.5
+    assert np.isnan(found[1])
+    assert found[2:] == [2.5, None, None, None, None]
+    sf.subset(one, tmp_path / "same", limit=2)
+    sf.merge([one, tmp_path / "same"], tmp_path / "fine")
+    sf.columns.add(
+        tmp_path / "same", pa.table({"id": keys[:3], "a": [7.5] * 3}), key="id", replace=True, allow=["unmatched"]
+    )
+    with pytest.raises(ConfigError, match="columns drop"):
+        sf.merge([one, tmp_path / "same"], tmp_path / "wrong")
+    sf.columns.add(two, pa.table({"id": keys, "a": ["x"] * 4}), key="id")
+    with pytest.raises(ConfigError, match=r"string.*float64.*columns drop"):
+        sf.merge([one, two], tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_new_samples_have_no_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An extension keeps the columns, says that the new samples have no values, and a later addition gives them."""
+    source = image_folder(tmp_path / "src", 6)
+    sf.pack(source, tmp_path / "set", shard_samples=4, short_side=8, executor="serial")
+    keys = [sample["__key__"] for sample in sf.open(tmp_path / "set")["train"]]
+    sf.columns.add(tmp_path / "set", pa.table({"id": keys, "a": keys}), key="id")
+    sf.extend(write_tree(source, {f"a/new{n}.jpg": photo(n) for n in range(3)}), tmp_path / "set", executor="serial")
+    assert "columns a" in caplog.text
+    assert values(tmp_path / "set", "a") == [*keys, *[None] * (len(sf.open(tmp_path / "set")["train"]) - 6)]
+    assert sf.verify(tmp_path / "set") == []
+    sf.subset(tmp_path / "set", tmp_path / "view", fraction=0.999, seed=1)
+    found = by_key(tmp_path / "view", "a")
+    assert sum(value is not None for value in found.values()) in (5, 6)
+    everything = [sample["__key__"] for sample in sf.open(tmp_path / "set")["train"]]
+    sf.columns.add(tmp_path / "set", pa.table({"id": everything, "a": everything}), key="id", replace=True)
+    assert values(tmp_path / "set", "a") == everything
+    sf.pack(tmp_path / "set", tmp_path / "again", preset="original", executor="serial")
+    assert "columns a are not packed" in caplog.text
+
+
+def test_columns_in_a_place_of_ones_own(dataset: Path, tmp_path: Path) -> None:
+    """With `to`, the dataset stays as it is, and a virtual one has its columns and the new ones; both ways agree."""
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    before = contents(dataset)
+    report = sf.columns.add(dataset, frame(), key="id", only=["text", "vec"], to=tmp_path / "mine")
+    assert contents(dataset) == before
+    assert sf.open(tmp_path / "mine").fingerprint == report.fingerprint
+    assert sf.verify(tmp_path / "mine") == []
+    sf.columns.add(tmp_path / "mine", frame(), key="id", only=["score"], replace=True)
+    sf.columns.add(dataset, frame(), key="id", only=["text", "vec"])
+    for name in ("score", "text", "vec"):
+        assert by_key(tmp_path / "mine", name) == by_key(dataset, name)
+    with pytest.raises(DatasetExistsError):
+        sf.columns.add(dataset, frame().rename_columns(["id", "a", "b", "c"]), key="id", to=tmp_path / "mine")
+    with pytest.raises(ConfigError, match="--key"):
+        sf.columns.add(tmp_path / "mine", frame().rename_columns(["id", "a", "b", "c"]), path="id")
+
+
+def test_a_copy_has_the_columns(dataset: Path, tmp_path: Path) -> None:
+    """A copy has the columns and the fingerprint; a lost file of one is copied again by the same call."""
+    sf.columns.add(dataset, frame(), key="id")
+    sf.sync(dataset, tmp_path / "copy")
+    assert by_key(tmp_path / "copy", "vec") == by_key(dataset, "vec")
+    (tmp_path / "copy/val/000000.vec.parquet").unlink()
+    sf.sync(dataset, tmp_path / "copy")
+    assert sf.verify(tmp_path / "copy") == []
+    assert sf.diff(dataset, tmp_path / "copy").same
+    sf.columns.drop(tmp_path / "copy", ["vec"])
+    differing = sf.diff(dataset, tmp_path / "copy")
+    assert not differing.same
+    assert differing.columns.keys() == {"vec"}
+    assert differing.columns["vec"][1] is None
+
+
+def test_without_pyarrow(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pyarrow the errors name the extra to install; what needs no column works."""
+    sf.columns.add(dataset, frame(), key="id")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for attempt in (
+        lambda: sf.columns.add(dataset, "table.parquet", key="id"),
+        lambda: sf.open(dataset)["train"].column("score"),
+        lambda: sf.Loader(dataset, batch_size=2, fields=("image", "score")),
+        lambda: sf.subset(dataset, tmp_path / "view", fraction=0.5),
+    ):
+        with pytest.raises(ConfigError, match=r"shardflow\[parquet\]"):
+            attempt()
+    assert sf.verify(dataset) == []
+    sf.sync(dataset, tmp_path / "copy")
+    sf.columns.drop(dataset, ["score", "text", "vec"])
+    sf.subset(dataset, tmp_path / "view", fraction=0.5)
+
+
+def test_the_command(dataset: Path, tmp_path: Path) -> None:
+    """Columns are added, listed, shown by `info` and dropped from the command line; an error is one line."""
+    pq.write_table(frame().slice(0, 8), tmp_path / "table.parquet")
+    added = run("columns", "add", dataset, tmp_path / "table.parquet", "--key", "id", "--only", "score,vec")
+    assert added.returncode == 0, added.stderr
+    assert "score float64, vec float32[3]" in added.stdout
+    assert "1 of 2 samples have a row" in added.stdout
+    listed = run("columns", "list", dataset)
+    assert "vec: float32[3], no value: 1 of val" in listed.stdout
+    found = json.loads(run("columns", "list", dataset, "--json").stdout)
+    assert found["score"] == {"type": "float64", "missing": {"train": 0, "val": 1}}
+    assert json.loads(run("info", dataset, "--json").stdout)["columns"] == found
+    assert run("columns", "drop", dataset, "score", "vec").returncode == 0
+    assert run("columns", "list", dataset).stdout.strip() == "no columns"
+    refused = run("columns", "drop", dataset, "score")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1) or refused.returncode == 2
+    assert "score" in refused.stderr
+
+
+def test_values_are_kept_within_a_limit(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader keeps the values of few shards in memory, and reads the others again."""
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    monkeypatch.setattr(column_files, "_KEPT_BYTES", 1)
+    reader = sf.open(dataset)["train"].columns
+    for shard in (0, 1, 0):
+        assert len(reader.read_often("score", shard).values) == SPLITS["train"][shard]
+        assert len(reader._kept) == 1

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardflow.dataset.finding_tars import find_tars, split_pattern, tar_splits
+from shardflow.errors import ConfigError
+from shardflow.storage.local import LocalStorage
+
+
+@pytest.mark.parametrize(
+    ("url", "root", "pattern"),
+    [
+        ("s3://bucket/a/{000..009}.tar", "s3://bucket/a", "{000..009}.tar"),
+        ("s3://bucket/a*/b/c?.tar", "s3://bucket", "a*/b/c?.tar"),
+        ("s3://bucket/[ab]/*.tar", "s3://bucket", "[ab]/*.tar"),
+        ("S3://bucket/a/b.tar", "s3://bucket/a", "b.tar"),
+        ("s3://bucket/X/", "s3://bucket/X", None),
+        ("https://host/a/b.tar?sig=x/y*", "https://host/a?sig=x/y*", "b.tar"),
+        ("https://host/a/{0..9}.tar?sig=x", "https://host/a?sig=x", "{0..9}.tar"),
+        ("HTTPS://host/a/?sig={x}.tar", "https://host/a?sig={x}.tar", None),
+        *(
+            ("*.tar", ".", "*.tar"),
+            ("/*.tar", "/", "*.tar"),
+            ("/", "/", None),
+            ("file:///x%20y/*.tar", "/x y", "*.tar"),
+        ),
+    ],
+)
+def test_a_pattern_is_cut_behind_its_root(url: str, root: str, pattern: str | None) -> None:
+    """The root ends before the first segment with a brace or wildcard, or before a tar; a directory has no pattern.
+
+    The query of a web URL stays with the root.
+    """
+    assert split_pattern(url) == (root, pattern)
+
+
+def test_names_that_exist_are_no_patterns(tmp_path: Path) -> None:
+    """A directory whose name has brackets is read as it is, and a tar so named is the tar."""
+    (tmp_path / "a[1]").mkdir()
+    (tmp_path / "b{1}.tar").touch()
+    assert split_pattern(tmp_path / "a[1]") == (str(tmp_path / "a[1]"), None)
+    assert split_pattern(tmp_path / "b{1}.tar") == (str(tmp_path), "b{1}.tar")
+
+
+def test_braces_and_wildcards(tmp_path: Path) -> None:
+    """Braces are expanded; wildcards choose the tars of a listing, a segment's end being nothing special."""
+    storage = LocalStorage(tmp_path)
+    for name in ("a.tar", "a/b.tar", "b.tar", "a.npy", "a.tar.npy", "08/a.tar", "10/b.tar"):
+        storage.put(name, b"")
+    assert list(find_tars(storage, "a*")) == ["a.tar", "a/b.tar"]
+    assert list(find_tars(storage, "{08..10..2}/?.tar")) == ["08/a.tar", "10/b.tar"]
+    assert list(find_tars(storage, "{b,a}.tar")) == ["a.tar", "b.tar"]
+    assert len(find_tars(storage, None)) == 5
+    with pytest.raises(ConfigError, match=r"'c\.tar': it holds 5 tars"):
+        find_tars(storage, "{a..c}.tar")
+    with pytest.raises(ConfigError, match=r"'\{1.tar'.*\{00000..00099\}.tar"):
+        find_tars(storage, "{1.tar")
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["imgs-train-0.tar", "imgs-val-0.tar"], ["train", "val"]),
+        (["Test_000.tar", "validation.001.tar"], ["test", "validation"]),
+        (["train-0.tar", "extra.tar"], ["train", "train"]),
+        (["portraits-0.tar", "trained-1.tar"], ["train", "train"]),
+        (["a/val-0.tar", "a/val-1.tar"], ["val", "val"]),
+        (["train/val-0.tar"], ["train"]),
+    ],
+)
+def test_names_of_tars_name_their_splits(names: list[str], splits: list[str]) -> None:
+    """A word of a tar's name is its split, unless folders name the splits."""
+    assert list(tar_splits("s3://bucket/imgs", names).values()) == splits
+
+
+@pytest.mark.parametrize("names", [["imgs-val-0.tar", "imgs-0.tar"], ["train-val-0.tar"], ["val/0.tar", "1.tar"]])
+def test_tars_that_may_be_of_another_split(names: list[str]) -> None:
+    """Tars for validation beside others do not become training data."""
+    with pytest.raises(ConfigError, match="val"):
+        tar_splits("s3://bucket/imgs", names)

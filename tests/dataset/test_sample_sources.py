@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import shardflow as sf
+from shardflow.errors import FormatError, IntegrityError, NotFoundError
+from shardflow.preview.augmentation import augment_sample, training_loader
+from tests.helpers.folders import write_tree
+from tests.helpers.making import jpeg, make_dataset
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 images of three classes, and one that cannot be packed."""
+    folder = tmp_path_factory.mktemp("sources")
+    images = {f"{('cat', 'dog', 'elk')[number % 3]}/{number}.jpg": jpeg(number) for number in range(24)}
+    write_tree(folder / "photos", {**images, "cat/bad.jpg": b"\xff\xd8\xff no picture"})
+    sf.pack(folder / "photos", folder / "packed", preset="original", shard_samples=9, max_errors=1)
+    return folder / "photos"
+
+
+def check_sources(url: Path, photos: Path) -> None:
+    """Check that each sample of a dataset has the bytes of the file that it names as its source."""
+    for split in sf.open(url).values():
+        for number in range(len(split)):
+            assert split[number]["jpg"] == (photos / split.source(number)).read_bytes()
+
+
+def test_sources_of_samples(photos: Path) -> None:
+    """Each sample names the file that it was packed from, by its number, also beside an input that was not packed."""
+    packed = photos.parent / "packed"
+    check_sources(packed, photos)
+    train = sf.open(packed)["train"]
+    assert len({train.source(number) for number in range(24)}) == 24
+    assert train.source(-1) == train.source(23)
+    with pytest.raises(IndexError):
+        train.source(24)
+
+
+def test_sources_in_views(photos: Path, tmp_path: Path) -> None:
+    """Datasets over the same tars name the sources too: subsets, splits, merged ones, and those of those."""
+    packed = photos.parent / "packed"
+    sf.subset(packed, tmp_path / "subset", classes=["dog", "elk"])
+    sf.split(tmp_path / "subset", tmp_path / "split", val=0.5)
+    sf.subset(packed, tmp_path / "cats", classes=["cat"])
+    sf.merge([tmp_path / "split", tmp_path / "cats"], tmp_path / "merged")
+    for name in ("subset", "split", "merged"):
+        check_sources(tmp_path / name, photos)
+
+
+def test_without_receipts(photos: Path, tmp_path: Path) -> None:
+    """Tars of other tools, a lost, a damaged and a wrong receipt are told apart by type, and the file is named."""
+    with pytest.raises(NotFoundError, match="other tools") as raised:
+        sf.open(make_dataset(tmp_path / "foreign", [3]))["train"].source(0)
+    assert str(tmp_path / "foreign/train/000000.json") in str(raised.value)
+    copy = Path(shutil.copytree(photos.parent / "packed", tmp_path / "copy"))
+    shutil.copyfile(copy / "train/000001.json", copy / "train/000000.json")
+    with pytest.raises(IntegrityError, match=str(copy / "train/000000.json")):
+        sf.open(copy)["train"].source(0)
+    (copy / "train/000000.json").write_text("{}")
+    with pytest.raises(FormatError, match=str(copy / "train/000000.json")):
+        sf.open(copy)["train"].source(0)
+
+
+def test_preview_names_the_source(photos: Path) -> None:
+    """The sheet of an augmented sample names its source, and its pictures have the default size of the loader."""
+    dataset = sf.open(photos.parent / "packed")
+    sheet = augment_sample(training_loader(photos.parent / "packed", "train"), 5, epochs=1)
+    assert dataset["train"].source(5) in sheet.title
+    assert sheet.tiles[1].detail.startswith("224 x 224")
+
+
+def test_a_key_and_all_samples(photos: Path) -> None:
+    """A key, as in messages, leads to the same source as the number; all sources are in the order of the split."""
+    train = sf.open(photos.parent / "packed")["train"]
+    assert train.sources() == [train.source(number) for number in range(len(train))]
+    assert [train.source(sample["__key__"]) for sample in train] == train.sources()
+    with pytest.raises(IndexError, match="999999999"):
+        train.source("999999999")

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+import shardflow as sf
+from shardflow.cli.options import joined_files
+from shardflow.errors import ConfigError, PackIncompleteError, SampleError
+from shardflow.packing.sources import parquet_file
+from shardflow.packing.sources.parquet import Parquet
+from shardflow.packing.sources.reader import Input
+from shardflow.packing.sources.resolve import list_source
+from tests.helpers.command import exit_code
+from tests.helpers.folders import contents, photo, quarantined
+from tests.helpers.s3_server import Server
+from tests.helpers.store import Store
+from tests.helpers.web_server import Folder
+
+SMALL: dict[str, Any] = {"short_side": 8, "executor": "serial"}
+CLASSES = ["cat", "dog"]
+
+
+def _hugging_face(path: Path, numbers: Sequence[int], *, rows_per_group: int = 4, **columns: Sequence[Any]) -> Path:
+    """Write photos as Hugging Face does: a struct of bytes and path, and the names of classes in the metadata."""
+    columns = {
+        "image": [{"bytes": photo(number), "path": f"{number}.jpg"} for number in numbers],
+        "label": [number % 2 for number in numbers],
+        **columns,
+    }
+    rows = datasets.Dataset.from_dict(columns)
+    rows = rows.cast_column("image", datasets.Image()).cast_column("label", datasets.ClassLabel(names=CLASSES))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = rows.with_format("arrow")[:]
+    pyarrow.parquet.write_table(
+        table.replace_schema_metadata(rows.features.arrow_schema.metadata), path, row_group_size=rows_per_group
+    )
+    return path
+
+
+def _plain(path: Path, rows_per_group: int = 4, **columns: Sequence[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=rows_per_group)
+    return path
+
+
+def _inputs(src: Any) -> dict[str, list[tuple[str, Any, Input]]]:
+    """Return path, label and content of all inputs, by split."""
+    with list_source(src) as source:
+        return {
+            split: [(item.path, item.label, source.reader.read(item)) for item in items]
+            for split, items in source.splits.items()
+        }
+
+
+def test_hugging_faces_layout(tmp_path: Path) -> None:
+    """Splits follow from the files' names, class names from the schema, and every other column is in a part."""
+    others = {"caption": [f"no {number}" for number in range(6)], "boxes": [[[0.0, 0.0, 4.0, 4.0]]] * 6}
+    for name, numbers in (("train-00000-of-00002", (0, 1)), ("train-00001-of-00002", (2, 3)), ("test-0-of-1", (4, 5))):
+        own: Mapping[str, Any] = {column: [values[n] for n in numbers] for column, values in others.items()}
+        _hugging_face(tmp_path / "in" / "data" / f"{name}.parquet", numbers, **own)
+    (tmp_path / "in" / "README.md").write_text("A card.")
+    found = _inputs(tmp_path / "in")
+    assert list_source(tmp_path / "in").classes == ("cat", "dog")
+    assert [path for path, _, _ in found["train"]] == [
+        *(f"data/train-00000-of-00002.parquet#{row}" for row in (0, 1)),
+        *(f"data/train-00001-of-00002.parquet#{row}" for row in (0, 1)),
+    ]
+    rows = [*found["train"], *found["test"]]
+    for number, (_, label, content) in enumerate(rows):
+        assert (label, content.image) == (number % 2, photo(number))
+        assert content.parts["txt"].decode() == f"no {number}"
+        assert json.loads(content.parts["json"]) == {"boxes": [[0, 0, 4, 4]]}
+    report = sf.pack(tmp_path / "in", tmp_path / "out", **SMALL)
+    assert report.samples == {"test": 2, "train": 4}
+    assert sf.open(tmp_path / "out").classes == ("cat", "dog")
+
+
+def test_bare_bytes(tmp_path: Path) -> None:
+    """A column of bytes, as img2dataset writes it, is the image; other bytes are parts; a column names splits."""
+    columns = {"key": ["a", "b"], "jpg": [photo(1), photo(2)], "npy": [b"12", b"34"], "split": ["train", "val"]}
+    _plain(tmp_path / "00000.parquet", cls=["x", "y"], caption=["one", None], **columns)
+    found = _inputs(tmp_path / "00000.parquet")
+    (_, label, first), (_, other, second) = found["train"][0], found["val"][0]
+    assert (label, other) == (0, 1)
+    assert (first.image, second.image) == (photo(1), photo(2))
+    assert first.parts == {"txt": b"one", "npy": b"12", "json": b'{"key": "a"}'}
+    assert second.parts == {"npy": b"34", "json": b'{"key": "b"}'}
+
+
+def test_patterns_and_named_columns(tmp_path: Path) -> None:
+    """A pattern chooses files, and the command line's options name columns; a mask is declared as one."""
+    mask = io.BytesIO()
+    Image.new("L", (96, 64), 1).save(mask, "PNG")
+    for name in ("a", "b", "c"):
+        kept = {"left": [photo(1)], "right": [photo(2)], "kind": [name], "mask": [mask.getvalue()]}
+        _plain(tmp_path / "in" / f"{name}.parquet", **kept)
+    pattern, columns = str(tmp_path / "in" / "{a,c}.parquet"), ["--image-column", "left", "--mask-column", "mask"]
+    assert (
+        exit_code("pack", pattern, str(tmp_path / "out"), *columns, "--label-column", "kind", "--short-side", "8") == 0
+    )
+    dataset = sf.open(tmp_path / "out")
+    assert dataset.classes == ("a", "c")
+    assert dataset.manifest.annotations.masks == ("mask.png",)
+    assert dataset["train"][0]["right"] == photo(2)
+    with pytest.raises(ConfigError, match=r"left.*right.*image="):
+        list_source(Parquet(pattern))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_bytes_do_not_depend_on_workers_or_resuming(tmp_path: Path, shuffle: bool) -> None:
+    """Packed bytes are equal for one process, several, and a pack that stopped and went on."""
+    for file in range(3):
+        _hugging_face(
+            tmp_path / "in" / f"train-{file}-of-3.parquet", range(file * 50, file * 50 + 50), rows_per_group=7
+        )
+    more: dict[str, Any] = {"short_side": 8, "shard_samples": 40, "shuffle": shuffle}
+    sf.pack(tmp_path / "in", tmp_path / "serial", executor="serial", **more)
+    sf.pack(tmp_path / "in", tmp_path / "several", workers=2, **more)
+
+    class StopError(Exception):
+        pass
+
+    def stop(progress: Any) -> None:
+        if progress.done > 60:
+            raise StopError
+
+    with pytest.raises(StopError):
+        sf.pack(tmp_path / "in", tmp_path / "resumed", executor="serial", progress=stop, **more)
+    assert sf.pack(tmp_path / "in", tmp_path / "resumed", executor="serial", **more).resumed > 0
+    assert contents(tmp_path / "serial") == contents(tmp_path / "several") == contents(tmp_path / "resumed")
+    with list_source(tmp_path / "in") as source:
+        assert source.reader.chunk_items == 7
+    labels = [sample["cls"] for sample in sf.open(tmp_path / "serial")["train"]]
+    assert len(labels) == 150
+
+
+def test_extending_knows_the_rows_of_a_file_that_was_copied(tmp_path: Path) -> None:
+    """Rows of another file are added; those of a file with another identity and the same content are known."""
+    _hugging_face(tmp_path / "in" / "train-a.parquet", range(4))
+    sf.pack(tmp_path / "in", tmp_path / "out", **SMALL)
+    data = (tmp_path / "in" / "train-a.parquet").read_bytes()
+    (tmp_path / "in" / "train-a.parquet").unlink()
+    (tmp_path / "in" / "train-a.parquet").write_bytes(data)
+    _hugging_face(tmp_path / "in" / "train-b.parquet", range(4, 6))
+    report = sf.extend(tmp_path / "in", tmp_path / "out", executor="serial")
+    assert (report.known, report.packed) == (4, 2)
+
+
+def test_a_path_in_place_of_bytes_is_not_opened(tmp_path: Path) -> None:
+    """A row without bytes is a bad sample, though its path is that of a file on this machine."""
+    (tmp_path / "secret.jpg").write_bytes(photo(9))
+    images = [{"bytes": photo(1), "path": None}, {"bytes": None, "path": str(tmp_path / "secret.jpg")}]
+    table = _plain(tmp_path / "t.parquet", image=[*images, None])
+    with pytest.raises(PackIncompleteError):
+        sf.pack(table, tmp_path / "no", **SMALL)
+    sf.pack(table, tmp_path / "out", max_errors=2, **SMALL)
+    reasons = {entry["path"]: entry["reason"] for entry in quarantined(tmp_path / "out")}
+    assert reasons.keys() == {"t.parquet#1", "t.parquet#2"}
+    assert "secret.jpg" in reasons["t.parquet#1"]
+
+
+def test_a_file_that_is_replaced_after_the_listing(tmp_path: Path) -> None:
+    """Rows are read from the file that was listed, or not at all."""
+    table = _hugging_face(tmp_path / "t.parquet", range(4), rows_per_group=1)
+    with list_source(table) as source:
+        items = source.splits["train"]
+        assert source.reader.read(items[0]).image == photo(0)
+        table.unlink()
+        _hugging_face(table, range(4, 8), rows_per_group=1)
+        with pytest.raises(SampleError, match="replaced while it was read"):  # it is open
+            source.reader.read(items[1])
+        with list_source(table) as other:
+            assert other.reader.read(other.splits["train"][0]).image == photo(4)
+            with pytest.raises(SampleError, match="changed since it was listed"):
+                other.reader.read(items[0]._replace(identity=items[0].identity + 1))
+
+
+def test_damage_is_a_bad_sample(tmp_path: Path) -> None:
+    """A damaged row group loses its rows from the damage on, and no others."""
+    table = _plain(tmp_path / "t.parquet", 2, image=[photo(number) for number in range(6)])
+    group = pyarrow.parquet.ParquetFile(table).metadata.row_group(1).column(0)
+    data = bytearray(table.read_bytes())
+    data[group.data_page_offset : group.data_page_offset + 40] = bytes(40)
+    table.write_bytes(data)
+    sf.pack(table, tmp_path / "out", max_errors=2, **SMALL)
+    assert [entry["path"] for entry in quarantined(tmp_path / "out")] == ["t.parquet#2", "t.parquet#3"]
+    table.write_bytes(data[:-20])
+    with pytest.raises(ConfigError, match=r"t\.parquet"):
+        list_source(tmp_path / "*.parquet")
+
+
+def test_row_groups_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group that is too large is refused by its footer, with the file's name and its number."""
+    table = _hugging_face(tmp_path / "t.parquet", range(4), rows_per_group=2)
+    largest = pyarrow.parquet.ParquetFile(table).metadata.row_group(1).total_byte_size
+    monkeypatch.setattr(parquet_file, "MAX_GROUP_BYTES", largest - 1)
+    with pytest.raises(ConfigError, match=r"t\.parquet: row group \d has 2 rows"):
+        Parquet(table).list()
+
+
+def test_names_that_are_not_clear(tmp_path: Path) -> None:
+    """Two configurations side by side, sets that lack a file, and files of other columns are refused by name."""
+    _hugging_face(tmp_path / "two" / "en" / "train-0.parquet", [1])
+    _hugging_face(tmp_path / "two" / "de" / "train-0.parquet", [1])
+    _hugging_face(tmp_path / "few" / "train-00000-of-00003.parquet", [1])
+    _hugging_face(tmp_path / "some" / "train-0.parquet", [1])
+    _hugging_face(tmp_path / "some" / "x.parquet", [1])
+    _hugging_face(tmp_path / "other" / "a.parquet", [1])
+    _plain(tmp_path / "other" / "b.parquet", image=[photo(1)], label=[1])
+    for folder, facts in (
+        ("two", "'de' and 'en'"),
+        ("few", "1 of the 3"),
+        ("some", "x.parquet"),
+        ("other", "b.parquet"),
+    ):
+        with pytest.raises(ConfigError, match=facts):
+            list_source(tmp_path / folder)
+    assert set(_inputs(f"{tmp_path}/two/en/*.parquet")) == {"train"}
+
+
+def test_lists_of_bytes_are_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A column that neither a part nor JSON can hold is named."""
+    _plain(tmp_path / "t.parquet", image=[photo(1)], more=[[b"x"]], binary=[{"binary": 1}])
+    (_, _, content) = _inputs(tmp_path / "t.parquet")["train"][0]
+    assert content.parts == {"json": b'{"binary": {"binary": 1}}'}
+    assert "more" in caplog.text
+
+
+def test_from_s3(tmp_path: Path, server: Server, prefix: str) -> None:
+    """A folder in a bucket is packed as one on a disk is."""
+    _hugging_face(tmp_path / "in" / "train-0-of-1.parquet", range(9))
+    url, options = server.put(prefix, tmp_path / "in"), server.options()
+    sf.pack(tmp_path / "in", tmp_path / "local", **SMALL)
+    sf.pack(sf.sources.Parquet(url, storage_options=options), tmp_path / "remote", **SMALL)
+    assert (tmp_path / "local/train/000000.tar").read_bytes() == (tmp_path / "remote/train/000000.tar").read_bytes()
+    assert list_source(url, options).inputs == list_source(f"{url}/train-0-of-1.parquet", options).inputs == 9
+
+
+def test_from_the_hub(the_hub: tuple[Store, Folder], prefix: str) -> None:
+    """A repository of the Hub with Parquet files is recognized, though its card has a picture."""
+    store, hub = the_hub
+    _hugging_face(hub.root / prefix / "data" / "validation-0-of-1.parquet", range(3))
+    (hub.root / prefix / "card.jpg").write_bytes(photo(1))
+    url, options = store.url(prefix), store.options()
+    with list_source(url, options) as source:
+        assert list(source.splits) == ["validation"]
+        assert [source.reader.read(item).image for item in source.splits["validation"]] == [photo(n) for n in range(3)]
+    (hub.root / prefix / "data" / "0.tar").write_bytes(b"")
+    assert not Parquet.recognizes(url, options)  # it holds what the tars' writer says of them
+
+
+def test_rows_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read in any order, and by several threads, though memory holds two of a row group."""
+    monkeypatch.setattr(parquet_file, "_BATCH_ROWS", 2)
+    _hugging_face(tmp_path / "a.parquet", range(12), rows_per_group=6)
+    with list_source(tmp_path / "a.parquet") as source, ThreadPoolExecutor(3) as threads:
+        items = source.splits["train"]
+        found = threads.map(lambda number: source.reader.read(items[number]).image, [*range(11, -1, -1), *range(12)])
+        assert list(found) == [photo(number) for number in [*range(11, -1, -1), *range(12)]]
+
+
+def test_files_that_a_shell_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several files, as an unquoted pattern becomes, are packed together; several of another kind are refused."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("train-{a}.parquet", "train-b,c.parquet", "d/test.parquet")):
+        _hugging_face(tmp_path / name, [number])
+    files = ["train-{a}.parquet", "train-b,c.parquet", "d/test.parquet"]
+    assert exit_code("pack", *files, "out", "--short-side", "8", "--executor", "serial") == 0
+    assert {split: len(samples) for split, samples in sf.open(tmp_path / "out").items()} == {"test": 1, "train": 2}
+    with pytest.raises(click.UsageError, match=r"\.parquet"):
+        joined_files(["a.tar", "b.tar"])

@@ -1,0 +1,245 @@
+"""Inputs that can mean two things are refused, or named: they would be packed wrong, and nobody would know."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tarfile
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+import shardflow as sf
+from shardflow.errors import ConfigError, SampleError
+from shardflow.packing.sources.resolve import list_source
+from tests.helpers.folders import image_folder, photo, quarantined, write_tree
+
+SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        torch.tensor([0, 0, 1]),
+        np.array([0, 1]),
+        torch.tensor([95, 71, 226, 313]),
+        [0, 0, 1],
+        [1, 0],
+        [[1], [2]],
+        {"a": 1},
+    ],
+    ids=["one-hot", "multi-hot", "box", "list", "pair", "nested", "mapping"],
+)
+def test_vectors_are_not_lists_of_classes(label: Any, tmp_path: Path) -> None:
+    """A vector of zeros and ones, or of coordinates, would give all samples the same classes."""
+    with pytest.raises(ConfigError, match=r"label|class"):
+        sf.pack([{"image": photo(0), "label": label}], tmp_path / "dst", **SMALL)
+
+
+def test_a_list_of_classes(tmp_path: Path) -> None:
+    """A list of different classes is several labels."""
+    sf.pack([{"image": photo(0), "label": [2, 0]}, {"image": photo(1), "label": (1,)}], tmp_path / "dst", **SMALL)
+    assert [json.loads(sample["labels.json"]) for sample in sf.open(tmp_path / "dst")["train"]] == [[0, 2], [1]]
+
+
+def test_a_missing_caption_is_not_a_text(tmp_path: Path) -> None:
+    """None and NaN are named in the quarantine, and text stays as it is."""
+    samples = [
+        {"image": photo(n), "text": text} for n, text in enumerate(["a cat", None, float("nan"), b"caf\xc3\xa9"])
+    ]
+    source = sf.sources.Collection(samples, caption="text")
+    sf.pack(source, tmp_path / "dst", **SMALL, max_errors=2)
+    assert [sample["txt"] for sample in sf.open(tmp_path / "dst")["train"]] == [b"a cat", "café".encode()]
+    assert {bad["path"] for bad in quarantined(tmp_path / "dst")} == {"train#1", "train#2"}
+
+
+def test_a_part_does_not_replace_another(tmp_path: Path) -> None:
+    """Of two values for one part, neither is dropped: the first sample with both is refused."""
+    for sample, options in (
+        ({"jpg": photo(0), "json": b'{"a": 1}', "id": 5}, {}),
+        ({"jpg": photo(0), "txt": b"one", "cap": "two"}, {"caption": "cap"}),
+    ):
+        with pytest.raises(ConfigError, match="part"):
+            sf.pack(sf.sources.Collection([sample], **options), tmp_path / "dst", **SMALL)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("odd", ["NA", "-1", "3.0"])
+def test_one_odd_label_does_not_renumber_all(kind: str, odd: str, tmp_path: Path) -> None:
+    """With a label that is not a whole number all labels are names, and 10 would come after 1."""
+    labels = [*map(str, range(11)), odd]
+    rows = [{"image": f"{n}.jpg", "label": label} for n, label in enumerate(labels)]
+    write_tree(tmp_path, {row["image"]: photo(n) for n, row in enumerate(rows)})
+    table = tmp_path / f"t.{kind}"
+    lines = [f"{row['image']},{row['label']}" for row in rows]
+    table.write_text("\n".join(["image,label", *lines] if kind == "csv" else map(json.dumps, rows)))
+    with pytest.raises(ConfigError, match="--classes"):
+        sf.pack(table, tmp_path / "dst", **SMALL)
+
+
+def test_names_with_digits_stay_names(tmp_path: Path) -> None:
+    """Names whose order is that of their numbers, and codes with leading zeros, are classes as ever."""
+    rows = [{"image": f"{n}.jpg", "label": label} for n, label in enumerate(["0", "1", "A", "007x"])]
+    write_tree(tmp_path, {row["image"]: photo(n) for n, row in enumerate(rows)})
+    (tmp_path / "t.csv").write_text("image,label\n" + "\n".join(f"{row['image']},{row['label']}" for row in rows[:3]))
+    sf.pack(tmp_path / "t.csv", tmp_path / "dst", **SMALL)
+    assert sf.open(tmp_path / "dst").classes == ("0", "1", "A")
+
+
+def test_a_json_caption_of_a_csv_stays_text(tmp_path: Path) -> None:
+    """The cell is the caption, byte by byte; other columns are parsed."""
+    write_tree(tmp_path, {"0.jpg": photo(0)})
+    (tmp_path / "t.csv").write_text('image,talk,boxes\n0.jpg,"[{""from"": ""it\'s"", ""n"": 1.50}]","[[1, 2]]"\n')
+    sf.pack(sf.sources.Table(tmp_path / "t.csv", caption="talk"), tmp_path / "dst", **SMALL)
+    (sample,) = sf.open(tmp_path / "dst")["train"]
+    assert sample["txt"] == b'[{"from": "it\'s", "n": 1.50}]'
+    assert json.loads(sample["json"]) == {"boxes": [[1, 2]]}
+
+
+def test_a_caption_in_tsv_does_not_swallow_rows(tmp_path: Path) -> None:
+    """A text that begins with a quote would reach to the quote in a later row."""
+    write_tree(tmp_path, {f"{n}.jpg": photo(n) for n in range(3)})
+    (tmp_path / "t.tsv").write_text('image\ttext\n0.jpg\t"hello\n1.jpg\tworld"\n2.jpg\tx\n')
+    with pytest.raises(ConfigError, match=r"t\.tsv, line 3"):
+        sf.pack(sf.sources.Table(tmp_path / "t.tsv", caption="text"), tmp_path / "dst", **SMALL)
+
+
+def test_classes_that_look_alike(tmp_path: Path) -> None:
+    """One name in two Unicode forms, as on Linux and on a Mac, is not two classes."""
+    for split, form in (("train", "NFC"), ("val", "NFD")):
+        write_tree(tmp_path / "src", {f"{split}/{unicodedata.normalize(form, 'café')}/0.jpg": photo(0)})
+    with pytest.raises(ConfigError, match=r"caf\\xe9"):
+        sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL)
+
+
+@pytest.mark.parametrize("kind", ["object", "parquet"])
+def test_columns_with_classes(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A column named label comes first; of several with classes none is chosen; one that was perhaps meant is named."""
+
+    def packed(name: str, **columns: Any) -> tuple[str, ...] | None:
+        kinds = {"cls": datasets.ClassLabel(names=["x", "y"]), "int": datasets.Value("int64")}
+        types = {key.rpartition("__")[0]: kinds[key.rpartition("__")[2]] for key in columns}
+        features = datasets.Features({"image": datasets.Image(), **types})
+        values = {key.rpartition("__")[0]: value for key, value in columns.items()}
+        rows = datasets.Dataset.from_dict({"image": [photo(0), photo(1)], **values}, features=features)
+        if kind == "parquet":
+            rows.to_parquet(tmp_path / f"{name}.parquet")
+        sf.pack(rows if kind == "object" else tmp_path / f"{name}.parquet", tmp_path / name, **SMALL)
+        return sf.open(tmp_path / name).classes
+
+    assert packed("a", label__int=[2, 0], kind__cls=[0, 1]) == ("0", "1", "2")
+    with pytest.raises(ConfigError, match="fine, coarse"):
+        packed("b", fine__cls=[0, 1], coarse__cls=[1, 0])
+    with caplog.at_level(logging.WARNING):
+        assert packed("c", target__int=[0, 1]) is None
+    assert "'target'" in caplog.text
+
+
+def _tar(path: Path, names: list[str], links: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for n, name in enumerate(names):
+            (path.parent / "file").write_bytes(photo(n))
+            tar.add(path.parent / "file", name)
+        for name, kind in links.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, names[0]
+            tar.addfile(info)
+    return path
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_links_in_tars_are_named(kind: bytes, tmp_path: Path) -> None:
+    """`cp -al` and deduplicating tools leave links, which have no bytes in the tar."""
+    tar = _tar(tmp_path / "a.tar", ["0.jpg", "1.jpg"], {"2.jpg": kind, "folder": kind})
+    report = sf.index(tar, tmp_path / "index", max_errors=1)
+    assert (report.samples, [Path(bad.path).name for bad in report.bad]) == ({"train": 2}, ["2"])
+    assert sf.pack(tar, tmp_path / "dst", **SMALL, max_errors=1).packed == 2
+    assert "--hard-dereference" in quarantined(tmp_path / "dst")[0]["reason"]
+
+
+def test_two_images_in_a_sample_of_a_tar(tmp_path: Path) -> None:
+    """The first of two would be the image, which is the mask of every other sample in an unsorted tar."""
+    tar = _tar(tmp_path / "a.tar", ["0.jpg", "0.png", "1.png", "1.jpg", "2.jpg", "2.seg.png"], {})
+    report = sf.index(tar, tmp_path / "index", max_errors=2)
+    assert (report.samples, [Path(bad.path).name for bad in report.bad]) == ({"train": 1}, ["0", "1"])
+
+
+def test_a_tar_that_changes_while_it_is_packed(tmp_path: Path) -> None:
+    """Labels are read when a tar is listed: images of another tar do not get them."""
+    tar = _tar(tmp_path / "a.tar", ["0.jpg", "1.jpg"], {})
+    other = _tar(tmp_path / "b.tar", ["1.jpg", "0.jpg"], {})
+
+    source = list_source(tar)
+    other.replace(tar)
+    with pytest.raises(SampleError, match="changed"):
+        source.reader.read(source.splits["train"][0])
+
+
+def test_an_image_that_moves_to_another_split(tmp_path: Path) -> None:
+    """It would be in both: the row is a conflict."""
+    image_folder(tmp_path / "img", 6)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "img").rglob("*.jpg"))
+    table = tmp_path / "t.csv"
+
+    def write(splits: list[str]) -> Path:
+        table.write_text(
+            "image,split\n" + "".join(f"{name},{split}\n" for name, split in zip(names, splits, strict=False))
+        )
+        return table
+
+    sf.pack(write(["train"] * 4), tmp_path / "dst", **SMALL)
+    with pytest.raises(ConfigError, match=f"1 of 6.*{names[0]}"):
+        sf.extend(write(["val", *["train"] * 5]), tmp_path / "dst", executor="serial")
+
+
+def test_images_that_are_there_under_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files that were moved into folders of splits are packed again: a warning counts them."""
+    image_folder(tmp_path / "src", 6)
+    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL)
+    (tmp_path / "src/train").mkdir()
+    for folder in [path for path in (tmp_path / "src").iterdir() if path.name != "train"]:
+        folder.rename(tmp_path / "src/train" / folder.name)
+    with caplog.at_level(logging.WARNING):
+        sf.extend(tmp_path / "src", tmp_path / "dst", executor="serial")
+    assert "6 inputs of the 6" in caplog.text
+
+
+def test_an_extension_with_fewer_parts(tmp_path: Path) -> None:
+    """Training would stop at the first new sample in mid-epoch."""
+    write_tree(
+        tmp_path / "src",
+        {f"{n}.{kind}": photo(n) if kind == "jpg" else b"t" for n in range(3) for kind in ("jpg", "txt")},
+    )
+    sf.pack(sf.sources.Folder(tmp_path / "src", parts=("txt",)), tmp_path / "dst", **SMALL)
+    write_tree(tmp_path / "src", {"9.jpg": photo(9), "9.txt": b"t"})
+    with pytest.raises(ConfigError, match="'txt'"):
+        sf.extend(tmp_path / "src", tmp_path / "dst", executor="serial")
+    assert (
+        sf.extend(sf.sources.Folder(tmp_path / "src", parts=("txt",)), tmp_path / "dst", executor="serial").packed == 1
+    )
+
+
+def test_a_part_without_its_image_is_counted(tmp_path: Path) -> None:
+    """A mask whose image is missing is among the files that were ignored."""
+    write_tree(tmp_path / "src", {"0.jpg": photo(0), "0.txt": b"a", "1.txt": b"b"})
+    report = sf.pack(sf.sources.Folder(tmp_path / "src", parts=("txt",)), tmp_path / "dst", **SMALL)
+    assert report.ignored == {".txt": 1}
+
+
+def test_a_column_of_ids_is_not_taken_for_the_label(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only a column whose values repeat is named; and a class for nearly every image is warned of."""
+    write_tree(tmp_path, {f"{n}.jpg": photo(n % 5) for n in range(24)})
+    rows = "".join(f"{n}.jpg,id{n},{'scab' if n % 2 else 'rust'}\n" for n in range(24))
+    (tmp_path / "t.csv").write_text("image,image_id,diagnosis\n" + rows)
+    with caplog.at_level(logging.WARNING):
+        sf.pack(tmp_path / "t.csv", tmp_path / "a", **SMALL)
+    assert "'diagnosis'" in caplog.text
+    assert "image_id" not in caplog.text
+    with caplog.at_level(logging.WARNING):
+        sf.pack(sf.sources.Table(tmp_path / "t.csv", label="image_id"), tmp_path / "b", **SMALL)
+    assert "24 for 24" in caplog.text
