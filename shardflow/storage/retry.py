@@ -5,7 +5,7 @@ Clients of object stores retry too, at several layers, and their retries multipl
 that arrives whole but with wrong bytes. Both have the same patience: `Attempts`.
 
 A sample can need an index, a shard, the lock of a process that downloads one of them, and retries of each. If each had
-a limit of its own, training would learn of a dead store after several times the limit. So all of them are one `Wait`.
+its own limit, training would learn of a dead store after several times the limit. So all of them are one `Wait`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import NoReturn, TypeVar
 
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError
 
+from .interface import IDLE_TIMEOUT_S
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,8 @@ _WARN_AFTER_S = 5.0  # a shorter outage is not worth a warning
 class RetryPolicy:
     """The limits of waits and retries. Every wait ends, whatever the server does."""
 
-    idle_timeout_s: float = 60.0  # after the last progress of a wait; what it still needs then is given up
+    idle_timeout_s: float = IDLE_TIMEOUT_S  # after the last progress of a wait; what it still needs then is given up
+    first_contact_s: float = 4.0  # the same where a store was never reached: a wrong setup
     attempts: int | None = None  # in a row without progress; None for as many as the time allows
     request_timeout_s: float = 15.0  # from a request to the head of its answer
     min_throughput: float = 32 << 10  # in bytes/s, over `window_s`; a body that arrives more slowly counts as stalled
@@ -51,7 +54,7 @@ class RetryPolicy:
         """Return the policy with another patience."""
         if not isinstance(idle_timeout_s, Real) or not 0 < idle_timeout_s < math.inf:
             raise ConfigError(f"deadline_s must be a number of seconds above 0, found {idle_timeout_s!r}")
-        return replace(self, idle_timeout_s=idle_timeout_s)
+        return replace(self, idle_timeout_s=idle_timeout_s, first_contact_s=idle_timeout_s)
 
     def answer_timeout_s(self, size: int = 0) -> float:
         """Return the time limit, in the wait that goes on, for the answer to a request that sends `size` bytes."""
@@ -83,6 +86,10 @@ class Wait:
         """Note that there was progress."""
         self._since = self._clock()
 
+    def add(self, passed_s: float) -> None:
+        """Count seconds without progress that passed before the wait began."""
+        self._since -= passed_s
+
     def leave_quarter(self, limit_s: float) -> None:
         """Leave at least a quarter of a limit: after a wait for others that took all, an own attempt is made."""
         self._since = max(self._since, self._clock() - 0.75 * limit_s)
@@ -113,11 +120,22 @@ def one_wait(clock: Callable[[], float] | None = None) -> Iterator[Wait]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failed request: the error to raise, whether a retry may succeed, and the least time before it."""
+    """A failed request: the error to raise, whether a retry may succeed, and the least time before it.
+
+    `unreachable` if there was no connection: the name of the server is unknown, or nothing listens there.
+    """
 
     error: ShardflowError
     retry: bool = False
     after_s: float = 0.0
+    unreachable: bool = False
+
+
+@dataclass(slots=True)
+class Contact:
+    """Whether a store has ever been reached; a storage takes it along to other processes."""
+
+    is_made: bool = False
 
 
 class Attempts:
@@ -132,8 +150,10 @@ class Attempts:
         """Count anew, because there was progress."""
         self._failed = 0
 
-    def pause_s(self, failure: Failure, passed_s: float) -> float:
+    def pause_s(self, failure: Failure, passed_s: float, limit_s: float | None = None) -> float:
         """Count a failed attempt, `passed_s` after the last progress; return the pause before the next one.
+
+        `limit_s` takes the place of the policy's limit of the time without progress.
 
         Raises:
             ShardflowError: The failure's error: it is permanent, or a limit of the policy is reached, which it says.
@@ -146,7 +166,7 @@ class Attempts:
         pause_s = max(failure.after_s, self._jitter.uniform(pause_s / 2, pause_s))
         if self._failed == policy.attempts:
             self.give_up(failure.error, passed_s)
-        if passed_s + pause_s > policy.idle_timeout_s:
+        if passed_s + pause_s > (policy.idle_timeout_s if limit_s is None else limit_s):
             self.give_up(failure.error, passed_s, is_late=True)
         return pause_s
 
@@ -166,12 +186,18 @@ class Retries:
         classify: Decides about an error, given the URL that messages name.
         policy: The limits.
         url: Returns the URL of a blob from its name.
+        contact: Whether the store has ever been reached.
     """
 
     def __init__(
-        self, classify: Callable[[Exception, str], Failure], policy: RetryPolicy, url: Callable[[str], str]
+        self,
+        classify: Callable[[Exception, str], Failure],
+        policy: RetryPolicy,
+        url: Callable[[str], str],
+        contact: Contact | None = None,
     ) -> None:
         self._classify, self._policy, self._url = classify, policy, url
+        self._contact = contact or Contact()
         self._has_warned = False  # since the store answered last
 
     async def __call__(
@@ -191,13 +217,15 @@ class Retries:
                     failure = self._classify(error, self._url(name))
                 else:
                     wait.progress()
-                    self._has_warned = False
+                    self._has_warned, self._contact.is_made = False, True
                     return result
+                self._contact.is_made |= not failure.unreachable
                 if received_bytes() - before >= self._policy.window_bytes:
                     wait.progress()
                     attempts.restart()
                     before = received_bytes()
-                pause_s = attempts.pause_s(failure, wait.idle_s())
+                limit_s = None if self._contact.is_made else self._policy.first_contact_s
+                pause_s = attempts.pause_s(failure, wait.idle_s(), limit_s)
                 if wait.idle_s() >= _WARN_AFTER_S and not self._has_warned:
                     self._has_warned = True
                     logger.warning("%s; still trying, after %.0f s", failure.error, wait.idle_s())
@@ -205,8 +233,16 @@ class Retries:
 
 
 async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:
-    """Wait for a result; after the timeout raise a DeadlineError whose message begins with `expected`."""
+    """Wait for a result; after the timeout raise a DeadlineError whose message begins with `expected`.
+
+    A cancellation always ends it: before Python 3.12, `asyncio.wait_for` loses one that comes just as the work ends.
+    """
+    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.wait_for(work, timeout_s)
-    except (asyncio.TimeoutError, TimeoutError) as error:  # two classes before Python 3.11
-        raise DeadlineError(f"{expected} within {timeout_s:.3g} s") from error
+        if (await asyncio.wait([task], timeout=timeout_s))[0]:
+            return await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    raise DeadlineError(f"{expected} within {timeout_s:.3g} s")
