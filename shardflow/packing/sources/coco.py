@@ -48,8 +48,8 @@ from shardflow.storage.urls import (
     strip_file_scheme,
 )
 
-from .items import UnlabelledInput, UnlabelledInputs, encode_more
-from .labelling import SplitLabel, number_labels, unlabelled_input
+from .items import Item, Items, encode_more
+from .labelling import number_labels, unlabelled_input
 from .reader import Reader, map_in_threads, place_state, public_name, refusal
 from .source import Source
 
@@ -112,7 +112,7 @@ class Coco:
         numbers = {category: numbering.number(name) for category, name in content.categories.items()}
         images = open_storage(base, remote_options(base, self.storage_options))
         reader = Reader.at(images, base, self.storage_options)
-        unlabelled = UnlabelledInputs.of(_unlabelled_inputs(content, numbers, split, folder, reader.base))
+        unlabelled = Items.of(_unlabelled_inputs(content, numbers, split, folder, reader.base))
         if not unlabelled:
             raise ConfigError(f"{self} has no images")
         source = number_labels(unlabelled, numbering.classes, storage, reader)
@@ -238,11 +238,11 @@ def _split_of(*names: str) -> str:
 
 def _unlabelled_inputs(
     content: _Content, numbers: Mapping[int, Any], split: str, folder: str, base: str
-) -> Iterator[UnlabelledInput[SplitLabel]]:
+) -> Iterator[Item]:
     """Yield the images of the JSON in a folder; their names are relative to the base."""
     uses = Counter(str(image.get("file_name")) for image in content.images)
 
-    def unlabelled(numbered: tuple[int, dict[str, Any]]) -> UnlabelledInput[SplitLabel]:
+    def unlabelled(numbered: tuple[int, dict[str, Any]]) -> Item:
         number, image = numbered
         place = image.get("file_name")
         reason = refusal(place, folder) if isinstance(place, str) and place else f"{place!a} is not a file name"

@@ -27,8 +27,8 @@ from shardflow.storage.file_names import name_of, path_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
 
-from .items import UnlabelledInput, UnlabelledInputs, encode_more
-from .labelling import SplitLabel, number_labels, unlabelled_input
+from .items import Item, Items, encode_more
+from .labelling import number_labels, unlabelled_input
 from .reader import Reader, file_state
 from .sample_adapter import IMAGE_KEYS, AdaptedSample, SampleAdapter, image_file, label_column
 from .source import Source
@@ -88,20 +88,18 @@ class Collection:
             source = number_labels(unlabelled, names, type(self.samples).__name__, Reader(base=str(folder)))
             return replace(source, annotations=Annotations(masks=tuple(sorted(masks))), resources=stack.pop_all())
 
-    def _copy(
-        self, splits: Mapping[str, Any], folder: Path, masks: set[str]
-    ) -> tuple[UnlabelledInputs[SplitLabel], Classes]:
+    def _copy(self, splits: Mapping[str, Any], folder: Path, masks: set[str]) -> tuple[Items, Classes]:
         """Copy the samples of all splits below a folder; return them, and the class names. Add their masks to a set."""
         names = self.classes
-        unlabelled: list[UnlabelledInputs[SplitLabel]] = []
+        unlabelled: list[Items] = []
         for split in sorted(splits):
             adapted = self._adapt(splits[split], split)
             if names is not None and self.classes is None and adapted.classes not in (None, names):
                 raise ConfigError(f"split {split!r} has other classes than the splits before it; use names as labels")
             names = adapted.classes if names is None else names
             with _PayloadFile(folder, f"{split}.bin") as file:
-                unlabelled.append(UnlabelledInputs.of(_unlabelled_inputs(adapted, file, split, masks)))
-        return UnlabelledInputs.of(itertools.chain(*unlabelled)), names
+                unlabelled.append(Items.of(_unlabelled_inputs(adapted, file, split, masks)))
+        return Items.of(itertools.chain(*unlabelled)), names
 
     def _adapt(self, samples: Any, split: str) -> _Split:
         adapter = SampleAdapter(image=self.image, label=self.label, caption=self.caption, mask=self.mask)
@@ -196,9 +194,7 @@ def _undecoded(dataset: Any, where: str) -> tuple[Any, list[str], dict[str, tupl
     return dataset, images, classes
 
 
-def _unlabelled_inputs(
-    adapted: _Split, file: _PayloadFile, split: str, masks: set[str]
-) -> Iterator[UnlabelledInput[SplitLabel]]:
+def _unlabelled_inputs(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) -> Iterator[Item]:
     for number, sample in enumerate(_samples(adapted.samples)):
         path = f"{split}#{number}"
         try:
@@ -216,7 +212,7 @@ def _unlabelled_inputs(
 
 def _unlabelled_input(
     sample: AdaptedSample, split: str, path: str, file: _PayloadFile, *, may_name_files: bool
-) -> UnlabelledInput[SplitLabel]:
+) -> Item:
     def load(value: Any, *, as_png: bool = False) -> bytes | Path:
         found = image_file(value, as_png=as_png)
         if isinstance(found, Path) and not may_name_files:

@@ -37,7 +37,7 @@ from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 
-from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
+from .items import Item, Items, encode_more, identity_of
 from .reader import Reader, file_state, map_in_threads
 from .source import Source, describe_skipped
 
@@ -117,11 +117,11 @@ class Folder:
             images = list(images)
             stems = {os.path.splitext(file.path)[0] for file in images}
             ignored.update(f".{part}" for part in self.parts for path in beside if _lacks_image(path, part, stems))
-        unlabelled = UnlabelledInputs.of(self._unlabelled_input(file, beside) for file in images)
+        unlabelled = Items.of(self._unlabelled_input(file, beside) for file in images)
         if not unlabelled:
             raise _no_images(storage, skipped, ignored)
         place = _detect_layout(unlabelled, storage)
-        named = {place(ends)[1] for ends in unlabelled.keys}
+        named = {place(ends)[1] for ends in unlabelled.labels}
         if self.classes is None:
             _refuse_splits(storage, {name for name in named if name})
             without = {place(ends)[1] for ends in empty | others} - named - {None}
@@ -134,7 +134,7 @@ class Folder:
 
         return Source(
             reader=Reader.at(storage, self.url, self.storage_options),
-            splits=unlabelled.number(number),
+            splits=unlabelled.divided(number),
             classes=numbering.classes,
             skipped=skipped,
             ignored=ignored,
@@ -175,7 +175,7 @@ class Folder:
                 ignored[extension] += 1
             others.add(_ends(file.path))
 
-    def _unlabelled_input(self, file: _File, beside: Mapping[str, _File]) -> UnlabelledInput[Ends]:
+    def _unlabelled_input(self, file: _File, beside: Mapping[str, _File]) -> Item:
         stem = os.path.splitext(file.path)[0]
         found = {part: beside[f"{stem}.{part}"] for part in self.parts or () if f"{stem}.{part}" in beside}
         missing = ", ".join(part for part in self.parts or () if part not in found)
@@ -185,7 +185,7 @@ class Folder:
         )
         identities = [file.identity, *(other.identity for other in found.values())]
         identity = identity_of(*identities) if found else file.identity
-        return UnlabelledInput(file.path, _ends(file.path), file.size, identity, more)
+        return Item(file.path, _ends(file.path), file.size, identity, more)
 
 
 def _lacks_image(path: str, part: str, stems: Collection[str]) -> bool:
@@ -350,15 +350,15 @@ def _ends(path: str) -> Ends:
     return (parts[0] if len(parts) > 1 else None), (parts[1] if len(parts) > 2 else None)
 
 
-def _detect_layout(unlabelled: UnlabelledInputs[Ends], root: object) -> Callable[[Ends], tuple[str, str | None]]:
+def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[str, str | None]]:
     """Return the function from the two folders of an image to its split and class name."""
-    ends = set(unlabelled.keys)
+    ends = set(unlabelled.labels)
     tops = {top for top, _ in ends if top is not None}
     if not tops:
         return lambda _: ("train", None)
 
     def example(matches: Callable[[Ends], bool]) -> str:
-        return repr(next(each.path for each in unlabelled if matches(each.key)))
+        return repr(next(each.path for each in unlabelled if matches(each.label)))
 
     if (None, None) in ends:
         direct = example(lambda pair: pair[0] is None)

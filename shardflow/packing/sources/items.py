@@ -1,8 +1,8 @@
-"""Items and unlabelled inputs: millions of inputs in a few arrays.
+"""Items: millions of inputs in a few arrays.
 
 As a tuple of Python objects an input costs more than half a kilobyte; here it costs its path and some 30 bytes. Rows
-become objects when they are read. A source is listed as unlabelled inputs, which become items when all inputs together
-have decided on splits and on the numbers of classes.
+become objects when they are read. A source is first listed as *unlabelled inputs*: items that have, in place of the
+label, what decides on split and label. All of them together decide on the numbers of classes (`Items.divided`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import operator
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from shardflow.formats.labels import Label
 from shardflow.storage.file_names import name_bytes, name_of
-
-K = TypeVar("K", bound=Hashable)
-K2 = TypeVar("K2", bound=Hashable)
 
 
 class Item(NamedTuple):
@@ -31,7 +28,7 @@ class Item(NamedTuple):
     Attributes:
         path: Its name in the ledger: unique enough to find it again, and without secrets. A path below the source, or a
             separate path or URL.
-        label: Number of its class; numbers of its classes; or None.
+        label: Number of its class; numbers of its classes; or None. Of an unlabelled input, any hashable value.
         size: Size of the image in bytes when it was listed, -1 when that is not known.
         identity: Number that differs when one of its files may have been changed or replaced, see `identity_of`; 0
             where nothing is known, or `more` tells contents apart.
@@ -40,18 +37,7 @@ class Item(NamedTuple):
     """
 
     path: str
-    label: Label
-    size: int
-    identity: int
-    more: bytes = b""
-
-
-@dataclass(slots=True)
-class UnlabelledInput(Generic[K]):
-    """An input whose split and label are not numbered yet; `key` decides on both. The rest is as in `Item`."""
-
-    path: str
-    key: K
+    label: Any
     size: int
     identity: int
     more: bytes = b""
@@ -68,15 +54,15 @@ class _Columns:
     identities: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[str, K, int, int, bytes]]) -> tuple[_Columns, tuple[K, ...]]:
-        """Return the columns of rows, and the table of the different values in their second place."""
+    def of(cls, items: Iterable[Item]) -> tuple[_Columns, tuple[Any, ...]]:
+        """Return the columns of items, and the table of their different labels."""
         text, ends, codes = bytearray(), array("Q"), array("i")
         sizes, identities = array("q"), array("q")
-        table: dict[K, int] = {}
-        for path, key, size, identity, more in rows:
+        table: dict[Hashable, int] = {}
+        for path, label, size, identity, more in items:
             text += name_bytes(path) + b"\0" + more
             ends.append(len(text))
-            codes.append(table.setdefault(key, len(table)))
+            codes.append(table.setdefault(label, len(table)))
             sizes.append(size)
             identities.append(identity)
         columns = (np.frombuffer(column, column.typecode) for column in (ends, codes, sizes, identities))
@@ -90,12 +76,14 @@ class _Columns:
 
 
 class Items(Sequence[Item]):
-    """Inputs in order; immutable. `Items.of` and `UnlabelledInputs.number` make them."""
+    """Inputs in order; immutable.
 
-    def __init__(self, columns: _Columns, labels: Sequence[Label], rows: npt.NDArray[np.int64]) -> None:
-        self._columns = columns
-        self._labels = labels
-        self._rows = rows
+    Attributes:
+        labels: The different labels, and perhaps more.
+    """
+
+    def __init__(self, columns: _Columns, labels: Sequence[Any], rows: npt.NDArray[np.int64]) -> None:
+        self._columns, self.labels, self._rows = columns, labels, rows
 
     @classmethod
     def of(cls, items: Iterable[Item]) -> Items:
@@ -112,9 +100,9 @@ class Items(Sequence[Item]):
     def __getitem__(self, number: slice) -> Items: ...
     def __getitem__(self, number: int | slice) -> Item | Items:
         if isinstance(number, slice):
-            return Items(self._columns, self._labels, self._rows[number])
+            return Items(self._columns, self.labels, self._rows[number])
         path, code, size, identity, more = self._columns.row(int(self._rows[number]))
-        return Item(path, self._labels[code], size, identity, more)
+        return Item(path, self.labels[code], size, identity, more)
 
     def __iter__(self) -> Iterator[Item]:
         return (self[number] for number in range(len(self)))
@@ -129,46 +117,21 @@ class Items(Sequence[Item]):
 
     def take(self, numbers: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Items:
         """Return the items of these numbers, or those where an array of bool is true."""
-        return Items(self._columns, self._labels, self._rows[numbers])
+        return Items(self._columns, self.labels, self._rows[numbers])
 
-    def relabelled(self, label: Callable[[Label], Label]) -> Items:
+    def relabelled(self, label: Callable[[Any], Any]) -> Items:
         """Return the same items with other labels; the function is called once for each different label."""
-        return Items(self._columns, [label(old) for old in self._labels], self._rows)
+        return Items(self._columns, [label(old) for old in self.labels], self._rows)
 
-
-class UnlabelledInputs(Generic[K]):
-    """Unlabelled inputs in order; immutable."""
-
-    def __init__(self, columns: _Columns, keys: Sequence[K]) -> None:
-        self._columns = columns
-        self.keys = keys
-
-    @classmethod
-    def of(cls, unlabelled: Iterable[UnlabelledInput[K]]) -> UnlabelledInputs[K]:
-        """Store inputs one by one."""
-        return cls(*_Columns.of((one.path, one.key, one.size, one.identity, one.more) for one in unlabelled))
-
-    def __len__(self) -> int:
-        return len(self._columns.ends)
-
-    def __iter__(self) -> Iterator[UnlabelledInput[K]]:
-        for row in range(len(self)):
-            path, code, size, identity, more = self._columns.row(row)
-            yield UnlabelledInput(path, self.keys[code], size, identity, more)
-
-    def rekeyed(self, key: Callable[[K], K2]) -> UnlabelledInputs[K2]:
-        """Return the same inputs with other keys; the function is called once for each different key."""
-        return UnlabelledInputs(self._columns, [key(old) for old in self.keys])
-
-    def number(self, place: Callable[[K], tuple[str, Label]]) -> dict[str, Items]:
-        """Return the items of each split, sorted by its name; `place` returns split and label of each different key."""
-        places = [place(key) for key in self.keys]
+    def divided(self, place: Callable[[Any], tuple[str, Label]]) -> dict[str, Items]:
+        """Return the items of each split, sorted by its name; `place` returns split and label of each different one."""
+        places = [place(old) for old in self.labels]
         labels = [label for _, label in places]
-        rows = {}
+        codes, divided = self._columns.codes[self._rows], {}
         for split in sorted({split for split, _ in places}):
-            codes = [code for code, (own, _) in enumerate(places) if own == split]
-            rows[split] = np.flatnonzero(np.isin(self._columns.codes, codes))
-        return {split: Items(self._columns, labels, numbers) for split, numbers in rows.items()}
+            own = [code for code, (other, _) in enumerate(places) if other == split]
+            divided[split] = Items(self._columns, labels, self._rows[np.isin(codes, own)])
+        return divided
 
 
 def identity_of(*known: object) -> int:

@@ -7,14 +7,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named, refuse_lookalikes
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.labels import Label
 
-from .items import UnlabelledInput, UnlabelledInputs, encode_more
+from .items import Item, Items, encode_more
 from .reader import Reader
 from .source import Source
 
@@ -27,13 +26,8 @@ _MANY = 20  # images, of which it is a mistake that nearly each has a class of i
 
 logger = logging.getLogger(__name__)
 
-SplitLabel: TypeAlias = "tuple[str, Named]"
-"""The key of an unlabelled input: its split, and its label as the source has it."""
 
-
-def unlabelled_input(
-    split: str, label: Named, path: str, size: int, identity: int, more: bytes = b""
-) -> UnlabelledInput[SplitLabel]:
+def unlabelled_input(split: str, label: Named, path: str, size: int, identity: int, more: bytes = b"") -> Item:
     """Return an input with a split and a label; raise a ConfigError for a label of another type."""
     several = label if isinstance(label, list | tuple) else (() if label is None else (label,))
     for one in several:
@@ -44,12 +38,12 @@ def unlabelled_input(
             f"{path} has the label {list(several)!r:.60}, which looks like a one-hot or multi-hot vector; expected a "
             "list of the classes that it has, each of them once"
         )
-    return UnlabelledInput(path, (split, tuple(label) if isinstance(label, list) else label), size, identity, more)
+    return Item(path, (split, tuple(label) if isinstance(label, list) else label), size, identity, more)
 
 
-def number_labels(unlabelled: UnlabelledInputs[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:
+def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Reader) -> Source:
     """Return the source of these inputs. One without a label beside labelled ones is bad: a loader would stop at it."""
-    labels = [label for _, label in unlabelled.keys]
+    labels = [label for _, label in unlabelled.labels]
     numbering = LabelNumbering(classes, labels, where)
     if classes is None:
         used = [label for label in labels if label is not None]
@@ -61,15 +55,13 @@ def number_labels(unlabelled: UnlabelledInputs[SplitLabel], classes: Classes, wh
                 len(unlabelled),
             )
         _refuse_moved_numbers(numbering, labels, where)
-    labelled = {split for split, label in unlabelled.keys if label is not None}
-    if any(split in labelled for split, label in unlabelled.keys if label is None):
+    labelled = {split for split, label in unlabelled.labels if label is not None}
+    if any(split in labelled for split, label in unlabelled.labels if label is None):
         unusable = {(split, None) for split in labelled}
-        unlabelled = UnlabelledInputs.of(
-            _refuse_unlabelled(each) if each.key in unusable else each for each in unlabelled
-        )
+        unlabelled = Items.of(_refuse_unlabelled(each) if each.label in unusable else each for each in unlabelled)
     return Source(
         reader=reader,
-        splits=unlabelled.number(lambda key: (key[0], numbering.number(key[1]))),
+        splits=unlabelled.divided(lambda key: (key[0], numbering.number(key[1]))),
         classes=numbering.classes,
     )
 
@@ -85,9 +77,9 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
                 )
 
 
-def _refuse_unlabelled(each: UnlabelledInput[SplitLabel]) -> UnlabelledInput[SplitLabel]:
+def _refuse_unlabelled(each: Item) -> Item:
     content = json.loads(each.more) if each.more else {}
-    return replace(each, more=encode_more(**{"bad": "has no label, as others of its split have", **content}))
+    return each._replace(more=encode_more(**{"bad": "has no label, as others of its split have", **content}))
 
 
 def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], other: str) -> None:

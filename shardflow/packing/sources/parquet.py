@@ -40,8 +40,8 @@ from shardflow.storage.urls import (
     strip_file_scheme,
 )
 
-from .items import Item, UnlabelledInput, UnlabelledInputs, encode_more
-from .labelling import SplitLabel, number_labels, unlabelled_input
+from .items import Item, Items, encode_more
+from .labelling import number_labels, unlabelled_input
 from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema
 from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
 from .sample_adapter import IMAGE_KEYS, MASK_PART, caption_text, label_column, to_json
@@ -134,7 +134,7 @@ class Parquet:
         read = functools.partial(_list_file, storage, first, columns.label, columns.split)
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
             listed = list(pool.map(read, splits))
-        unlabelled = UnlabelledInputs.of(counted(self._unlabelled_inputs(columns, splits, listed, names), "listing"))
+        unlabelled = Items.of(counted(self._unlabelled_inputs(columns, splits, listed, names), "listing"))
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         reader = ParquetReader(
@@ -149,7 +149,7 @@ class Parquet:
 
     def _unlabelled_inputs(
         self, columns: _Columns, splits: Mapping[str, str], listed: Sequence[_ListedFile], names: Mapping[str, object]
-    ) -> Iterator[UnlabelledInput[SplitLabel]]:
+    ) -> Iterator[Item]:
         more = encode_more(
             parts=[*columns.parts, *(["txt"] if columns.caption else []), *(["json"] if columns.json else [])]
         )

@@ -36,8 +36,8 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import is_remote, join_name
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
-from .labelling import NUMBER, SplitLabel, number_labels, refuse_renumbering, unlabelled_input
+from .items import Item, Items, encode_more, identity_of
+from .labelling import NUMBER, number_labels, refuse_renumbering, unlabelled_input
 from .reader import Reader, file_state, too_many_bytes
 from .source import Source
 
@@ -92,7 +92,7 @@ class Shards:
         if dataset.columns:
             columns = ", ".join(dataset.columns)
             logger.warning("%s: the columns %s are not packed; add them to the new dataset", storage, columns)
-        unlabelled = UnlabelledInputs.of(
+        unlabelled = Items.of(
             each
             for split, shards in dataset.splits.items()
             for shard in shards
@@ -107,14 +107,14 @@ class Shards:
             several: tuple[Any, ...] | None = label if isinstance(label, tuple) else None
             return names.get(label, label) if several is None else tuple(names.get(one, one) for one in several)
 
-        source = number_labels(unlabelled.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
+        source = number_labels(unlabelled.relabelled(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
         numbers = {name: number for number, name in enumerate(source.classes or ())}
         moved = {number: numbers[name] for number, name in names.items() if name in numbers}
         refuse_renumbering(dataset.annotations, moved, "--classes")
         return replace(source, annotations=dataset.annotations)
 
     def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
-        unlabelled = UnlabelledInputs.of(
+        unlabelled = Items.of(
             each
             for name, split in tar_splits(str(storage), tags).items()
             for each in _tar_samples(storage, name, tags[name], split)
@@ -139,7 +139,7 @@ def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
         logger.warning("%s has %s that its index does not know: %s; index anew", storage, plural(len(more), "tar"), few)
 
 
-def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[UnlabelledInput[SplitLabel]]:
+def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]:
     """Yield the samples of a tar."""
     local = storage.local_path(name)
     identity = file_state(local)[1] if local is not None else identity_of(tag) if tag else 0
@@ -166,7 +166,7 @@ def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
     return join_name(root_url(url, root) if is_remote(url) else root.url, path)
 
 
-def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[UnlabelledInput[SplitLabel]]:
+def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Item]:
     """Yield the samples of a shard of a dataset, whose tar is at a place."""
     index: shard_index.Index | None
     try:
@@ -194,7 +194,7 @@ def _rebuilt(storage: Storage, shard: Shard, tar: TarBytes) -> shard_index.Index
 
 def _unlabelled_input(
     tar: TarBytes | None, split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
-) -> UnlabelledInput[SplitLabel]:
+) -> Item:
     """Return a sample from the locations of its parts in a tar, which is open if one may be a label.
 
     `own`: it is from a shardflow dataset.

@@ -2,7 +2,7 @@
 
     SourceKind   a `Folder`, a `Table`, `Parquet`, … not yet listed; `Collection` is one for samples as objects
     Source       the listing: all inputs with their splits and labels, in a fixed order
-    Item         one input (`items`); it begins as an `UnlabelledInput`, as labels are numbered together (`labelling`)
+    Item         one input (`items`); its label is numbered when all are known (`labelling`)
     Reader       reads an item in any process (`reader`), be it files, objects behind a URL, or slices of a tar
 
 To add a kind of source, write its class in a file, and register it in `resolve.KINDS`.

@@ -37,8 +37,8 @@ from shardflow.storage.urls import (
     strip_file_scheme,
 )
 
-from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
-from .labelling import NUMBER, SplitLabel, number_labels, unlabelled_input
+from .items import Item, Items, encode_more, identity_of
+from .labelling import NUMBER, number_labels, unlabelled_input
 from .reader import Reader, is_place, map_in_threads, place_state, public_name, refusal
 from .sample_adapter import LIKE_LABEL, MASK_PART, caption_text, to_json
 from .source import Source
@@ -122,16 +122,14 @@ class Table:
         is_text = name.lower().endswith(_TEXT_TABLES)
         rows = _read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name)
         unused: list[str] = []
-        unlabelled = UnlabelledInputs.of(
-            counted(self._unlabelled_inputs(rows, folder, base, unused, is_text), "listing")
-        )
+        unlabelled = Items.of(counted(self._unlabelled_inputs(rows, folder, base, unused, is_text), "listing"))
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         classes = class_names(self.classes)
-        labels = {label for _, label in unlabelled.keys if label is not None}
+        labels = {label for _, label in unlabelled.labels if label is not None}
         are_numbers = labels.isdisjoint(classes or ()) and all(NUMBER.fullmatch(str(label)) for label in labels)
         if are_numbers and is_text:
-            unlabelled = unlabelled.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
+            unlabelled = unlabelled.relabelled(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
         images = open_storage(base, remote_options(base, self.storage_options))
         reader = Reader.at(images, base, self.storage_options)
         if any(is_remote(each.path) for each in unlabelled):
@@ -143,14 +141,14 @@ class Table:
 
     def _unlabelled_inputs(
         self, rows: Iterator[Row], folder: str, base: str, unused: MutableSequence[str], is_text: bool
-    ) -> Iterator[UnlabelledInput[SplitLabel]]:
+    ) -> Iterator[Item]:
         head = list(itertools.islice(rows, _HEAD))
         if not head:
             return
         columns = self._columns([_parsed(row) for row in head] if is_text else head, unused)
         as_they_are = {columns.image, columns.split, columns.caption, columns.mask}
 
-        def unlabelled(numbered: tuple[int, Row]) -> UnlabelledInput[SplitLabel]:
+        def unlabelled(numbered: tuple[int, Row]) -> Item:
             number, row = numbered
             row = _parsed(row, as_they_are) if is_text else row
             return _unlabelled_input(row, columns, self._split(row, columns.split, number), number, folder, base)
@@ -229,9 +227,7 @@ class _Columns(NamedTuple):
     mask: str | None
 
 
-def _unlabelled_input(
-    row: Row, columns: _Columns, split: str, number: int, folder: str, base: str
-) -> UnlabelledInput[SplitLabel]:
+def _unlabelled_input(row: Row, columns: _Columns, split: str, number: int, folder: str, base: str) -> Item:
     needed = filter(None, (columns.image, columns.label, columns.caption, columns.mask))
     missing = [column for column in needed if row.get(column) in (None, "")]
     place = str(row.get(columns.image or "") or "")

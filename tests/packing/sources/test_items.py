@@ -13,7 +13,7 @@ from shardflow.formats.shard_layout import Sharding
 from shardflow.packing.pack_plan import plan_jobs
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sample_recipe import SampleRecipe
-from shardflow.packing.sources.items import Item, Items, UnlabelledInput, UnlabelledInputs
+from shardflow.packing.sources.items import Item, Items
 from shardflow.packing.sources.resolve import list_source
 
 ROWS = (
@@ -61,23 +61,22 @@ def test_labels_are_changed() -> None:
     assert asked == [3, (1, 2), None]
 
 
-def test_drafts_become_items() -> None:
-    """Unlabelled inputs keep their order and become the items of each split, by a function called once for each key."""
-    unlabelled = UnlabelledInputs.of(
-        UnlabelledInput(row.path, str(row.label), row.size, row.identity, row.more) for row in ROWS
-    )
-    assert [each.key for each in unlabelled] == ["3", "(1, 2)", "None", "3"]
+def test_items_are_divided() -> None:
+    """Items become those of each split, in their order, by a function that is called once for each different label."""
+    unlabelled = Items.of(row._replace(label=str(row.label)) for row in ROWS)
+    assert [each.label for each in unlabelled] == ["3", "(1, 2)", "None", "3"]
     asked = []
 
     def place(length: int) -> tuple[str, Label]:
         asked.append(length)
         return ("val" if length == 1 else "train"), length
 
-    splits = unlabelled.rekeyed(len).number(place)
+    splits = unlabelled.relabelled(len).divided(place)
     assert asked == [1, 6, 4]
     assert list(splits) == ["train", "val"]
     assert splits["train"] == (ROWS[1]._replace(label=6), ROWS[2]._replace(label=4))
     assert splits["val"] == (ROWS[0]._replace(label=1), ROWS[3]._replace(label=1))
+    assert unlabelled[1:].relabelled(len).divided(place)["val"] == (ROWS[3]._replace(label=1),)
 
 
 def test_memory_of_many_inputs(tmp_path: Path) -> None:
