@@ -99,28 +99,35 @@ class AnnotationFields:
                 kinds[KEYPOINTS] += f", flip pairs {keypoints.flip_pairs}"
         return kinds
 
-    def read(self, sample: Sample, crops: Crops, index: int, max_pixels: int) -> SampleAnnotations:
-        """Return the annotations of a sample, which is image `index` of these crops; `max_pixels` limits its masks.
+    def read(self, sample: Sample, views: Sequence[Crops], index: int, max_pixels: int) -> SampleAnnotations:
+        """Return the annotations of a sample, image `index` of the crops of each view; `max_pixels` limits its masks.
 
         Raises:
             DecodeError: A part is missing, damaged, or differs from its declaration.
             TooLargeError: A mask is too large.
         """
-        width, height = crops.source[index].tolist()
-        masks = {field: _mask(sample, part, crops, index, max_pixels) for field, part in self.masks.items()}
+        width, height = views[0].source[index].tolist()
+        masks = {field: _mask(sample, part, (width, height), max_pixels) for field, part in self.masks.items()}
+        cropped = [{field: _crop_mask(mask, crops, index) for field, mask in masks.items()} for crops in views]
         coordinates = Coordinates(None, {}, None)
         if self.objects:
             coordinates = read_coordinates(self._declared, sample.parts.get, (width, height))
             if not self.boxes.crowds:
                 coordinates = _without_crowds(coordinates)
-        return SampleAnnotations(masks, coordinates)
+        return SampleAnnotations(cropped, coordinates)
 
-    def move(self, annotations: Sequence[SampleAnnotations], crops: Crops) -> dict[str, _Tensors]:
-        """Return field → one tensor per sample: boxes, their fields and keypoints as they are in the crops.
+    def of_views(
+        self, annotations: Sequence[SampleAnnotations], views: Sequence[Crops]
+    ) -> tuple[dict[str, _Tensors], ...]:
+        """Return for each view, field → one tensor per sample, as it is in the crops of the view.
 
-        Boxes are float32 [N, 4], left, top, right, bottom in pixels of the crop; their fields int64 or float32 [N];
-        keypoints float32 [N, K, 2 or 3] or [K, 2 or 3].
+        Masks are uint8 or int32 [1 or 3, H, W]. Boxes are float32 [N, 4], left, top, right, bottom in pixels of the
+        crop; their fields int64 or float32 [N]; keypoints float32 [N, K, 2 or 3] or [K, 2 or 3].
         """
+        masks = [
+            {field: _of_one_dtype([each.masks[view][field] for each in annotations]) for field in self.masks}
+            for view in range(len(views))
+        ]
         coordinates = [each.coordinates for each in annotations]
         columns: dict[str, list[Array]] = {}
         if coordinates[0].boxes is not None:
@@ -129,37 +136,50 @@ class AnnotationFields:
                 columns[_box_field(name)] = [each.box_fields[name] for each in coordinates]
         if KEYPOINTS in self.objects:
             columns[KEYPOINTS] = [each.keypoints for each in coordinates if each.keypoints is not None]
-        moved = move_objects(columns, crops, self.boxes, self.flip_pairs or ())
-        return {field: [torch.from_numpy(each) for each in moved[field]] for field in self.objects}
+        found = []
+        for own, crops in zip(masks, views, strict=True):
+            moved = move_objects(columns, crops, self.boxes, self.flip_pairs or ())
+            found.append(own | {field: [torch.from_numpy(each) for each in moved[field]] for field in self.objects})
+        return tuple(found)
 
 
-def _mask(sample: Sample, part: str, crops: Crops, index: int, max_pixels: int) -> torch.Tensor:
-    """Return the mask in a part of a sample, as it is in the crop: [C, H, W]."""
+def _mask(sample: Sample, part: str, size: tuple[int, int], max_pixels: int) -> Array:
+    """Return the mask in a part of a sample, which is as large as its image: [H, W] or [H, W, 3]."""
     if part not in sample.parts:
         raise DecodeError(f"the sample has no part {part!r}, which is declared to be a mask")
-    width, height = crops.source[index].tolist()
     try:
         with map_codec_errors(DecodeError):
-            values = mask_values(sample.parts[part], (width, height), max_pixels=max_pixels)
+            return mask_values(sample.parts[part], size, max_pixels=max_pixels)
     except TooLargeError as error:
         raise TooLargeError(f"part {part!r} {error}") from error
     except DecodeError as error:
         raise DecodeError(f"part {part!r}: {error}") from error
+
+
+def _crop_mask(values: Array, crops: Crops, index: int) -> torch.Tensor:
+    """Return a mask as it is in the crop: [1 or 3, H, W]."""
     mask = crops.crop_mask(index, values)
     if mask.dtype == np.uint16:
         mask = mask.astype(np.int32)  # torch computes little in unsigned integers of 16 bits
     return torch.from_numpy(mask[None] if mask.ndim == 2 else mask.transpose(2, 0, 1))
 
 
+def _of_one_dtype(masks: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the masks as they are, or as int32 where some of them are."""
+    if len({mask.dtype for mask in masks}) == 1:
+        return masks
+    return [mask.to(torch.int32) for mask in masks]
+
+
 class SampleAnnotations(NamedTuple):
     """The annotations of a sample.
 
     Attributes:
-        masks: Field → the mask as it is in the crop, uint8 or int32 [1 or 3, H, W].
+        masks: For each view, field → the mask as it is in the crop, uint8 or int32 [1 or 3, H, W].
         coordinates: Boxes and keypoints as they are in the source image.
     """
 
-    masks: dict[str, torch.Tensor]
+    masks: list[dict[str, torch.Tensor]]
     coordinates: Coordinates
 
 

@@ -33,8 +33,7 @@ class Batch:
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
     images: Any = None  # from the decoder, then from the transform
     crops: Crops | tuple[Crops, ...] | None = None  # with views one for each
-    masks: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # field → [B], uint8 or int32 [1 or 3, H, W]
-    objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
+    annotations: tuple[dict[str, list[torch.Tensor]], ...] = ()  # of each view: masks, boxes, ...: field → [B]
     read_bytes: int = 0  # of the samples' parts
     network_bytes: int = 0  # of the shards that were downloaded since the batch before
     replaced: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces

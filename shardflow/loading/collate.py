@@ -57,10 +57,11 @@ class Collate:
             return views if isinstance(batch.images, tuple) else views[0]
         if field in self._sources[batch.sources[0]].columns:
             return collate_column(field, batch, [source.columns for source in self._sources])
-        if field in batch.masks:
-            return padding.join_masks(batch.masks[field])
-        if field in batch.objects:
-            return batch.objects[field]
+        if batch.annotations and field in batch.annotations[0]:
+            views = tuple(view[field] for view in batch.annotations)
+            if field in self._sources[batch.sources[0]].annotations.masks:
+                views = tuple(padding.join_masks(view) for view in views)
+            return views if isinstance(batch.images, tuple) else views[0]
         if field in CROP_FIELDS:
             views = tuple(_crop_column(field, crops) for crops in crops_of(batch, self._sources, [field]))
             return views if isinstance(batch.crops, tuple) else views[0]

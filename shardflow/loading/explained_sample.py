@@ -30,16 +30,14 @@ class ExplainedSample(NamedTuple):
         random_key: The key of its random numbers, int64 as in a batch.
         images: Each view of its image, as the transform returns it, or else uint8 [C, H, W].
         crops: The crop of each view; None where the decoder does not say.
-        masks: Field → mask [C, H, W].
-        objects: Field → boxes, fields of boxes, keypoints.
+        annotations: For each view, field → mask [C, H, W], boxes, fields of boxes, keypoints; empty without them.
     """
 
     key: str
     random_key: int
     images: tuple[Any, ...]
     crops: tuple[Crops, ...] | None
-    masks: dict[str, torch.Tensor]
-    objects: dict[str, torch.Tensor]
+    annotations: tuple[dict[str, torch.Tensor], ...]
 
 
 def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSample:
@@ -67,6 +65,5 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
         random_key=int(batch.keys.view(np.int64)[0]),
         images=tuple(view[0] for view in as_views(batch.images)),
         crops=None if batch.crops is None else as_views(batch.crops),
-        masks={field: masks[0] for field, masks in batch.masks.items()},
-        objects={field: values[0] for field, values in batch.objects.items()},
+        annotations=tuple({field: values[0] for field, values in view.items()} for view in batch.annotations),
     )

@@ -77,11 +77,6 @@ def check_image_fields(
     views, padding = bool(decoder.views), decoder.padding
     if transformed and annotated:
         check_movable(annotated)
-    if views and annotated:
-        raise ConfigError(
-            f"{' and '.join(annotated)} would follow one crop of an image, and a MultiView has several; leave them "
-            "out, or name the part to get it as it is"
-        )
     if "image" not in fields and (found := [field for field in CROP_FIELDS if field in fields]):
         raise ConfigError(f"{' and '.join(found)} say how the images were cropped; add 'image' to the fields")
     found = [field for field in ("pixel_mask", "image_size") if field in fields]

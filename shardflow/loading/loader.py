@@ -111,12 +111,13 @@ class Loader(Engine):
             [B], from `.cls`), "labels" (float32 [B, classes], 1 for each class), "key" (list of str), "index" (int64
             [B], numbers in the split), "random_key" (int64 [B], for transforms on a device), "valid" (bool [B], False
             for repeats), "source" (int64 [B], number of the source in a `Mix`). Any part by its name: "txt" (list of
-            str), "json" (list of parsed values), others (list of bytes). Declared annotations, which follow the crop:
-            "mask" or another mask part without ".png" (uint8, of 16-bit PNGs int32, [B, 1 or 3, H, W]); "boxes" or
-            `CroppedBoxes(min_visibility=...)` (list of float32 [N, 4], in pixels of the crop); "box_NAME" (list of
-            int64 or float32 [N]); "keypoints" (list of float32 [N, K, 2 or 3] or [K, 2 or 3]). A column that
-            `columns.add` added: numbers (a tensor [B]), lists of numbers ([B, D]) or texts (a list of str); "has_NAME"
-            (bool [B], True if the sample has a value), and `columns.Filled(NAME, default)` fills in the others.
+            str), "json" (list of parsed values), others (list of bytes). Declared annotations, for each view if there
+            are several, which follow the crop: "mask" or another mask part without ".png" (uint8, of 16-bit PNGs int32,
+            [B, 1 or 3, H, W]); "boxes" or `CroppedBoxes(min_visibility=...)` (list of float32 [N, 4], in pixels of the
+            crop); "box_NAME" (list of int64 or float32 [N]); "keypoints" (list of float32 [N, K, 2 or 3] or [K, 2 or
+            3]). A column that `columns.add` added: numbers (a tensor [B]), lists of numbers ([B, D]) or texts (a list
+            of str); "has_NAME" (bool [B], True if the sample has a value), and `columns.Filled(NAME, default)` fills in
+            the others.
         shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`. By default True for the
             split "train" and False for any other: `split="val"` gives each sample once, in order, as a centre crop.
         seed: Seed of the order and of all augmentation.

@@ -151,7 +151,7 @@ def check_mixable(decoders: Sequence[Decoder]) -> None:
 
 
 class Annotate:
-    """Fills in `masks` and `objects`, the annotations of the samples as they are in the crops of the decoder."""
+    """Fills in `annotations`: masks, boxes and keypoints as they are in the crops of each view."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
@@ -161,19 +161,17 @@ class Annotate:
         for batch in batches:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
-            (crops,) = crops_of(batch, self._sources, self._sources[0].annotations.names)
+            views = crops_of(batch, self._sources, self._sources[0].annotations.names)
             for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
                 source = self._sources[number]
                 try:
-                    annotations.append(source.annotations.read(sample, crops, index, source.decoder.max_pixels))
+                    annotations.append(source.annotations.read(sample, views, index, source.decoder.max_pixels))
                 except SampleError as error:
                     annotations.append(None)
                     failures[index] = sample.with_sample(error)
             for index, good in replace_damaged(batch, failures, self._sources).items():
                 annotations[index] = annotations[good]
-            first = self._sources[batch.sources[0]].annotations
-            batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}
-            batch.objects = first.move(annotations, crops)
+            batch.annotations = self._sources[batch.sources[0]].annotations.of_views(annotations, views)
             yield batch
 
 
@@ -189,13 +187,6 @@ def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> 
         f"fields {names} follow the crops of the images, and {found} does not say how it crops; use RandomResizedCrop, "
         "CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
     )
-
-
-def _of_one_dtype(masks: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the masks as they are, or as int32 where some of them are."""
-    if len({mask.dtype for mask in masks}) == 1:
-        return masks
-    return [mask.to(torch.int32) for mask in masks]
 
 
 class Augment:
@@ -223,10 +214,19 @@ class Augment:
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
                 if transform is not None:
                     reseed(key)
-                    is_annotated = bool(batch.masks or batch.objects)
-                    image = transform_sample(transform, batch, len(images), image) if is_annotated else transform(image)
+                    if batch.annotations:
+                        image = self._annotated(transform, image, batch, len(images), number)
+                    else:
+                        image = transform(image)
                 images.append(image)
         return images
+
+    def _annotated(self, transform: Any, image: torch.Tensor, batch: Batch, index: int, view: int) -> Any:
+        masks = self._sources[batch.sources[index]].annotations.masks
+        try:
+            return transform_sample(transform, image, batch.annotations[view], index, masks)
+        except ConfigError as error:
+            raise batch.samples[index].with_sample(error) from None
 
 
 def _place(sample: Sample) -> str:

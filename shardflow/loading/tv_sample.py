@@ -6,7 +6,7 @@ Source: docs.pytorch.org/vision/stable/transforms.html, "What are TVTensors?"
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,47 +16,54 @@ from shardflow._imports import import_large
 from shardflow.errors import ConfigError
 from shardflow.geometry.objects import BOXES, KEYPOINTS
 
-from .batch import Batch
-
 VISIBILITY = "keypoint_visibility"
 """The third numbers of the keypoints: `KeyPoints` has room for two."""
 
 
-def transform_sample(transform: Callable[[Any], Any], batch: Batch, index: int, image: torch.Tensor) -> Any:
-    """Return the transformed image of a sample, and put its transformed annotations into the batch.
+def transform_sample(
+    transform: Callable[[Any], Any],
+    image: torch.Tensor,
+    annotations: dict[str, list[torch.Tensor]],
+    index: int,
+    masks: Collection[str],
+) -> Any:
+    """Return the transformed image of a sample, and put its transformed annotations in the place of those it had.
+
+    Args:
+        transform: Takes and returns a dict.
+        image: The image, or one view of it.
+        annotations: Field → the masks, boxes, ... of each sample of the batch, in this view.
+        index: The number of the sample in the batch.
+        masks: Which of the fields are masks.
 
     Raises:
         ConfigError: The transform does not return what it was given, or more, or other numbers of boxes and of their
             fields.
     """
-    given = _to_dict(batch, index, image)
+    given = _to_dict(image, {field: values[index] for field, values in annotations.items()}, masks)
     returned = transform(dict(given))
-    try:
-        _check(returned, given)
-    except ConfigError as error:
-        raise batch.samples[index].with_sample(error) from None
-    for field, masks in batch.masks.items():
-        mask = _plain(returned[field])
-        masks[index] = mask[None] if mask.dim() == 2 else mask
-    for field, values in batch.objects.items():
-        values[index] = _plain(returned[field])
-    if VISIBILITY in given:
-        parts = [_plain(returned[KEYPOINTS]), _plain(returned[VISIBILITY])[..., None]]
-        batch.objects[KEYPOINTS][index] = torch.cat(parts, dim=-1)
+    _check(returned, given)
+    for field, values in annotations.items():
+        value = _plain(returned[field])
+        if field in masks and value.dim() == 2:
+            value = value[None]
+        elif field == KEYPOINTS and VISIBILITY in given:
+            value = torch.cat([value, _plain(returned[VISIBILITY])[..., None]], dim=-1)
+        values[index] = value
     return _plain(returned["image"])
 
 
-def _to_dict(batch: Batch, index: int, image: torch.Tensor) -> dict[str, torch.Tensor]:
+def _to_dict(
+    image: torch.Tensor, annotations: Mapping[str, torch.Tensor], masks: Collection[str]
+) -> dict[str, torch.Tensor]:
     tv_tensors = _tv_tensors()
     canvas_size = (image.shape[-2], image.shape[-1])
     sample: dict[str, torch.Tensor] = {"image": tv_tensors.Image(image)}
-    for field, masks in batch.masks.items():
-        # Of [1, H, W], SanitizeBoundingBoxes would take the 1 for the number of boxes.
-        mask = masks[index]
-        sample[field] = tv_tensors.Mask(mask[0] if len(mask) == 1 else mask)
-    for field, values in batch.objects.items():
-        value = values[index]
-        if field == BOXES:
+    for field, value in annotations.items():
+        if field in masks:
+            # Of [1, H, W], SanitizeBoundingBoxes would take the 1 for the number of boxes.
+            value = tv_tensors.Mask(value[0] if len(value) == 1 else value)
+        elif field == BOXES:
             value = tv_tensors.BoundingBoxes(value, format="XYXY", canvas_size=canvas_size)
         elif field == KEYPOINTS:
             if value.shape[-1] == 3:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from PIL import Image
@@ -17,7 +17,6 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS
 from shardflow.loading.annotation_fields import field_parts
 from shardflow.loading.decoders.standard_crops import RandomResizedCrop
-from shardflow.loading.explained_sample import ExplainedSample
 from shardflow.loading.loader import Loader
 
 from .annotation_overlay import draw_arrays
@@ -65,8 +64,8 @@ def augment_sample(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
             height, width = image.shape[1:]
             detail = f"{width} x {height}, {_dtype(image)}" + ("" if image.isfinite().all() else ", not all finite")
             picture = _picture(image, low, high)
-            if augmented is not None and len(views) == 1:
-                picture, drawn = _with_annotations(picture, augmented)
+            if augmented is not None and len(augmented.annotations) == len(views):
+                picture, drawn = _with_annotations(picture, augmented.annotations[view], loader.annotations.masks)
                 detail += f", {drawn}" * bool(drawn)
             tiles.append(Tile(title, detail, picture))
     title = f"Sample {number} of {split}"
@@ -105,10 +104,12 @@ def _scale(images: Sequence[torch.Tensor]) -> tuple[float, float, str]:
     return low, high, f"; black is {low:.3g}, white {high:.3g}"
 
 
-def _with_annotations(picture: Image.Image, augmented: ExplainedSample) -> tuple[Image.Image, str]:
-    """Return a picture with the annotations over it, and what was drawn."""
-    masks = [mask.numpy() for mask in augmented.masks.values()]
-    arrays = {field: values.numpy() for field, values in augmented.objects.items()}
+def _with_annotations(
+    picture: Image.Image, annotations: Mapping[str, torch.Tensor], masked: Collection[str]
+) -> tuple[Image.Image, str]:
+    """Return a picture with the annotations over it, of which some are masks, and what was drawn."""
+    arrays = {field: values.numpy() for field, values in annotations.items()}
+    masks = [arrays.pop(field) for field in masked]
     if not masks and not arrays.keys() & {BOXES, KEYPOINTS}:
         return picture, ""
     fields = {"labels": arrays[_LABELS]} if _LABELS in arrays else {}

@@ -111,9 +111,15 @@ rectangle = st.tuples(corner, corner, corner, corner)
 
 
 @st.composite
-def any_crops(draw: st.DrawFn) -> Crops:
-    """Draw any box of any image, resized to any size, with any part of it, mirrored or not."""
-    source, resized = draw(sizes), draw(sizes)
+def any_views(draw: st.DrawFn) -> list[Crops]:
+    """Draw some views of an image of any size."""
+    return draw(st.lists(any_crops(draw(sizes)), min_size=1, max_size=3))
+
+
+@st.composite
+def any_crops(draw: st.DrawFn, source: tuple[int, int]) -> Crops:
+    """Draw any box of an image, resized to any size, with any part of it, mirrored or not."""
+    resized = draw(sizes)
     left, top = (draw(st.integers(0, side - 1)) for side in source)
     box = [left, top, draw(st.integers(1, source[0] - left)), draw(st.integers(1, source[1] - top))]
     window = [draw(st.integers(0, side - 1)) for side in resized]
@@ -156,30 +162,31 @@ def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
 
 @with_keypoints
 @settings(max_examples=150)
-@given(any_crops(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
+@given(any_views(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
 def test_annotations_equal_torchvisions_functionals(
-    crops: Crops, rectangles: list[tuple[float, ...]], mode: str
+    views: list[Crops], rectangles: list[tuple[float, ...]], mode: str
 ) -> None:
-    """Masks are exactly those of torchvision, boxes and keypoints to 1e-4, for any crop, size, flip and mask."""
-    width, height = crops.source[0].tolist()
+    """Masks are exactly those of torchvision, boxes and keypoints to 1e-4, for any crop, size, flip, view and mask."""
+    width, height = views[0].source[0].tolist()
     boxes = [[min(a, c), min(b, d), max(a, c), max(b, d)] for a, b, c, d in rectangles]
     values = mask(width, height).astype(np.uint16) * 257 if mode == "I;16" else mask(width, height)
     parts = {MASK: png(values, None if mode == "I;16" else mode), "json": annotations(boxes)}
     fields = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes(min_visibility=None))
     some = Sample({part: memoryview(data) for part, data in parts.items()}, (width, height), 0, 0, "", "")
-    found = fields.read(some, crops, 0, 10**6)
-    objects = fields.move([found], crops)
-
+    annotated = fields.of_views([fields.read(some, views, 0, 10**6)], views)
+    assert len(annotated) == len(views)
     whole = torch.from_numpy(np.array(Image.open(io.BytesIO(parts[MASK]))).astype(np.int32))
     whole = whole.permute(2, 0, 1) if whole.dim() == 3 else whole[None]
-    assert torch.equal(found.masks["mask"], reference(crops, 0, tv_tensors.Mask(whole)).to(found.masks["mask"].dtype))
-    assert found.masks["mask"].dtype == (torch.int32 if mode == "I;16" else torch.uint8)
     canvas = {"canvas_size": (height, width)}
     corners = tv_tensors.BoundingBoxes(torch.tensor(boxes).view(-1, 4), format="XYXY", **canvas)  # type: ignore[call-overload]
-    torch.testing.assert_close(objects["boxes"][0], _plain(reference(crops, 0, corners)), atol=1e-4, rtol=1e-5)
     points = tv_tensors.KeyPoints(torch.tensor(boxes).view(-1, 2, 2), **canvas)  # type: ignore[call-overload]
-    moved = objects["keypoints"][0][..., :2] if boxes else torch.zeros(0, 2, 2)
-    torch.testing.assert_close(moved, _plain(reference(crops, 0, points)), atol=1e-4, rtol=1e-5)
+    for crops, found in zip(views, annotated, strict=True):
+        (own,) = found["mask"]
+        assert torch.equal(own, reference(crops, 0, tv_tensors.Mask(whole)).to(own.dtype))
+        assert own.dtype == (torch.int32 if mode == "I;16" else torch.uint8)
+        torch.testing.assert_close(found["boxes"][0], _plain(reference(crops, 0, corners)), atol=1e-4, rtol=1e-5)
+        moved = found["keypoints"][0][..., :2] if boxes else torch.zeros(0, 2, 2)
+        torch.testing.assert_close(moved, _plain(reference(crops, 0, points)), atol=1e-4, rtol=1e-5)
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:
@@ -221,6 +228,47 @@ def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -
             assert torch.equal(found, _plain(expected))
             kept = (right[:, 2] > right[:, 0]) & (right[:, 3] > right[:, 1])
             torch.testing.assert_close(found_boxes, _plain(right)[kept], atol=1e-4, rtol=1e-5)
+
+
+VIEWS = shardflow.decoders.MultiView([CROP, shardflow.decoders.CenterCrop(20), shardflow.decoders.RandomResizedCrop(9)])
+
+
+def test_each_view_has_its_annotations(dataset: Path) -> None:
+    """A field is a tuple with one for each view: that of view v follows the crop which its image has, also in order."""
+    some = loader(dataset, "random_key", "index", *FIELDS, decoder=VIEWS)
+    for images, keys, numbers, masks, boxes, labels, areas, points in some:
+        assert len(images) == len(masks) == len(boxes) == len(labels) == len(areas) == len(points) == 3
+        for row, number in enumerate(numbers.tolist()):
+            parts = sample(number)[1]
+            size = Image.open(io.BytesIO(parts["jpg"])).size
+            crops = VIEWS.plan(0, None, np.array([size]), keys[row : row + 1].numpy().view(np.uint64))
+            expected = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes())
+            whole = Sample({part: memoryview(data) for part, data in parts.items()}, size, 0, 0, "", "")
+            for view, crop in enumerate(crops):
+                (alone,) = expected.of_views([expected.read(whole, [crop], 0, 10**6)], [crop])
+                found = (masks[view], boxes[view], labels[view], areas[view], points[view])
+                for field, column in zip(FIELDS, found, strict=True):
+                    assert torch.equal(column[row], alone[field][0])
+
+
+@with_keypoints
+def test_views_are_transformed_with_their_annotations(dataset: Path) -> None:
+    """Each view has the transform of its number, which gets and returns a dict; `explain` shows the same."""
+    mirror = v2.RandomHorizontalFlip(1)
+    plain, mirrored = (
+        loader(dataset, *FIELDS, "index", decoder=VIEWS, transform=transform, shuffle=False)
+        for transform in (None, [None, mirror, None])
+    )
+    ours, theirs = next(iter(mirrored)), next(iter(plain))
+    for one, other in zip(ours[:-1], theirs[:-1], strict=True):
+        assert all(torch.equal(a, b) for view in (0, 2) for a, b in zip(one[view], other[view], strict=True))
+    assert torch.equal(ours[1][1], theirs[1][1].flip(-1))
+    for one, other in zip(ours[2][1], theirs[2][1], strict=True):
+        assert torch.equal(one[:, [2, 0]], 20 - other[:, [0, 2]])
+    explained = mirrored.explain(3)
+    assert explained is not None
+    for view, found in enumerate(explained.annotations):
+        assert all(torch.equal(found[field], ours[at + 1][view][3]) for at, field in enumerate(FIELDS))
 
 
 @pytest.mark.parametrize(("padding", "dtype"), [(None, torch.uint8), (0, torch.uint8), (-100, torch.int32)])
@@ -402,12 +450,14 @@ def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, messa
     with pytest.raises(DecodeError, match=message) as raised:
         list(loader(url, *FIELDS, shuffle=False))
     assert raised.value.key == "0002"
-    replaced = loader(url, *FIELDS, "key", shuffle=False, max_errors=1, decoder=shardflow.decoders.CenterCrop(24))
-    ((images, *columns, keys),) = replaced
-    assert keys[2] == "0003"
-    for column in (images, *columns):
-        assert torch.equal(column[2], column[3])
-    assert len(replaced.replaced) == 1
+    crop = shardflow.decoders.CenterCrop(24)
+    for decoder in (crop, shardflow.decoders.MultiView([crop, crop])):
+        replaced = loader(url, *FIELDS, "key", shuffle=False, max_errors=1, decoder=decoder)
+        ((*columns, keys),) = replaced
+        assert keys[2] == "0003"
+        for column in columns:
+            assert all(torch.equal(view[2], view[3]) for view in (column if decoder.views else [column]))
+        assert len(replaced.replaced) == 1
 
 
 def test_masks_have_the_limit_of_the_decoder(tmp_path: Path) -> None:

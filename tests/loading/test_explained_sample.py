@@ -83,7 +83,7 @@ def seen_by(loader: shardflow.Loader, epochs: int) -> list[dict[int, list[Any]]]
 
 def is_row(made: ExplainedSample, row: list[torch.Tensor]) -> bool:
     """Return whether a sample is this row of a batch, in which its image may be padded."""
-    values = [*made.images, *made.masks.values(), *made.objects.values()]
+    values = [*made.images, *(value for view in made.annotations for value in view.values())]
     height, width = made.images[0].shape[-2:]
     row = [row[0][..., :height, :width], *row[1:]]
     return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(values, row, strict=True))

@@ -16,7 +16,6 @@ import shardflow
 from shardflow.errors import ConfigError
 from shardflow.geometry.crops import Crops
 from shardflow.loading.decoders.multi_view import view_keys
-from shardflow.loading.fields import check_image_fields
 from shardflow.order import keyed_rng
 from shardflow.order.epochs import augmentation_keys
 from tests.helpers.making import jpeg, make_dataset
@@ -211,17 +210,6 @@ def test_sizes_may_change_by_epoch(dataset: Path) -> None:
             "one max_pixels",
         ),
         (lambda url: load(url, transform=[halve]), "found 1 for 6 views"),
-        (
-            lambda url: check_image_fields(
-                ["boxes"],
-                ["boxes"],
-                shardflow.decoders.MultiView([LARGE]),
-                shardflow.open(url)["train"],
-                samples=1,
-                transformed=False,
-            ),
-            "boxes would follow",
-        ),
         (lambda url: load(url, transform=[halve, halve], decoder=LARGE), "v2.Compose"),
     ],
 )

@@ -146,6 +146,11 @@ def test_annotations_of_the_loader_are_drawn(tmp_path: Path) -> None:
         (50, 30): (0, 0, 0),
     }
     assert augment_sample(shardflow.Loader(url, **options), 1, epochs=1).tiles[1].detail == "80 x 80, uint8"
+    options["decoder"] = shardflow.decoders.MultiView(
+        [options["decoder"], shardflow.decoders.CenterCrop(20, resize=40)]
+    )
+    _, whole, part = augment_sample(shardflow.Loader(url, fields=fields, **options), 1, epochs=1).tiles
+    assert [whole.detail, part.detail] == ["80 x 80, uint8, 2 boxes", "20 x 20, uint8, 1 box"]
     details = [tile.detail for tile in augment_sample(training_loader(url, "train"), 1, epochs=8).tiles[1:]]
     assert {*details} <= {f"224 x 224, uint8, {count}" for count in ("0 boxes", "1 box", "2 boxes")}
 
