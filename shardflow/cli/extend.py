@@ -11,7 +11,7 @@ import shardflow
 from shardflow._wording import first_few, plural
 from shardflow.formats.quarantine import version_name
 from shardflow.packing.extending import ON_CONFLICT, preview_extension
-from shardflow.packing.pack_plan import PackPreview
+from shardflow.packing.pack_plan import PackPlan
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
@@ -47,7 +47,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
     """
     source = source_of(src, settings)
     if dry_run:
-        print_lines(_preview_lines(preview_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
+        print_lines(_plan_lines(preview_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
         return
     with pack_bar() as bar:
         report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=bar.update, **settings)
@@ -75,21 +75,18 @@ def _conflicting(count: int) -> str:
     return f"{plural(count, 'input')} with the path of another one in the dataset"
 
 
-def _preview_lines(counts: PackPreview, on_conflict: str) -> Iterator[tuple[str, str]]:
-    yield "known", f"{plural(counts.known, 'input')} of the dataset"
-    for split, inputs in counts.inputs.items():
+def _plan_lines(plan: PackPlan, on_conflict: str) -> Iterator[tuple[str, str]]:
+    conflicting, skipped, classes = plan.conflicting, plan.source.skipped, plan.new_classes
+    yield "known", f"{plural(plan.known, 'input')} of the dataset"
+    for split, inputs in plan.inputs.items():
         yield split, plural(inputs, "new input")
-    if counts.conflicting:
-        paths = ", ".join(map(repr, counts.conflicting[:3])) + ", ..." * (len(counts.conflicting) > 3)
-        yield "conflicting", f"{_conflicting(len(counts.conflicting))}: {paths}"
-    if counts.skipped:
-        yield (
-            "skipped",
-            f"{describe_skipped(counts.skipped)}; or leave them out with --max-errors {len(counts.skipped)}",
-        )
-    if counts.new_classes:
-        yield "new classes", first_few(counts.new_classes, len(counts.new_classes))
-    if counts.conflicting and on_conflict == "error":
-        yield "would write", "nothing, because of the conflicts; see --on-conflict"
-    else:
-        yield "would write", plural(counts.shards, "shard")
+    if conflicting:
+        paths = ", ".join(map(repr, conflicting[:3])) + ", ..." * (len(conflicting) > 3)
+        yield "conflicting", f"{_conflicting(len(conflicting))}: {paths}"
+    if skipped:
+        yield "skipped", f"{describe_skipped(skipped)}; or leave them out with --max-errors {len(skipped)}"
+    if classes:
+        yield "new classes", first_few(classes, len(classes))
+    refused = bool(conflicting) and on_conflict == "error"
+    nothing = "nothing, because of the conflicts; see --on-conflict"
+    yield "would write", nothing if refused else plural(len(plan.jobs), "shard")

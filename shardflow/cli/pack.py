@@ -10,8 +10,9 @@ import click
 import shardflow
 from shardflow._wording import plural, size_text
 from shardflow.errors import DatasetExistsError
-from shardflow.packing.creating import preview_pack
-from shardflow.packing.pack_plan import PackPreview
+from shardflow.packing.creating import new_sharding, plan_pack
+from shardflow.packing.ledger import Ledger
+from shardflow.packing.pack_plan import PackPlan
 from shardflow.packing.recipe import PRESETS, make_recipe, settings
 from shardflow.packing.sources.source import describe_skipped
 from shardflow.storage.urls import shown_url
@@ -68,17 +69,18 @@ def pack(src: tuple[str, ...], dst: str, preset: str, no_shuffle: bool, dry_run:
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
     source, annotations = source_of(joined_files(src), given), annotations_of(given)
-    plan = {"shuffle": not no_shuffle, **{name: given.pop(name) for name in ("seed", "shard_samples")}}
+    sharding = {"shuffle": not no_shuffle, **{name: given.pop(name) for name in ("seed", "shard_samples")}}
     recipe = {name: value for name in settings() if (value := given.pop(name)) is not None}
     if dry_run:
-        preview = preview_pack(source, dst, make_recipe(preset, **recipe), annotations=annotations, **plan)
-        print_lines(_preview_lines(preview, dst), 13)
-        if preview.destination in ("dataset", "occupied"):
-            return DatasetExistsError.exit_code
-        return int(len(preview.bad) + len(preview.skipped) > given["max_errors"])
+        made = make_recipe(preset, **recipe)
+        with plan_pack(source, Ledger(dst), made, new_sharding(**sharding), annotations) as plan:
+            print_lines(_plan_lines(plan, dst), 13)
+            if plan.destination in ("dataset", "occupied"):
+                return DatasetExistsError.exit_code
+            return int(len(plan.bad) + len(plan.source.skipped) > given["max_errors"])
     with pack_bar() as bar:
         report = shardflow.pack(
-            source, dst, preset=preset, annotations=annotations, progress=bar.update, **recipe, **plan, **given
+            source, dst, preset=preset, annotations=annotations, progress=bar.update, **recipe, **sharding, **given
         )
     print_lines(_report_lines(report, dst), 13)
     return 0
@@ -121,30 +123,28 @@ _DESTINATIONS = {
 }
 
 
-def _preview_lines(counts: PackPreview, dst: str) -> Iterator[tuple[str, str]]:
-    for split, inputs in counts.inputs.items():
-        sizes = counts.classes.get(split)
-        classes = f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""
-        yield split, f"{plural(inputs, 'input')}{classes}"
-    if not counts.classes:
+def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, str]]:
+    classes, bad, skipped = plan.classes, plan.bad, plan.source.skipped
+    for split, inputs in plan.inputs.items():
+        sizes = classes.get(split)
+        yield (
+            split,
+            plural(inputs, "input") + (f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""),
+        )
+    if not classes:
         yield "labels", "none"
-    yield "would write", plural(counts.shards, "shard")
-    if counts.skipped:
-        yield (
-            "skipped",
-            f"{describe_skipped(counts.skipped)}; or leave them out with --max-errors {len(counts.skipped)}",
-        )
-    if counts.bad:
-        named = "; ".join(f"{bad.path!r} ({bad.reason})" for bad in counts.bad[:3])
-        found = f"{plural(len(counts.bad), 'input')} that could not be packed, such as {named}"
-        yield (
-            "bad",
-            f"{found}; repair them, or leave them out with --max-errors {len(counts.bad) + len(counts.skipped)}",
-        )
-    if counts.ignored:
-        yield "left out", _extensions(counts.ignored)
-    state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)
-    yield "destination", f"{shown_url(dst)} {state}"
+    yield "would write", plural(len(plan.jobs), "shard")
+    if skipped:
+        yield "skipped", f"{describe_skipped(skipped)}; or leave them out with --max-errors {len(skipped)}"
+    if bad:
+        named = "; ".join(f"{each.path!r} ({each.reason})" for each in bad[:3])
+        found = f"{plural(len(bad), 'input')} that could not be packed, such as {named}"
+        yield "bad", f"{found}; repair them, or leave them out with --max-errors {len(bad) + len(skipped)}"
+    if plan.source.ignored:
+        yield "left out", _extensions(plan.source.ignored)
+    state = plan.destination
+    finished = plan.finished if state == "unfinished" else 0
+    yield "destination", f"{shown_url(dst)} {_DESTINATIONS[state].format(finished=finished, shards=len(plan.jobs))}"
 
 
 def _classes(count: int) -> str:

@@ -15,7 +15,7 @@ from shardflow.formats.shard_layout import Sharding
 from .annotations import check_annotations, warn_of_undeclared
 from .executors import make_executor
 from .ledger import Ledger
-from .pack_plan import PackPlan, PackPreview
+from .pack_plan import PackPlan
 from .pack_report import PackReport, carry_out
 from .progress import ProgressLike
 from .recipe import FromPreset, Recipe, make_recipe
@@ -124,7 +124,7 @@ def pack(
         max_pixels=max_pixels,
     )
     runner = make_executor(executor, workers, ray_address)
-    sharding, max_errors = _sharding(shard_samples, seed, shuffle), check_integer("max_errors", max_errors, 0)
+    sharding, max_errors = new_sharding(shard_samples, seed, shuffle), check_integer("max_errors", max_errors, 0)
     started = time.monotonic()
     ledger = Ledger(dst, storage_options)
     ledger.refuse_dataset()
@@ -135,24 +135,7 @@ def pack(
             return carry_out(plan, writer, runner, progress, started)
 
 
-def preview_pack(
-    src: Any,
-    dst: str | os.PathLike[str],
-    recipe: Recipe,
-    *,
-    annotations: Annotations | None = None,
-    shuffle: bool = True,
-    seed: int = 0,
-    shard_samples: int = SHARD_SAMPLES,
-    storage_options: Mapping[str, Any] | None = None,
-) -> PackPreview:
-    """Return the counts of a `pack` with these arguments. Nothing is written, and no image is read."""
-    sharding = _sharding(shard_samples, seed, shuffle)
-    with plan_pack(src, Ledger(dst, storage_options), recipe, sharding, annotations) as plan:
-        return plan.preview()
-
-
-def _sharding(shard_samples: int, seed: int, shuffle: bool) -> Sharding:
+def new_sharding(shard_samples: int, seed: int, shuffle: bool) -> Sharding:
     """Return the sharding of a dataset that has no input yet."""
     shard_samples = check_integer("shard_samples", shard_samples, 1)
     return Sharding(
@@ -169,7 +152,7 @@ def plan_pack(
     annotations: Annotations | None,
     max_errors: int = 0,
 ) -> Iterator[PackPlan]:
-    """Plan a pack; the source is open in the context."""
+    """Plan a pack, or its dry run; the source is open in the context."""
     declared = check_annotations(annotations)
     options = shared_options(src, ledger.url, ledger.storage_options)
     with list_source(src, options, parts=declared.parts) as source:

@@ -27,7 +27,7 @@ from .annotations import refuse_other_annotations
 from .base_version import BaseVersion, State
 from .executors import make_executor
 from .ledger import Ledger
-from .pack_plan import PackPlan, PackPreview
+from .pack_plan import PackPlan
 from .pack_report import PackReport, carry_out, report
 from .progress import ProgressLike
 from .run import Totals
@@ -110,8 +110,8 @@ def preview_extension(
     *,
     on_conflict: str = "error",
     storage_options: Mapping[str, Any] | None = None,
-) -> PackPreview:
-    """Return the counts of an `extend` with the same arguments.
+) -> PackPlan:
+    """Return the plan of an `extend` with the same arguments, for its counts: the source is closed.
 
     Nothing is written. Images are read only where their content has to be compared; conflicts are not an error.
     """
@@ -119,7 +119,7 @@ def preview_extension(
     ledger = Ledger(dst, storage_options)
     dataset = _dataset(ledger)
     with _list_new(src, ledger, dataset) as source:
-        return plan_extension(source, ledger, BaseVersion.read(dataset), on_conflict).preview()
+        return plan_extension(source, ledger, BaseVersion.read(dataset), on_conflict)
 
 
 def _check_on_conflict(on_conflict: str) -> None:

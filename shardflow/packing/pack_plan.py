@@ -1,6 +1,6 @@
 """The plan of a pack: all that is known before work begins, from the inputs to the names of the shards.
 
-    plan     source, recipe and base version become jobs; a dry run ends here, with `PackPlan.preview`
+    plan     source, recipe and base version become jobs; a dry run ends here, with the counts of the plan
     run      the jobs that are not finished yet are done (`run`)
     commit   what they have written becomes a dataset, or a new version of one (`commit`)
 
@@ -39,40 +39,8 @@ _CHECKED_INPUTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackPreview:
-    """The counts of a plan, which are those of a dry run.
-
-    Attributes:
-        destination: "free"; "unfinished", where a pack would be resumed; "dataset", or "occupied" by other files, where
-            it would be refused.
-        inputs: Split → number of inputs that would be packed.
-        classes: Split → name of a class → number of those inputs; empty without classes.
-        new_classes: The classes that the base version does not have.
-        known: Number of inputs that the base version has.
-        conflicting: Paths of the inputs that conflict with one of the base version.
-        skipped: Images of kinds that are not read.
-        bad: Inputs that the listing has found unusable, such as rows whose file is missing.
-        ignored: Extension → number of files that are not images.
-        shards: Number of shards that would be written, or are.
-        finished: Number of those that an earlier attempt has finished.
-    """
-
-    destination: str
-    inputs: Mapping[str, int]
-    classes: Mapping[str, Mapping[str, int]]
-    new_classes: tuple[str, ...]
-    known: int
-    conflicting: Sequence[str]
-    skipped: Sequence[Quarantined]
-    bad: Sequence[Quarantined]
-    ignored: Mapping[str, int]
-    shards: int
-    finished: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """The plan of a pack.
+    """The plan of a pack. Its counts are those of a dry run: for them nothing is written, and no image is read.
 
     Attributes:
         ledger: The receipts in the destination.
@@ -116,26 +84,34 @@ class PackPlan:
         old = self.base.manifest.classes if self.base is not None else None
         return (self.source.classes or ())[len(old or ()) :]
 
-    def preview(self) -> PackPreview:
-        """Return the counts of the plan. Nothing is written, and no image is read."""
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Split → number of inputs to be packed."""
+        return {split: len(items) for split, items in self.source.splits.items()}
+
+    @property
+    def classes(self) -> dict[str, dict[str, int]]:
+        """Split → name of a class → number of those inputs; empty without classes."""
+        names, splits = self.source.classes or (), self.source.splits
+        return {split: _classes(items, names) for split, items in splits.items()} if names else {}
+
+    @property
+    def bad(self) -> list[Quarantined]:
+        """Inputs that the listing has found unusable, such as rows whose file is missing."""
+        return [bad for items in self.source.splits.values() for bad in _bad(items, self.recipe.annotations)]
+
+    @property
+    def destination(self) -> str:
+        """State of the destination: "free"; "unfinished", where a pack would be resumed; "dataset", or "occupied" by
+        other files, where it would be refused."""
+        listing = self.ledger.listing
         files = {manifest.FILE_NAME: "dataset", quarantine.FILE_NAME: "unfinished"}
-        listing, splits, names = self.ledger.listing, self.source.splits, self.source.classes or ()
-        otherwise = "occupied" if listing else "free"
-        destination = next((state for name, state in files.items() if name in listing), otherwise)
-        is_begun = destination == "unfinished"
-        return PackPreview(
-            destination=destination,
-            inputs={split: len(items) for split, items in splits.items()},
-            classes={split: _classes(items, names) for split, items in splits.items()} if names else {},
-            new_classes=self.new_classes,
-            known=self.known,
-            conflicting=self.conflicting,
-            skipped=self.source.skipped,
-            bad=[bad for items in splits.values() for bad in _bad(items, self.recipe.annotations)],
-            ignored=self.source.ignored,
-            shards=len(self.jobs),
-            finished=sum(self.ledger.finished(job) is not None for job in self.jobs) if is_begun else 0,
-        )
+        return next((state for name, state in files.items() if name in listing), "occupied" if listing else "free")
+
+    @property
+    def finished(self) -> int:
+        """Number of the shards that an earlier attempt has finished."""
+        return sum(self.ledger.finished(job) is not None for job in self.jobs)
 
 
 def plan_jobs(

@@ -10,10 +10,11 @@ from typing import Any
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard_layout import Sharding
-from shardflow.packing.creating import SHARD_SAMPLES, preview_pack
+from shardflow.packing.creating import SHARD_SAMPLES, new_sharding, plan_pack
 from shardflow.packing.executors import Executor
 from shardflow.packing.jobs import Job, Outcome, PieceResult
-from shardflow.packing.pack_plan import PackPreview, plan_jobs
+from shardflow.packing.ledger import Ledger
+from shardflow.packing.pack_plan import PackPlan, plan_jobs
 from shardflow.packing.recipe import Recipe, make_recipe
 from shardflow.packing.sample_recipe import SampleRecipe
 from shardflow.packing.sources.resolve import list_source
@@ -37,10 +38,11 @@ def preview(
     annotations: Annotations | None = None,
     shard_samples: int = SHARD_SAMPLES,
     **settings: Any,
-) -> PackPreview:
-    """Return the counts of a pack with these settings of its recipe."""
-    recipe = make_recipe(preset, **settings)
-    return preview_pack(src, dst, recipe, annotations=annotations, shard_samples=shard_samples)
+) -> PackPlan:
+    """Return the plan of a pack with these settings of its recipe; the source is closed."""
+    recipe, sharding = make_recipe(preset, **settings), new_sharding(shard_samples, seed=0, shuffle=True)
+    with plan_pack(src, Ledger(dst), recipe, sharding, annotations) as plan:
+        return plan
 
 
 def run_jobs(

@@ -20,11 +20,12 @@ def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
     src = write_tree(image_folder(tmp_path / "src", 70), files)
     counts = preview(src, tmp_path / "dst", shard_samples=20, short_side=32)
     assert not (tmp_path / "dst").exists()
-    assert (counts.destination, counts.inputs, counts.shards) == ("free", {"train": 71}, 4)
+    assert (counts.destination, counts.inputs, len(counts.jobs)) == ("free", {"train": 71}, 4)
     assert counts.classes == {"train": {"a": 25, "b": 23, "c": 23}}
     report = sf.pack(src, tmp_path / "dst", shard_samples=20, short_side=32, executor="serial", max_errors=2)
-    assert (report.inputs, report.shards, report.ignored) == (72, counts.shards, counts.ignored)
-    assert (report.skipped, counts.skipped[0].path, counts.ignored) == (len(counts.skipped), "b/old.psd", {".txt": 1})
+    assert (report.inputs, report.shards, report.ignored) == (72, len(counts.jobs), {".txt": 1})
+    left_out = counts.source.skipped
+    assert (report.skipped, left_out[0].path, counts.source.ignored) == (len(left_out), "b/old.psd", {".txt": 1})
     flat = write_tree(tmp_path / "flat", {"1.jpg": b""})
     assert preview(flat, tmp_path / "free").classes == {}
     result = CliRunner().invoke(shardflow, ["pack", str(flat), str(tmp_path / "free"), "--dry-run"])
@@ -56,7 +57,7 @@ def test_state_of_the_destination(tmp_path: Path) -> None:
         sf.pack(src, tmp_path / "dst", **settings, executor="serial")
     before = contents(tmp_path / "dst")
     counts = preview(src, tmp_path / "dst", **settings)
-    assert (counts.destination, counts.finished, counts.shards) == ("unfinished", 3, 3)
+    assert (counts.destination, counts.finished, len(counts.jobs)) == ("unfinished", 3, 3)
     assert preview(src, tmp_path / "dst", **{**settings, "short_side": 16}).finished == 0
     assert contents(tmp_path / "dst") == before
     sf.pack(src, tmp_path / "dst", **settings, executor="serial", max_errors=1)

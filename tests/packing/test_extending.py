@@ -240,7 +240,7 @@ def test_dry_run(tmp_path: Path) -> None:
     write_tree(src, {"dog/1.bmp": bitmap(1)})
     before = contents(dst)
     counts = preview_extension(src, dst)
-    assert (counts.known, counts.inputs, counts.shards, counts.new_classes) == (1, {"train": 3}, 1, ("dog",))
+    assert (counts.known, counts.inputs, len(counts.jobs), counts.new_classes) == (1, {"train": 3}, 1, ("dog",))
     assert counts.conflicting == ["cat/1.bmp", "cat/2.bmp"]
     assert preview_extension(src, dst, on_conflict="add").inputs == {"train": 5}
     with pytest.raises(ConfigError, match="on_conflict is 'no'"):

@@ -27,24 +27,23 @@ SAME: dict[str, Any] = {"short_side": 32, "shard_samples": 4, "shuffle": False, 
 
 
 def test_planned_run_and_committed(tmp_path: Path) -> None:
-    """A plan that is run and committed is a pack; its preview has the counts, and a second run finds all done."""
+    """A plan that is run and committed is a pack; the plan has its counts, and a second run finds all done."""
     src = write_tree(image_folder(tmp_path / "src", 9), {"a/bad.jpg": b"x"})
     ledger = Ledger(tmp_path / "dst")
     with plan_pack(src, ledger, RECIPE, SHARDING, None, max_errors=1) as plan:
-        preview = plan.preview()
         assert not (tmp_path / "dst").exists()
         with ledger.storage.exclusive_writer() as writer:
             assert run(plan, writer, Serial()).resumed == 0
     with plan_pack(src, Ledger(tmp_path / "dst"), RECIPE, SHARDING, None, max_errors=1) as plan:
-        assert (plan.preview().destination, plan.preview().finished) == ("unfinished", 3)
+        assert (plan.destination, plan.finished) == ("unfinished", 3)
         with plan.ledger.storage.exclusive_writer() as writer:
             results = run(plan, writer, Serial())
             made = commit(plan, results)
         assert results.resumed == 10
     report = sf.pack(src, tmp_path / "other", **SAME, max_errors=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "other")
-    assert (made.fingerprint, made.inputs) == (report.fingerprint, sum(preview.inputs.values()))
-    assert (preview.shards, preview.new_classes) == (report.shards, report.new_classes) == (3, ("a", "b", "c"))
+    assert (made.fingerprint, made.inputs) == (report.fingerprint, sum(plan.inputs.values()))
+    assert (len(plan.jobs), plan.new_classes) == (report.shards, report.new_classes) == (3, ("a", "b", "c"))
 
 
 def test_too_many_bad_inputs_commit_nothing(tmp_path: Path) -> None:
