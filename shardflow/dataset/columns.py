@@ -20,16 +20,16 @@ import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
 from shardflow._wording import plural
-from shardflow.errors import ConfigError, FormatError, NotFoundError
-from shardflow.formats import quarantine, receipt
+from shardflow.errors import ConfigError, NotFoundError
+from shardflow.formats import quarantine
 from shardflow.formats.columns import COMPUTED_FIELDS, HAS, NAME, Column, stem_of
 from shardflow.formats.manifest import Manifest
-from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Writer
 
 from .column_files import FilesOfColumn, Table, Values, is_ours, load_table, take
 from .open_dataset import Dataset, open_dataset
+from .receipts import find_receipt
 from .selection import selected_contents
 from .virtual_dataset import SelectedRows, build_virtual_dataset, refuse_virtual
 from .write_lock import WriteLock, acquire_to_extend
@@ -201,9 +201,9 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
 
 def _keys(dataset: Dataset, split: str, number: int, shard: Shard) -> list[str]:
     """Return the keys of a shard: from its receipt, or else from its tar."""
-    made = None if dataset.manifest.roots else _receipt(dataset, shard)
+    made = None if dataset.manifest.roots else find_receipt(dataset.storage, shard.receipt_name, shard)
     if made is not None:
-        return [f"{made.first + slot:09d}" for slot in made.packed_slots()]
+        return made.keys()
     reader = dataset[split].reader
     keys = [reader.key(number, record) for record in range(shard.samples)]
     reader.close(number)
@@ -211,19 +211,10 @@ def _keys(dataset: Dataset, split: str, number: int, shard: Shard) -> list[str]:
 
 
 def _paths(dataset: Dataset, shard: Shard) -> Sequence[str]:
-    if (made := _receipt(dataset, shard)) is None:
+    if (made := find_receipt(dataset.storage, shard.receipt_name, shard)) is None:
         url = dataset.storage.url(shard.receipt_name)
         raise NotFoundError(f"{url} is missing, which has the paths of the images: restore it, or join by key (--key)")
     return made.sources
-
-
-def _receipt(dataset: Dataset, shard: Shard) -> Receipt | None:
-    """Return the receipt of a shard; None if it is missing, or is not that of the shard."""
-    try:
-        made = receipt.from_bytes(dataset.storage.read(shard.receipt_name, most_bytes=receipt.MAX_BYTES))
-    except (NotFoundError, FormatError):
-        return None
-    return made if made.shard == shard else None
 
 
 def _refuse_shared(table: Table, rows: _Rows) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardflow.errors import FormatError, NotFoundError
-from shardflow.formats import receipt
 from shardflow.formats.shard import Shard
 
 from .open_dataset import Dataset, open_dataset
+from .receipts import find_receipt
 from .selection import image_checksums
 
 _EXAMPLES = 5
@@ -152,16 +151,7 @@ class _Side:
         for number, shard in enumerate(self.shards):
             self.images += image_checksums(dataset[split].reader.index(number)).tolist()
             if self.sources is not None:
-                if len(sources := _sources(dataset, shard)) == shard.samples:
-                    self.sources += sources
-                else:
-                    self.sources = None
+                found = find_receipt(dataset.storage, shard.receipt_name, shard)
+                self.sources = None if found is None else [*self.sources, *found.sources]
             if progress is not None:
                 progress(shard)
-
-
-def _sources(dataset: Dataset, shard: Shard) -> tuple[str, ...]:
-    try:
-        return receipt.from_bytes(dataset.storage.read(shard.receipt_name)).sources
-    except (NotFoundError, FormatError):
-        return ()

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from shardflow._validation import check_integer
 from shardflow._wording import plural
-from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, IntegrityError, ManifestError, NotFoundError
-from shardflow.formats import manifest, quarantine, receipt
+from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError
+from shardflow.formats import manifest, quarantine
 from shardflow.formats.columns import Column
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt
@@ -33,6 +33,7 @@ from shardflow.storage.virtual import root_url, virtual_storage
 from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
 from .reader import ShardReader, are_local
+from .receipts import read_receipt
 
 
 class Split:
@@ -145,23 +146,10 @@ class Split:
     def _made_of(self, shard: int) -> tuple[Receipt, dict[str, int]]:
         """Return the receipt of a shard, and the place of each key in its sources."""
         if self._receipt is None or self._receipt[0] != shard:
-            made = self._read_receipt(self.shards[shard])
-            slots = {f"{made.first + slot:09d}": place for place, slot in enumerate(made.packed_slots())}
-            self._receipt = shard, made, slots
+            entry = self.shards[shard]
+            made = read_receipt(self._storage, entry.receipt_name, entry)
+            self._receipt = shard, made, {key: place for place, key in enumerate(made.keys())}
         return self._receipt[1:]
-
-    def _read_receipt(self, shard: Shard) -> Receipt:
-        url = self._storage.url(shard.receipt_name)
-        try:
-            made = receipt.from_bytes(self._storage.read(shard.receipt_name, most_bytes=receipt.MAX_BYTES))
-        except NotFoundError as error:
-            lack = f"{url} does not exist, and it alone names the files that the samples were packed from"
-            raise NotFoundError(f"{lack}; copy it from the packed dataset; tars of other tools have none") from error
-        except FormatError as error:
-            raise error.with_location(shard=url) from error
-        if made.shard is None or made.shard.sha256 != shard.sha256:
-            raise IntegrityError(f"{url} is not the receipt of the tar beside it; copy it from the packed dataset")
-        return made
 
     def locate(self, number: int) -> tuple[int, int]:
         """Return the shard and the record of sample `number`; raise an IndexError if it does not exist."""

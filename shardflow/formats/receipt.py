@@ -19,6 +19,7 @@ from shardflow.errors import ConfigError, FormatError
 from .json_object import JsonObject, entry
 from .quarantine import Quarantined
 from .shard import Shard, is_count
+from .shard_layout import sample_key
 from .statistics import PixelSums, Statistics
 
 VERSION = 2
@@ -106,6 +107,10 @@ class Receipt(JsonObject):
         """Return the number of the input of each record of the shard."""
         skipped = set(self.skipped)
         return [slot for slot in range(self.items) if slot not in skipped]
+
+    def keys(self) -> list[str]:
+        """Return the key of each record of the shard."""
+        return [sample_key(self.first + slot) for slot in self.packed_slots()]
 
     def record(self, slot: int) -> InputRecord:
         """Return the record of an input by its number in the order of `inputs`."""

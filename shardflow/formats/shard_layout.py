@@ -20,6 +20,11 @@ def job_name(split: str, number: int) -> str:
     return f"{split}/{number:06d}"
 
 
+def sample_key(ordinal: int) -> str:
+    """Return the key of an input's sample, by its number in the split: "000000042"."""
+    return f"{ordinal:09d}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding(JsonObject):
     """How inputs were dealt out to jobs. Each job packed one shard, or none where all of its inputs were quarantined.

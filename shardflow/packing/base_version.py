@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow.dataset.open_dataset import Dataset, Split
+from shardflow.dataset.receipts import read_receipt
 from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS
@@ -27,7 +28,6 @@ from shardflow.formats.receipt import InputRecord, Receipt
 from shardflow.formats.shard_layout import Sharding
 
 from .jobs import content_now, digest_of, identity_digits
-from .origin import read_receipt
 from .sources.items import Item, Items
 from .sources.reader import Reader
 from .sources.source import Source
@@ -80,7 +80,9 @@ class BaseVersion:
             raise ConfigError(f"{message}; pack it again")
         shards = {shard.name: shard for shard in dataset.shards}
         try:
-            receipts = {name: read_receipt(dataset, name, shards.get(f"{name}.tar")) for name in sharding.names()}
+            receipts = {
+                name: read_receipt(storage, f"{name}.json", shards.get(f"{name}.tar")) for name in sharding.names()
+            }
         except (NotFoundError, FormatError) as error:
             message = f"extending needs the .json file beside each shard, the list of its inputs ({error})"
             raise NotFoundError(f"{message}; restore them from where it was packed") from error

@@ -30,6 +30,7 @@ from shardflow.errors import (
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import UNREAD, Receipt, from_bytes
+from shardflow.formats.shard_layout import sample_key
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.storage.file_names import name_bytes
 from shardflow.storage.interface import TEMPORARY, Storage
@@ -71,9 +72,13 @@ class Job:
         """The identities of the inputs as in a receipt."""
         return "".join(map(identity_digits, self.items))
 
-    def wrote(self, receipt: Receipt) -> bool:
-        """Whether a receipt is of these inputs, wherever their files are, and these settings."""
-        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.recipe.digest)
+    def receipt(self, storage: Storage) -> Receipt | None:
+        """Return the receipt there, if it is of these inputs, wherever their files are, and of these settings."""
+        with contextlib.suppress(NotFoundError, FormatError):
+            found = from_bytes(storage.read(f"{self.name}.json"))
+            if (found.items_sha256, found.recipe_sha256) == (self.items_sha256, self.recipe.digest):
+                return found
+        return None
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
@@ -157,7 +162,7 @@ class Piece:
         ):
             inputs.append(result)
             if packed is not None:
-                members.append(shard_writer.sample(f"{ordinal:09d}", packed.parts))
+                members.append(shard_writer.sample(sample_key(ordinal), packed.parts))
                 pixels += packed.image.pixels
                 packed.image.count_in(statistics, item.label, packed.counts)
         folder, _, base = job.name.rpartition("/")
@@ -260,10 +265,8 @@ class Finish:
 
     def _done_before(self, storage: Storage) -> Receipt:
         """Return the receipt of an attempt that removed its partial tars, and was killed before it could return."""
-        with contextlib.suppress(NotFoundError, FormatError):
-            receipt = from_bytes(storage.read(f"{self.job.name}.json"))
-            if self.job.wrote(receipt):
-                return receipt
+        if (receipt := self.job.receipt(storage)) is not None:
+            return receipt
         message = f"{self.job.staging}: parts of {self.job.name} have vanished; make sure that no process deletes"
         raise StoreError(f"{message} files there, and run the same command again")
 

@@ -16,10 +16,10 @@ from typing import Any
 from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.dataset.write_lock import WriteLock, acquire, refuse_dataset
-from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
+from shardflow.errors import ConfigError, DatasetExistsError, StoreError
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
-from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import TEMPORARY, BlobVersion, Writer
 from shardflow.storage.resolve import open_storage
@@ -79,26 +79,18 @@ class Ledger:
         A job is done again when its recipe differs, when an input is not the one that was packed (see
         `Item.identity`), when a file of the shard is missing or cut, and when an input could not be read.
         """
-        receipt = self._receipt(job) if f"{job.name}.json" in self.listing else None
+        receipt = job.receipt(self.storage) if f"{job.name}.json" in self.listing else None
         if receipt is None or receipt.identities != job.identities:
             return None
         is_unread = any(bad.stage == "read" for bad in receipt.quarantined)
         return receipt if not is_unread and _is_whole(job, receipt, self.listing) else None
-
-    def _receipt(self, job: Job) -> Receipt | None:
-        """Return the receipt of a job, if there is one for its inputs and settings."""
-        try:
-            receipt = from_bytes(self.storage.read(f"{job.name}.json"))
-        except (NotFoundError, FormatError):
-            return None
-        return receipt if job.wrote(receipt) else None
 
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
         """Raise a StoreError unless the receipts and the sizes in the storage are those of these jobs and shards."""
         listing = self.storage.listing()
 
         def is_own(job: Job) -> bool:
-            receipt = self._receipt(job)
+            receipt = job.receipt(self.storage)
             if receipt is None or receipt.shard != shards.get(job.name):
                 return False
             return _is_whole(job, receipt, listing)

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.virtual_dataset import refuse_virtual
-from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError
-from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 
 from .jobs import Job, content_now, identity_digits
@@ -46,25 +46,6 @@ def open_sources(
             append_classes(stack.enter_context(list_source(source, source_options, parts=parts)), dataset.classes)
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
         ]
-
-
-def read_receipt(dataset: Dataset, name: str, shard: Shard | None) -> Receipt:
-    """Return the receipt of the job of a name, which made this shard.
-
-    Raises:
-        NotFoundError: It is missing.
-        FormatError: It is damaged.
-        IntegrityError: It is the receipt of another shard.
-    """
-    url = dataset.storage.url(f"{name}.json")
-    try:
-        receipt = from_bytes(dataset.storage.read(f"{name}.json"))
-    except FormatError as error:
-        raise error.with_location(shard=url) from error
-    if receipt.shard != shard:
-        message = f"{url} is not the receipt of the shard beside it"
-        raise IntegrityError(f"{message}; restore it from where the dataset was packed")
-    return receipt
 
 
 def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:

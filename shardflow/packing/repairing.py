@@ -19,6 +19,7 @@ from typing import Any
 
 from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, open_dataset
+from shardflow.dataset.receipts import find_receipt, read_receipt
 from shardflow.dataset.shard_rows import read_index_bytes
 from shardflow.dataset.tar_file import open_tar
 from shardflow.dataset.verifying import Finding, verify_columns, verify_dataset, verify_records, verify_shard
@@ -35,7 +36,7 @@ from shardflow.storage.staging import temporary_staging
 from .executors import Executor, make_executor
 from .image.codec_versions import codec_versions
 from .ledger import Ledger
-from .origin import find_inputs, job_again, open_sources, read_receipt
+from .origin import find_inputs, job_again, open_sources
 from .pack_plan import PackPlan
 from .run import run
 from .sample_recipe import SampleRecipe
@@ -167,9 +168,7 @@ def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None
 def _receipt(holder: Dataset, name: str, of: Dataset | None = None) -> Receipt | None:
     """Return a receipt, if it is that of the shard in its dataset, or in another one; None if it is lost."""
     shards = {shard.receipt_name: shard for shard in (of or holder).shards}
-    with contextlib.suppress(NotFoundError, FormatError, IntegrityError):
-        return read_receipt(holder, name.removesuffix(".json"), shards.get(name))
-    return None
+    return find_receipt(holder.storage, name, shards.get(name))
 
 
 def _quarantine(dataset: Dataset) -> list[Quarantined] | None:
@@ -192,7 +191,7 @@ def _copy_shard(copy: Dataset, names: Mapping[str, str], shard: Shard, target: P
 def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor, shard: Shard, target: Path) -> None:
     """Pack a shard again from its source, which may have grown since; refuse a result that is not what was packed."""
     try:
-        receipt = read_receipt(dataset, shard.name.removesuffix(".tar"), shard)
+        receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
     except FormatError as error:
         raise IntegrityError(f"{error}; restore it, or repair from a copy") from error
     recipe, slots = SampleRecipe.of(dataset.manifest), range(receipt.items)

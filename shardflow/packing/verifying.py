@@ -22,6 +22,7 @@ from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import rgb_pixels
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import Dataset, open_dataset
+from shardflow.dataset.receipts import read_receipt
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.verifying import Finding, verify_dataset
 from shardflow.errors import (
@@ -39,12 +40,13 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, sample_labels
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
+from shardflow.formats.shard_layout import sample_key
 from shardflow.order import keyed_rng
 
 from .image.geometry import Geometry
 from .image.pipeline import pack_image
 from .jobs import Job, Piece
-from .origin import FoundInputs, find_inputs, job_again, open_sources, read_receipt
+from .origin import FoundInputs, find_inputs, job_again, open_sources
 from .sample_recipe import SampleRecipe
 from .sources.source import Source
 
@@ -139,7 +141,7 @@ def compare_with_sources(
     for number, records in chosen.items():
         shard = shards[number]
         try:
-            receipt = read_receipt(dataset, shard.name.removesuffix(".tar"), shard)
+            receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
             rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
         except (StoreError, FormatError, IntegrityError) as error:
             findings.append(Finding(shard.receipt_name, f"its images cannot be compared with their inputs: {error}"))
@@ -165,7 +167,7 @@ class _Sample(NamedTuple):
 
     @property
     def key(self) -> str:
-        return f"{self.receipt.first + self.slot:09d}"
+        return sample_key(self.receipt.first + self.slot)
 
 
 def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, list[int]]:
