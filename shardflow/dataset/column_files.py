@@ -13,7 +13,6 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,7 @@ from shardflow.formats.shard_table import ShardTable
 from shardflow.storage.cache import Cache
 from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
-from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import is_remote, remote_options, split_name, strip_file_scheme
+from shardflow.storage.resolve import open_folder_of
 
 MAX_TABLE_BYTES = 1 << 36
 """The most bytes of a table behind a URL, which is read into memory."""
@@ -123,9 +121,8 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
     import pyarrow as pa
     from pyarrow import csv, json, parquet
 
-    folder, name = split_name(strip_file_scheme(url))
-    storage = open_storage(folder, remote_options(folder, options))
-    local = None if is_remote(folder) else Path(strip_file_scheme(url))
+    storage, _, name = open_folder_of(url, options)
+    local = storage.local_path(name)
     if local is None:
         file = pa.BufferReader(storage.read(name, most_bytes=MAX_TABLE_BYTES))
     else:

@@ -8,10 +8,10 @@ from typing import Any
 
 from shardflow.errors import ConfigError
 
-from .file_names import given_path
+from .file_names import given_path, name_of
 from .interface import Storage
 from .local import LocalStorage
-from .urls import is_remote, strip_file_scheme, url_text
+from .urls import is_remote, remote_options, split_name, strip_file_scheme, url_text
 
 
 def open_storage(
@@ -35,3 +35,13 @@ def open_storage(
         remedy = "leave them out for a directory"
         raise ConfigError(f"{text}: storage_options are for URLs such as s3://bucket/prefix; {remedy}")
     return LocalStorage(given_path(strip_file_scheme(text)))
+
+
+def open_folder_of(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> tuple[Storage, str, str]:
+    """Return the storage of the folder that a file is in, the folder, and the name of the file there.
+
+    The options are for a URL; they are left out for a file on this machine.
+    """
+    folder, name = split_name(strip_file_scheme(url))
+    storage = open_storage(folder, remote_options(folder, storage_options))
+    return storage, folder, name if is_remote(folder) else name_of(name)

@@ -28,30 +28,28 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardflow._wording import plural
-from shardflow.dataset.label_numbering import Classes, LabelNumbering
+from shardflow.dataset.label_numbering import LabelNumbering
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
-from shardflow.storage.file_names import name_of
-from shardflow.storage.resolve import open_storage
+from shardflow.storage.interface import Storage
+from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import (
     divide_query,
     is_remote,
     remote_options,
-    shown_url,
-    split_name,
     strip_file_scheme,
 )
 
 from .items import Item, Items, encode_more
 from .labelling import number_labels, unlabelled_input
 from .reader import Reader, map_in_threads, place_state, public_name, refusal
-from .source import Source
+from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +63,8 @@ _TRIED_IMAGES = 3
 _SIDES, _OPPOSITE = re.compile("left|right"), {"left": "right", "right": "left"}
 
 
-@dataclass(frozen=True, slots=True)
-class Coco:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coco(SourceKind):
     """The images of a COCO set with their boxes and keypoints.
 
     Args:
@@ -83,12 +81,8 @@ class Coco:
         >>> shardflow.pack("coco/annotations/instances_train2017.json", "coco512/", preset="fine")  # doctest: +SKIP
     """
 
-    url: str | os.PathLike[str]
-    _: KW_ONLY
     images: str | os.PathLike[str] | None = None
     split: str | None = None
-    classes: Classes = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
@@ -96,14 +90,10 @@ class Coco:
         extension = os.path.splitext(divide_query(url).place)[1].lower()
         return extension == ".json" and not os.path.isdir(strip_file_scheme(url))
 
-    def __str__(self) -> str:
-        return shown_url(self.url)
-
     def list(self) -> Source:
         """List the images."""
-        folder, name = split_name(strip_file_scheme(self.url))
-        storage = open_storage(folder, remote_options(folder, self.storage_options))
-        content = _Content(self._read(name if is_remote(folder) else name_of(name), folder), str(self))
+        storage, folder, name = open_folder_of(self.url, self.storage_options)
+        content = _Content(self._read(storage, name), str(self))
         base = str(self.images) if self.images is not None else self._image_folder(content, folder, name)
         split = self.split or _split_of(name, divide_query(folder).place)
         if split not in SPLITS:
@@ -125,8 +115,7 @@ class Coco:
         keypoints = replace(_KEYPOINTS, flip_pairs=pairs) if content.points else None
         return replace(source, annotations=Annotations(boxes=_BOXES, keypoints=keypoints))
 
-    def _read(self, name: str, folder: str) -> Any:
-        storage = open_storage(folder, remote_options(folder, self.storage_options))
+    def _read(self, storage: Storage, name: str) -> Any:
         if (found := storage.version(name)) is not None and found.size > MAX_BYTES:
             raise ConfigError(f"{self} has {found.size:,} bytes; {MAX_BYTES:,} at most are read: divide it")
         try:

@@ -20,12 +20,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, MutableSet, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from shardflow._pillow import MISSING_CODECS
 from shardflow._wording import plural
-from shardflow.dataset.label_numbering import Classes, LabelNumbering
+from shardflow.dataset.label_numbering import LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_type, type_of_part
 from shardflow.formats.labels import Label
@@ -39,7 +39,7 @@ from shardflow.storage.resolve import open_storage
 
 from .items import Item, Items, encode_more, identity_of
 from .reader import Reader, file_state, map_in_threads
-from .source import Source, describe_skipped
+from .source import Source, SourceKind, describe_skipped
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ class _File(NamedTuple):
     identity: int
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder(SourceKind):
     """The images below a directory or URL.
 
     Args:
@@ -91,11 +91,7 @@ class Folder:
         >>> shardflow.pack(shardflow.sources.Folder("photos/", parts=("txt",)), "photos256/")  # doctest: +SKIP
     """
 
-    url: str | os.PathLike[str]
-    _: KW_ONLY
     parts: tuple[str, ...] | None = None
-    classes: Classes = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's

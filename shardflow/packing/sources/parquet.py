@@ -16,27 +16,24 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardflow._wording import plural
 from shardflow.dataset.finding_tars import expand_braces, has_wildcards, split_pattern
-from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import LABEL_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
-from shardflow.storage.file_names import is_below, name_bytes, name_of
+from shardflow.storage.file_names import is_below, name_bytes
 from shardflow.storage.interface import Storage
-from shardflow.storage.resolve import open_storage
+from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import (
     divide_query,
     is_remote,
     remote_options,
-    shown_url,
-    split_name,
     strip_file_scheme,
 )
 
@@ -45,7 +42,7 @@ from .labelling import number_labels, unlabelled_input
 from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema
 from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
 from .sample_adapter import IMAGE_KEYS, MASK_PART, caption_text, label_column, to_json
-from .source import Source
+from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +63,8 @@ _NESTED_BYTES = re.compile(r"\b(large_|fixed_size_)?binary(_view)?(?=[\[,>]|$| n
 _NOT_IN_PART = re.compile(r"[^a-z0-9_.]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Parquet:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parquet(SourceKind):
     """The rows of Parquet files with images in them.
 
     A column of bytes other than the image becomes a part of its name; all others that are not named here are entries of
@@ -91,24 +88,21 @@ class Parquet:
         >>> shardflow.pack(shardflow.sources.Parquet("hf://datasets/ethz/food101"), "food256/")  # doctest: +SKIP
     """
 
-    url: str | os.PathLike[str]
-    _: KW_ONLY
     image: str | None = None
     label: str | None = None
     split: str | None = None
     caption: str | None = None
     mask: str | None = None
-    classes: Classes = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:
         """Return whether a path or URL names such files, or a repository of the Hugging Face Hub that has some."""
         path = divide_query(strip_file_scheme(url)).place
-        folder, name = _folder_and_name(url)
+        storage, _, name = open_folder_of(url, storage_options)
         if url.startswith("hf://") and not path.endswith(EXTENSION):
             # Beside tars such files say something of their samples. A card's pictures do not make a folder of images.
-            folder, listing = url, open_storage(url, storage_options).listing()
+            storage = open_storage(url, storage_options)
+            listing = storage.listing()
             name = next((name for name in listing if name.endswith(EXTENSION)), "")
             if any(name.endswith(".tar") for name in listing):
                 return False
@@ -117,13 +111,10 @@ class Parquet:
         if split_pattern(url).pattern is not None:
             return True
         try:
-            file = ParquetFile(open_storage(folder, remote_options(folder, storage_options)), name)
+            file = ParquetFile(storage, name)
         except ShardflowError:
             return False  # a `Table` says what is wrong
         return bool(byte_columns(file.schema))
-
-    def __str__(self) -> str:
-        return shown_url(self.url)
 
     def list(self) -> Source:
         """List the rows, in the order of the files' names."""
@@ -166,7 +157,7 @@ class Parquet:
         """Return the root of the files, and the split of each, by its name, sorted."""
         root, pattern = split_pattern(self.url)
         if pattern is None and root.lower().endswith(EXTENSION) and not os.path.isdir(root):
-            root, name = _folder_and_name(self.url)
+            _, root, name = open_folder_of(self.url, self.storage_options)
             return root, _splits([name], self, root)
         storage = open_storage(root, remote_options(root, self.storage_options))
         patterns = ["*" + EXTENSION] if pattern is None else expand_braces(pattern)
@@ -293,11 +284,6 @@ def _list_file(storage: Storage, first: ParquetFile, label: str | None, split: s
         raise ConfigError(f"{file.url} has other columns, or names of classes, than {first.url}; pack it by itself")
     splits = None if split is None else file.column(split)
     return _ListedFile(file.column(label), splits, file.identity, file.group_rows)
-
-
-def _folder_and_name(url: str | os.PathLike[str]) -> tuple[str, str]:
-    folder, name = split_name(strip_file_scheme(url))
-    return folder, name if is_remote(folder) else name_of(name)
 
 
 def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:

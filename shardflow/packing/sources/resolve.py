@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardflow.dataset.label_numbering import Classes
@@ -35,8 +35,8 @@ def list_source(
     """
     if isinstance(src, str | os.PathLike):
         return DetectedSource(src, parts=parts, storage_options=storage_options).list()
-    named: Any = src if isinstance(src, (DetectedSource, Collection, *KINDS)) else Collection(src)
-    if parts and isinstance(named, (DetectedSource, Folder)):
+    named: Any = src if isinstance(src, (Collection, *KINDS)) else Collection(src)
+    if parts and isinstance(named, Folder):
         named = replace(named, parts=tuple(dict.fromkeys([*(named.parts or ()), *parts])))
     source: Source = named.list()
     return source
@@ -70,15 +70,9 @@ def describe_source(
     return DetectedSource(url, classes=classes) if parts is None else Folder(url, parts=parts, classes=classes)
 
 
-@dataclass(frozen=True, slots=True)
-class DetectedSource:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectedSource(Folder):
     """A path or URL whose kind of source is detected when it is listed."""
-
-    url: str | os.PathLike[str]
-    _: KW_ONLY
-    parts: tuple[str, ...] | None = None
-    classes: Classes = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def list(self) -> Source:
         """Detect the kind and list the inputs."""

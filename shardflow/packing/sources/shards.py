@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from shardflow._wording import plural
 from shardflow.dataset.finding_tars import find_tars, split_pattern, tar_splits
-from shardflow.dataset.label_numbering import Classes, Named
+from shardflow.dataset.label_numbering import Named
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.tar_file import open_tar
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
@@ -39,13 +38,13 @@ from shardflow.storage.virtual import root_url, virtual_storage
 from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, refuse_renumbering, unlabelled_input
 from .reader import Reader, file_state, too_many_bytes
-from .source import Source
+from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Shards:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards(SourceKind):
     """The samples of existing shards.
 
     The image of a sample is its first part whose name is an image's (`jpg`, `png`, ...); `.cls` is its label; all other
@@ -65,11 +64,6 @@ class Shards:
     Example:
         >>> shardflow.pack(shardflow.sources.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
     """
-
-    url: str | os.PathLike[str]
-    _: KW_ONLY
-    classes: Classes = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:

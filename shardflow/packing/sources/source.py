@@ -10,18 +10,20 @@ To add a kind of source, write its class in a file, and register it in `resolve.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from shardflow._wording import plural
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import PackIncompleteError
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.quarantine import Quarantined
+from shardflow.storage.urls import shown_url
 
 from .items import Items
 from .reader import Reader
@@ -92,18 +94,21 @@ def describe_skipped(skipped: Iterable[Quarantined]) -> str:
     )
 
 
-class SourceKind(Protocol):
-    """A kind of source that a path or URL can name. The constructor reads nothing; `list` does."""
+@dataclass(frozen=True, slots=True)
+class SourceKind(abc.ABC):
+    """A kind of source that a path or URL can name. Nothing is read before `list`."""
 
-    def __init__(
-        self, url: str | os.PathLike[str], *, classes: Classes = None, storage_options: Mapping[str, Any] | None = None
-    ) -> None: ...
+    url: str | os.PathLike[str]
+    _: KW_ONLY
+    classes: Classes = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
+    @abc.abstractmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:
         """Return whether a path or URL looks like this kind."""
-        ...
 
+    @abc.abstractmethod
     def list(self) -> Source:
         """List all inputs.
 
@@ -114,4 +119,6 @@ class SourceKind(Protocol):
             ConfigError: There are no inputs, or their splits or labels are not clear.
             StoreError: The source cannot be read.
         """
-        ...
+
+    def __str__(self) -> str:
+        return shown_url(self.url)

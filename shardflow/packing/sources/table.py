@@ -17,23 +17,20 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from shardflow.dataset.label_numbering import Classes, class_names
+from shardflow.dataset.label_numbering import class_names
 from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
-from shardflow.storage.file_names import name_of
-from shardflow.storage.resolve import open_storage
+from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import (
     divide_query,
     is_remote,
     remote_options,
-    shown_url,
-    split_name,
     strip_file_scheme,
 )
 
@@ -41,7 +38,7 @@ from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, unlabelled_input
 from .reader import Reader, is_place, map_in_threads, place_state, public_name, refusal
 from .sample_adapter import LIKE_LABEL, MASK_PART, caption_text, to_json
-from .source import Source
+from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +59,8 @@ TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _TEXT_TABLES = (".csv", ".tsv")
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(SourceKind):
     """The images that a table names.
 
     Columns that are named here are not in the samples' `.json`; all others are.
@@ -88,16 +85,12 @@ class Table:
         >>> shardflow.pack(shardflow.sources.Table("photos.csv", label="species"), "photos256/")  # doctest: +SKIP
     """
 
-    url: str | os.PathLike[str]
-    _: KW_ONLY
     image: str | None = None
     label: str | None = None
     split: str | None = None
     caption: str | None = None
     mask: str | None = None
     images: str | os.PathLike[str] | None = None
-    classes: Classes = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
@@ -106,16 +99,11 @@ class Table:
             strip_file_scheme(url)
         )
 
-    def __str__(self) -> str:
-        return shown_url(self.url)
-
     def list(self) -> Source:
         """List the rows."""
         if os.path.isdir(strip_file_scheme(self.url)):
             raise ConfigError(f"{self} is a directory; columns are of a table ({', '.join(TABLES)})")
-        folder, name = split_name(strip_file_scheme(self.url))
-        storage = open_storage(folder, remote_options(folder, self.storage_options))
-        name = name if is_remote(folder) else name_of(name)
+        storage, folder, name = open_folder_of(self.url, self.storage_options)
         base = folder if self.images is None else str(self.images)
         if self.images is not None and not is_remote(base) and not os.path.isdir(strip_file_scheme(base)):
             raise NotFoundError(f"the folder of images, {base}, does not exist; check --image-folder")
