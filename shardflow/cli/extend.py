@@ -15,8 +15,7 @@ from shardflow.packing.pack_plan import PackPlan
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
-from .output import print_lines
-from .progress_bars import pack_bar
+from .output import print_lines, resumable
 from .terminal import say
 
 
@@ -49,8 +48,8 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
     if dry_run:
         print_lines(_plan_lines(preview_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
         return
-    with pack_bar() as bar:
-        report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=bar.update, **settings)
+    with resumable():
+        report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=True, **settings)
     if not report.inputs:
         skipped = f"; skipped: {_conflicting(report.conflicting)}" if report.conflicting else ""
         say(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source{skipped}")

@@ -27,8 +27,7 @@ from .options import (
     source_of,
     source_options,
 )
-from .output import operation_counts, print_lines
-from .progress_bars import pack_bar
+from .output import operation_counts, print_lines, resumable
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
     f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()
@@ -78,9 +77,9 @@ def pack(src: tuple[str, ...], dst: str, preset: str, no_shuffle: bool, dry_run:
             if plan.destination in ("dataset", "occupied"):
                 return DatasetExistsError.exit_code
             return int(len(plan.bad) + len(plan.source.skipped) > given["max_errors"])
-    with pack_bar() as bar:
+    with resumable():
         report = shardflow.pack(
-            source, dst, preset=preset, annotations=annotations, progress=bar.update, **recipe, **sharding, **given
+            source, dst, preset=preset, annotations=annotations, progress=True, **recipe, **sharding, **given
         )
     print_lines(_report_lines(report, dst), 13)
     return 0

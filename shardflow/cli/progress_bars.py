@@ -1,4 +1,4 @@
-"""Progress bars of the commands: over shards, of a pack, and of waiting."""
+"""Progress bars of the commands: over shards, and of waiting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from shardflow.formats.shard import Shard
-from shardflow.packing.progress import DELAY_S, PackBar
+from shardflow.packing.progress import DELAY_S
 
-from .output import resumable, total_bytes
+from .output import total_bytes
 
 _TICK_S = 1.0
 
@@ -63,10 +63,3 @@ def ticking(bar: tqdm[NoReturn]) -> Iterator[None]:
             stack.callback(thread.join)
             stack.callback(ended.set)
         yield
-
-
-@contextlib.contextmanager
-def pack_bar() -> Iterator[PackBar]:
-    """Show the progress bar of a pack. If the pack is stopped, say how to resume."""
-    with resumable(), PackBar() as bar:
-        yield bar

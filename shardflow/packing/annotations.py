@@ -40,7 +40,7 @@ from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 from shardflow.geometry.crops import Crops
 from shardflow.geometry.objects import clip_boxes, move_boxes
 
-from .image.geometry import Geometry
+from .image.encoded_image import Geometry
 from .sources.source import Source
 
 logger = logging.getLogger(__name__)

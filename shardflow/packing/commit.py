@@ -23,8 +23,8 @@ from shardflow.formats.manifest import FILE_NAME, Manifest
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
 
-from .image.codec_versions import codec_versions
 from .pack_plan import PackPlan
+from .recipe import codec_versions
 from .run import PackResults, Totals
 
 _log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ class Progress:
 
 
 ProgressLike = Callable[[Progress], None] | bool | None
-"""A function that gets the progress now and then; True for a `PackBar`."""
+"""A function that gets the progress now and then; True for a `pack_bar`."""
 
 
 DELAY_S = 2.0
@@ -48,31 +48,29 @@ def counted(inputs: Iterable[T], doing: str) -> Iterator[T]:
     return iter(tqdm(inputs, desc=doing, unit=" files", delay=DELAY_S, leave=False))
 
 
-class PackBar(contextlib.AbstractContextManager["PackBar"]):
-    """A progress bar over the inputs; it appears with the first progress."""
+@contextlib.contextmanager
+def pack_bar() -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar over the inputs; it appears with the first progress that the yielded function is given."""
+    bar: Any = None
 
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def update(self, progress: Progress) -> None:
-        """Show the current progress."""
-        if self._bar is None:
+    def update(progress: Progress) -> None:
+        nonlocal bar
+        if bar is None:
             from tqdm.auto import tqdm  # a tenth of a second, which workers need not spend
 
-            self._bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
-        self._bar.set_postfix_str(f"{size_text(progress.bytes_in)} -> {size_text(progress.bytes_out)}", refresh=False)
-        self._bar.update(progress.done - self._bar.n)
+            bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
+        bar.set_postfix_str(f"{size_text(progress.bytes_in)} -> {size_text(progress.bytes_out)}", refresh=False)
+        bar.update(progress.done - bar.n)
+
+    try:
+        yield update
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 @contextlib.contextmanager
 def showing(progress: ProgressLike) -> Iterator[Callable[[Progress], None]]:
     """Provide the function to be called with the progress."""
-    if progress is True:
-        with PackBar() as bar:
-            yield bar.update
-    else:
-        yield progress or (lambda _: None)
+    with pack_bar() if progress is True else contextlib.nullcontext(progress or (lambda _: None)) as show:
+        yield show

@@ -18,9 +18,11 @@ from dataclasses import Field, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
-from PIL import Image
+import PIL
+from PIL import Image, features
 
 from shardflow import native
+from shardflow._pillow import PLUGIN_VERSIONS
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, EncodeError
 from shardflow.formats import seek_table
@@ -28,8 +30,7 @@ from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import PACKED_TYPES, ImageType, type_named
 from shardflow.formats.manifest import Manifest
 
-from .image.codec_versions import codec_versions
-from .image.geometry import Geometry, Size, Window, upright_size
+from .image.encoded_image import Geometry, Size, Window, upright_size
 
 logger = logging.getLogger(__name__)
 
@@ -286,3 +287,21 @@ def recipe_of(manifest: Manifest) -> Recipe:
             f"that packed it: {manifest.tools.get('shardflow')}"
         )
     return recipe
+
+
+_LIBRARIES = {
+    "libavif": ("avif",),
+    "libjpeg": ("libjpeg_turbo", "jpg"),
+    "littlecms": ("littlecms2",),
+    "webp": ("webp",),
+    "zlib": ("zlib_ng", "zlib"),
+}
+"""Libraries of Pillow → its names of them, the first that is there counts."""
+
+
+def codec_versions() -> dict[str, str]:
+    """Return library → version; "none" for a missing one of Pillow."""
+    found = {library: next(filter(None, map(features.version, names)), "none") for library, names in _LIBRARIES.items()}
+    transcoding = native.TRANSCODING if native.available() else "none"
+    versions = {"pillow": PIL.__version__, **found, **PLUGIN_VERSIONS}
+    return {**versions, "kernel": native.version(), "transcoding": transcoding}

@@ -34,10 +34,10 @@ from shardflow.storage.local import LocalStorage
 from shardflow.storage.staging import temporary_staging
 
 from .executors import Executor, make_executor
-from .image.codec_versions import codec_versions
 from .ledger import Ledger
 from .origin import find_inputs, job_again, open_sources
 from .pack_plan import PackPlan
+from .recipe import codec_versions
 from .run import run
 from .sample_recipe import SampleRecipe
 from .sources.source import Source

@@ -43,7 +43,7 @@ from shardflow.formats.shard import Shard
 from shardflow.formats.shard_layout import sample_key
 from shardflow.order import keyed_rng
 
-from .image.geometry import Geometry
+from .image.encoded_image import Geometry
 from .image.pipeline import pack_image
 from .jobs import Job, Piece
 from .origin import FoundInputs, find_inputs, job_again, open_sources

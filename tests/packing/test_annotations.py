@@ -26,7 +26,7 @@ from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
 from shardflow.packing import sample_recipe
 from shardflow.packing.annotations import transform_mask, transform_parts
-from shardflow.packing.image.geometry import Geometry
+from shardflow.packing.image.encoded_image import Geometry
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sample_recipe import SampleRecipe
 from tests.helpers.folders import contents, encoded, photo, png16, png_chunk, quarantined, stored, turned, write_tree

@@ -26,8 +26,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError, SampleError, ShardflowError, StoreError
-from shardflow.packing.image.codec_versions import codec_versions
 from shardflow.packing.jobs import Done, Job, Outcome
+from shardflow.packing.recipe import codec_versions
 from shardflow.packing.sources.items import Item
 from shardflow.storage.interface import TEMPORARY
 from shardflow.storage.resolve import open_storage

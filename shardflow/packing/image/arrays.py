@@ -41,8 +41,7 @@ from shardflow.formats.image_types import PACKED_TYPES, image_type
 from shardflow.formats.statistics import PixelSums
 from shardflow.packing.recipe import FILTERS, Recipe
 
-from .encoded_image import EncodedImage, describe
-from .geometry import Size, upright_size
+from .encoded_image import EncodedImage, Size, describe, upright_size
 from .pillow import has_more_frames
 
 _EXACT_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B")

@@ -37,8 +37,7 @@ from shardflow.formats.jpeg_header import BASELINE, frame_of
 from shardflow.formats.statistics import PixelSums
 from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
-from .encoded_image import EncodedImage, describe
-from .geometry import Size
+from .encoded_image import EncodedImage, Size, describe
 
 
 def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> EncodedImage:

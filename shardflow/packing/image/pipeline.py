@@ -21,8 +21,7 @@ from shardflow.formats.statistics import PixelSums
 from shardflow.packing.recipe import KEEP, Recipe
 
 from .arrays import pack_array
-from .encoded_image import EncodedImage, describe
-from .geometry import Geometry, upright_size
+from .encoded_image import EncodedImage, Geometry, describe, upright_size
 from .pillow import pack_opened
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardflow.packing.annotations import pack_boxes, transform_mask
-from shardflow.packing.image.geometry import Geometry
+from shardflow.packing.image.encoded_image import Geometry
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from tests.helpers.folders import encoded, stored, turned

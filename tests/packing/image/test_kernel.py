@@ -14,10 +14,9 @@ from shardflow import native
 from shardflow.errors import SampleError
 from shardflow.formats import seek_table
 from shardflow.formats.manifest import Manifest
-from shardflow.packing.image.codec_versions import codec_versions
 from shardflow.packing.image.encoded_image import EncodedImage
 from shardflow.packing.image.pipeline import pack_image
-from shardflow.packing.recipe import Recipe, recipe_of
+from shardflow.packing.recipe import Recipe, codec_versions, recipe_of
 from tests.helpers import seek_tables
 from tests.helpers.folders import encoded, photo
 from tests.helpers.kernel import without_kernel
