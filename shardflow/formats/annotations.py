@@ -24,7 +24,7 @@ from typing import TypeVar
 from shardflow.errors import ConfigError
 
 from .image_types import IMAGE_PARTS
-from .json_object import JsonObject, entry
+from .json_object import JsonObject, entry, nested
 from .labels import LABEL_PARTS
 
 BOX_FORMATS = ("xyxy", "xywh", "cxcywh")
@@ -189,10 +189,8 @@ class Annotations(JsonObject):
     """
 
     masks: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
-    boxes: Boxes | None = field(default=None, metadata=entry(write=Boxes.to_json, read=Boxes.from_json, optional=True))
-    keypoints: Keypoints | None = field(
-        default=None, metadata=entry(write=Keypoints.to_json, read=Keypoints.from_json, optional=True)
-    )
+    boxes: Boxes | None = field(default=None, metadata=nested(Boxes, optional=True))
+    keypoints: Keypoints | None = field(default=None, metadata=nested(Keypoints, optional=True))
 
     def __post_init__(self) -> None:
         if isinstance(self.masks, str) or len(set(self.masks)) != len(self.masks):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shardflow.errors import ManifestError
 
-from .json_object import JsonObject, entry
+from .json_object import JsonObject, by_name, entry
 from .shard import MAX_BYTES, Shard, is_count
 
 COMPUTED_FIELDS = (
@@ -93,12 +93,7 @@ class Column(JsonObject):
 
     kind: str
     stem: str
-    splits: Mapping[str, ColumnFiles] = field(
-        metadata=entry(
-            write=lambda splits: {split: files.to_json() for split, files in splits.items()},
-            read=lambda splits: {split: ColumnFiles.from_json(files) for split, files in splits.items()},
-        )
-    )
+    splits: Mapping[str, ColumnFiles] = field(metadata=by_name(ColumnFiles))
 
     def __post_init__(self) -> None:
         parse_kind(self.kind)

@@ -38,6 +38,20 @@ def entry(**declared: Any) -> dict[type[Entry], Entry]:
     return {Entry: Entry(**declared)}
 
 
+def nested(kind: type[JsonObject], **declared: Any) -> dict[type[Entry], Entry]:
+    """Return the entry of a field that holds another object."""
+    return entry(write=kind.to_json, read=kind.from_json, **declared)
+
+
+def by_name(kind: type[JsonObject], **declared: Any) -> dict[type[Entry], Entry]:
+    """Return the entry of a field that holds a mapping from names to other objects."""
+    return entry(
+        write=lambda objects: {name: each.to_json() for name, each in objects.items()},
+        read=lambda content: {name: kind.from_json(each) for name, each in content.items()},
+        **declared,
+    )
+
+
 @functools.cache
 def entries(kind: Any) -> dict[str, tuple[str, Entry]]:
     """Return the entries of a dataclass: name → the field's name and its declaration."""

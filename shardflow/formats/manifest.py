@@ -19,7 +19,7 @@ from shardflow.errors import ConfigError, ManifestError
 
 from .annotations import Annotations
 from .columns import Column, check_columns
-from .json_object import JsonObject, entries, entry
+from .json_object import JsonObject, by_name, entries, entry, nested
 from .shard import MAX_BYTES, SHA256, Shard, is_count, is_name
 from .shard_layout import Sharding
 from .shard_table import ShardTable, cut_tables
@@ -34,13 +34,6 @@ SPLITS = ("train", "val", "valid", "validation", "test")
 _MAX_JSON_BYTES = 1 << 25
 """The most bytes that are parsed as JSON, which takes up to twenty times as much memory. A million classes have 30 MB;
 the shards of a manifest in the form in which it is written are not parsed."""
-
-
-def _by_name(kind: type[JsonObject]) -> dict[str, Any]:
-    return {
-        "write": lambda objects: {name: each.to_json() for name, each in objects.items()},
-        "read": lambda content: {name: kind.from_json(each) for name, each in content.items()},
-    }
 
 
 _TUPLE = entry(
@@ -104,23 +97,16 @@ class Manifest(JsonObject):
     skipped: int = field(default=0, metadata=entry(optional=True))
     mean: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
     std: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
-    statistics: Mapping[str, Statistics] | None = field(
-        default=None, metadata=entry(**_by_name(Statistics), optional=True)
-    )
-    sharding: Sharding | None = field(
-        default=None, metadata=entry(name="layout", write=Sharding.to_json, read=Sharding.from_json, optional=True)
-    )
-    annotations: Annotations = field(
-        default_factory=Annotations,
-        metadata=entry(write=Annotations.to_json, read=Annotations.from_json, optional=True),
-    )
+    statistics: Mapping[str, Statistics] | None = field(default=None, metadata=by_name(Statistics, optional=True))
+    sharding: Sharding | None = field(default=None, metadata=nested(Sharding, name="layout", optional=True))
+    annotations: Annotations = field(default_factory=Annotations, metadata=nested(Annotations, optional=True))
     roots: Mapping[str, Root] = field(
-        default_factory=dict, metadata=entry(name="bases", **_by_name(Root), fingerprinted=False, optional=True)
+        default_factory=dict, metadata=by_name(Root, name="bases", fingerprinted=False, optional=True)
     )
     table_roots: tuple[str, ...] = field(
         default=(), metadata=entry(name="seek_tables", write=list, read=tuple, optional=True)
     )
-    columns: Mapping[str, Column] = field(default_factory=dict, metadata=entry(**_by_name(Column), optional=True))
+    columns: Mapping[str, Column] = field(default_factory=dict, metadata=by_name(Column, optional=True))
     past_columns: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
 
     def __post_init__(self) -> None:

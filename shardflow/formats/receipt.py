@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from shardflow.errors import ConfigError, FormatError
 
-from .json_object import JsonObject, entry
+from .json_object import JsonObject, entry, nested
 from .quarantine import Quarantined
 from .shard import Shard, is_count
 from .shard_layout import sample_key
@@ -80,8 +80,8 @@ class Receipt(JsonObject):
     )
     skipped: tuple[int, ...] = field(metadata=entry(read=tuple))
     bytes_in: int
-    pixels: PixelSums = field(metadata=entry(write=PixelSums.to_json, read=PixelSums.from_json))
-    statistics: Statistics = field(metadata=entry(write=Statistics.to_json, read=Statistics.from_json))
+    pixels: PixelSums = field(metadata=nested(PixelSums))
+    statistics: Statistics = field(metadata=nested(Statistics))
     shard: Shard | None = field(
         metadata=entry(
             write=lambda shard: None if shard is None else shard.to_json(),
