@@ -45,6 +45,8 @@ from .sources.reader import Input, Reader
 PIECE_ITEMS = 32
 """Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
 
+_STAGES = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
+
 Announce = Callable[[int | None], None]
 """Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
 
@@ -185,23 +187,17 @@ class Piece:
                 reads = [threads.submit(read).result for read in reads]
             for ordinal, (item, read) in enumerate(zip(self.job.items, reads, strict=True), self.job.first):
                 announce(ordinal)
-                yield self._outcome(ordinal, item, read)
+                size, content, packed, bad = -1, UNREAD, None, None
+                try:
+                    if ordinal in self.crashing_inputs:
+                        raise DecodeError(self.crashing_inputs[ordinal])
+                    found = read()
+                    size, content = len(found.image), content_digits(found, item.label)
+                    packed = self.job.recipe.pack(found, item.label)
+                except SampleError as error:
+                    bad = Quarantined(item.path, _STAGES.get(type(error), "read"), str(error))
+                yield InputResult(item.path, size, content, bad), packed
             announce(None)
-
-    def _outcome(self, ordinal: int, item: Item, read: Callable[[], Input]) -> tuple[InputResult, PackedSample | None]:
-        size, content = -1, UNREAD
-        try:
-            if ordinal in self.crashing_inputs:
-                raise DecodeError(self.crashing_inputs[ordinal])
-            found = read()
-            size, content = len(found.image), content_digits(found, item.label)
-            packed = self.job.recipe.pack(found, item.label)
-            shard_writer.check_sample(packed.parts)
-            return InputResult(item.path, size, content, None), packed
-        except SampleError as error:
-            stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
-            bad = Quarantined(item.path, stages.get(type(error), "read"), str(error))
-            return InputResult(item.path, size, content, bad), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +213,11 @@ class Finish:
         storage = open_storage(job.dst, job.storage_options)
         partials = [(job.staging / result.partial.name, result.partial) for result in self.results]
         if not all(path.exists() for path, _ in partials):
-            return self._done_before(storage)
+            # They were removed by an attempt that was killed before it could return.
+            if (receipt := job.receipt(storage)) is not None:
+                return receipt
+            message = f"{job.staging}: parts of {job.name} have vanished; make sure that no process deletes"
+            raise StoreError(f"{message} files there, and run the same command again")
         shard, index = None, b""
         receipt_name = f"{job.name}.json"
         # A receipt of older settings must not stand for the new tar. Elsewhere the write lock rules such receipts out,
@@ -262,13 +262,6 @@ class Finish:
             for path, _ in partials:
                 path.unlink(missing_ok=True)
         return receipt
-
-    def _done_before(self, storage: Storage) -> Receipt:
-        """Return the receipt of an attempt that removed its partial tars, and was killed before it could return."""
-        if (receipt := self.job.receipt(storage)) is not None:
-            return receipt
-        message = f"{self.job.staging}: parts of {self.job.name} have vanished; make sure that no process deletes"
-        raise StoreError(f"{message} files there, and run the same command again")
 
 
 def content_of(jobs: Iterable[Job]) -> str:

@@ -15,6 +15,7 @@ from .annotations import check_size, transform_parts
 from .image.encoded_image import EncodedImage
 from .image.pipeline import pack_image
 from .recipe import Recipe, recipe_of
+from .shard_writer import check_sample
 from .sources.reader import Input
 
 _GEOMETRY_VERSION = 2
@@ -55,4 +56,6 @@ class SampleRecipe:
         image = pack_image(found.image, self.image)
         check_size(found.size, image.geometry)
         beside = transform_parts(found.parts, label, image.geometry, self.annotations, max_pixels=self.image.max_pixels)
-        return PackedSample(image, {image.part: image.image, **beside.parts}, beside.counts)
+        parts = {image.part: image.image, **beside.parts}
+        check_sample(parts)
+        return PackedSample(image, parts, beside.counts)

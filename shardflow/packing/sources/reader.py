@@ -107,17 +107,14 @@ class Reader:
 
     def _input(self, item: Item, more: Mapping[str, Any]) -> Input:
         image = self._bytes(more.get("image", [item.path]), item.identity)
-        parts = {
-            part: place.encode(errors="replace") if isinstance(place, str) else self._part(part, place, item)
-            for part, place in more.get("parts", {}).items()
-        }
+        parts = {}
+        for part, place in more.get("parts", {}).items():
+            try:
+                text = isinstance(place, str)
+                parts[part] = place.encode(errors="replace") if text else self._bytes(place, item.identity)
+            except OSError as error:  # its name, because the reason is listed under the image's
+                raise SampleError(f"{part}: {error.strerror or error}") from error
         return Input(image, parts, tuple(more["size"]) if "size" in more else None)
-
-    def _part(self, part: str, location: Sequence[Any], item: Item) -> bytes:
-        try:
-            return self._bytes(location, item.identity)
-        except OSError as error:  # its name, because the reason is listed under the image's
-            raise SampleError(f"{part}: {error.strerror or error}") from error
 
     def _bytes(self, location: Sequence[Any], identity: int) -> bytes:
         place, offset, size, crc32 = [*location, *_WHOLE_FILE[len(location) :]]
