@@ -13,7 +13,7 @@ import numpy as np
 from shardflow._validation import check_integer
 from shardflow._wording import plural
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, PackIncompleteError
-from shardflow.formats import manifest
+from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import Quarantined
@@ -32,7 +32,6 @@ from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport,
 from .write_lock import refuse_dataset
 
 _TARS_AT_A_TIME = 4
-_SHOWN_NAMES = 3
 _INDEX_ANEW = (
     f"to index tars anew that were changed since, remove {manifest.FILE_NAME} and the .npy files below SPLIT/0 there, "
     "but not the tars"
@@ -117,12 +116,12 @@ def index(
     if len(bad) > max_errors:
         behind = f"; and about {plural(lost, 'sample')} behind the damage of tars" if lost else ""
         raise PackIncompleteError(
-            f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {_reasons(bad)}{behind}. "
+            f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {quarantine.describe(bad)}{behind}. "
             f"Leave them out with --max-errors {len(bad)}"
         )
     if not any(map(len, indexes)):
         message = f"{' '.join(map(shown_url, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
-        message += f" ({_reasons(bad)})" if bad else ""
+        message += f" ({quarantine.describe(bad)})" if bad else ""
         raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
     report = build_virtual_dataset(
         dst,
@@ -149,12 +148,6 @@ def _lost_samples(scan: ScannedTar) -> int:
     read = int((scan.index["offset"] + scan.index["size"]).max())
     about = round((scan.bytes - read) / read * len(np.unique(scan.index["record"])))
     return max(0, about - 1)  # the sample before the damage is an entry in the list, too
-
-
-def _reasons(bad: Sequence[Quarantined]) -> str:
-    """Return the first samples that were left out, with the reasons, and the number of the others."""
-    shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
-    return f"{shown}; {len(bad) - _SHOWN_NAMES} more" if len(bad) > _SHOWN_NAMES else shown
 
 
 def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:

@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 27
 
 _MAX_CHARACTERS = 1 << 16  # of a text, which has twelve bytes for each of them at most
 _MAX_LINE_BYTES = 1 << 22
-_SHOWN_CHARACTERS = 200
+_SHOWN, _SHOWN_CHARACTERS = 3, 200
 
 
 class Quarantined(NamedTuple):
@@ -45,6 +45,12 @@ class Quarantined(NamedTuple):
 def version_name(fingerprint: str) -> str:
     """Return the name of the file of a version that extends another one, or of an index of tars."""
     return f"quarantine-{fingerprint.removeprefix('sha256:')}.jsonl"
+
+
+def describe(inputs: Sequence[Quarantined]) -> str:
+    """Return the first inputs with stage and reason, and the number of the others."""
+    shown = "; ".join(f"{each.path!r} ({each.stage}: {each.reason})" for each in inputs[:_SHOWN])
+    return f"{shown}; {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else shown
 
 
 def to_bytes(inputs: Sequence[Quarantined]) -> bytes:

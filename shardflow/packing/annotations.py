@@ -50,13 +50,6 @@ _COORDINATES = re.compile(rb'"(boxes|bbox|keypoints)"')
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 
 
-def check_annotations(annotations: Annotations | None) -> Annotations:
-    """Return the argument of a user, which declares nothing where it is None."""
-    if not isinstance(annotations, Annotations | None):
-        raise ConfigError(f"annotations must be shardflow.annotations.Annotations, found {type(annotations).__name__}")
-    return annotations or NOTHING
-
-
 def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
     """Refuse a source that declares more, or something else, than the dataset which it extends."""
     if (joined := annotations.joined(source.annotations)) != annotations:

@@ -29,8 +29,6 @@ from .run import PackResults, Totals
 
 _log = logging.getLogger(__name__)
 
-_NAMED = 3
-
 
 def commit(plan: PackPlan, results: PackResults) -> Manifest:
     """Write the quarantine and, when no more than `max_errors` of the plan's inputs are in it, the manifest.
@@ -88,20 +86,14 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
     manifest.from_bytes(data)
     abort_uploads(ledger.storage, {shard.name for shard in shards.values()})
     bad = quarantine.to_bytes(sorted([*before.quarantined, *totals.quarantined, *skipped]))
-    _publish(plan, results, new.fingerprint, data, bad)
+    if base is None:
+        lock.put(quarantine.FILE_NAME, bad)
+        ledger.storage.put(FILE_NAME, data, new=True)
+    else:
+        lock.replace_version(new.fingerprint, data, bad)
+        ledger.storage.remove(quarantine.UNFINISHED_NAME)
     lock.release()
     return new
-
-
-def _publish(plan: PackPlan, results: PackResults, fingerprint: str, data: bytes, bad: bytes) -> None:
-    """Write the quarantine, and then the manifest with this fingerprint."""
-    storage, lock = plan.ledger.storage, results.lock
-    if plan.base is None:
-        lock.put(quarantine.FILE_NAME, bad)
-        storage.put(FILE_NAME, data, new=True)
-        return
-    lock.replace_version(fingerprint, data, bad)
-    storage.remove(quarantine.UNFINISHED_NAME)
 
 
 def _warn_of_copies(before: Totals, new: Totals) -> None:
@@ -114,9 +106,7 @@ def _warn_of_copies(before: Totals, new: Totals) -> None:
 
 def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
     inputs = plan.source.inputs + len(plan.source.skipped)
-    named = "; ".join(f"{each.path!r} ({each.stage}: {each.reason})" for each in bad[:_NAMED])
-    more = f"; {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-    listed = f"{named}{more}, all listed in {listed}"
+    listed = f"{quarantine.describe(bad)}, all listed in {listed}"
     if len(bad) == inputs:
         none = "the only input could not" if inputs == 1 else f"none of the {inputs} inputs could"
         absent = all(each.reason.endswith(os.strerror(errno.ENOENT)) for each in bad)

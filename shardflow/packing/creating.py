@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardflow._validation import check_integer, explain_unknown_arguments
-from shardflow.formats.annotations import Annotations
+from shardflow.errors import ConfigError
+from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.shard_layout import Sharding
 
-from .annotations import check_annotations, warn_of_undeclared
+from .annotations import warn_of_undeclared
 from .executors import make_executor
 from .ledger import Ledger
 from .pack_plan import PackPlan
@@ -153,7 +154,9 @@ def plan_pack(
     max_errors: int = 0,
 ) -> Iterator[PackPlan]:
     """Plan a pack, or its dry run; the source is open in the context."""
-    declared = check_annotations(annotations)
+    if not isinstance(annotations, Annotations | None):
+        raise ConfigError(f"annotations must be shardflow.annotations.Annotations, found {type(annotations).__name__}")
+    declared = annotations or NOTHING
     options = shared_options(src, ledger.url, ledger.storage_options)
     with list_source(src, options, parts=declared.parts) as source:
         samples = SampleRecipe(image=recipe, annotations=source.annotations.joined(declared))
