@@ -8,14 +8,14 @@ whose numbers other writers wrote in other forms ("007"), are read.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from shardflow.errors import DecodeError, IntegrityError, NotFoundError
 from shardflow.formats.labels import CLASS_PART, CLASSES_PART, sample_labels
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard
 from shardflow.order.keyed_rng import U64
 
 from .open_dataset import Split
@@ -23,9 +23,7 @@ from .open_dataset import Split
 _NONE, _UNKNOWN = -1, -2
 
 
-def read_labels(
-    split: Split, classes: int, progress: Callable[[Shard], None] | None = None
-) -> Iterator[tuple[int, ...]]:
+def read_labels(split: Split, classes: int, progress: OnShard = None) -> Iterator[tuple[int, ...]]:
     """Yield the classes of each sample of a split, in order: none, one or several.
 
     Args:
@@ -42,9 +40,7 @@ def read_labels(
             yield (number,) if number >= 0 else () if number == _NONE else record_labels(split, shard, record)
 
 
-def single_classes(
-    split: Split, classes: int, progress: Callable[[Shard], None] | None = None
-) -> npt.NDArray[np.int32]:
+def single_classes(split: Split, classes: int, progress: OnShard = None) -> npt.NDArray[np.int32]:
     """Return the class of each sample, int32 [N]; -1 for none or several. Arguments and errors: see `read_labels`."""
     found = [np.empty(0, dtype=np.int32)]
     for shard, numbers in _by_shard(split, classes, progress):
@@ -65,9 +61,7 @@ def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
         raise IntegrityError(message).with_location(shard=reader.url(shard), key=reader.key(shard, record)) from error
 
 
-def _by_shard(
-    split: Split, classes: int, progress: Callable[[Shard], None] | None
-) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
+def _by_shard(split: Split, classes: int, progress: OnShard) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
     """Yield each shard and the class of each of its records; below 0 where there is none, or not in the index."""
     texts = [b"%d" % number for number in range(classes)]
     checksums = np.array([len(text) << 32 | zlib.crc32(text) for text in texts], dtype=np.uint64)

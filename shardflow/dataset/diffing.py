@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard
 
 from .open_dataset import Dataset, open_dataset
 from .receipts import find_receipt
@@ -76,7 +76,7 @@ def diff(
     *,
     a_options: Mapping[str, Any] | None = None,
     b_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> Diff:
     """Compare two datasets.
 
@@ -114,7 +114,7 @@ def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _split_diff(a: Dataset, b: Dataset, split: str, progress: Callable[[Shard], None] | None) -> SplitDiff:
+def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitDiff:
     has_receipts = not (a.manifest.roots or b.manifest.roots)
     sides = tuple(_Side(dataset, split, has_receipts, progress) for dataset in (a, b))
     tars = [Counter(shard.sha256 for shard in side.shards) for side in sides]
@@ -144,7 +144,7 @@ class _Side:
     The sources are None if a receipt is missing or does not fit its shard.
     """
 
-    def __init__(self, dataset: Dataset, split: str, receipts: bool, progress: Callable[[Shard], None] | None) -> None:
+    def __init__(self, dataset: Dataset, split: str, receipts: bool, progress: OnShard) -> None:
         self.shards = dataset[split].shards if split in dataset else ()
         self.images: list[int] = []
         self.sources: list[str] | None = [] if receipts else None

@@ -6,7 +6,7 @@ Groups that share a sample are one group: if two patients have the same image, n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shardflow._wording import plural
 from shardflow.errors import ConfigError, DecodeError, IntegrityError
 from shardflow.formats.coordinates import parse_json
-from shardflow.formats.shard import Shard, is_name
+from shardflow.formats.shard import OnShard, is_name
 from shardflow.order.keyed_rng import U64
 
 from .open_dataset import Split
@@ -32,9 +32,7 @@ _PART = "json"
 _SHOWN_FIELDS = 10
 
 
-def sample_groups(
-    split: Split, hashes: U64, group: Group, progress: Callable[[Shard], None] | None = None
-) -> npt.NDArray[np.int64]:
+def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = None) -> npt.NDArray[np.int64]:
     """Return the group of each sample of a split, numbered from 0: int64 [N].
 
     Samples with equal hashes are in one group, and those with equal values; a sample whose value is None, NaN or "" is
@@ -53,7 +51,7 @@ def sample_groups(
 
 
 def sample_folds(
-    split: Split, folds: str | Iterable[Any], progress: Callable[[Shard], None] | None = None
+    split: Split, folds: str | Iterable[Any], progress: OnShard = None
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return the names of the folds, and the number of each sample's fold in that list: int64 [N]. Errors: see above.
 
@@ -70,7 +68,7 @@ def sample_folds(
     return [str(names[place]) for place in order], np.argsort(order)[fold_of]
 
 
-def _values(split: Split, argument: str, given: Any, progress: Callable[[Shard], None] | None) -> Iterable[Any]:
+def _values(split: Split, argument: str, given: Any, progress: OnShard) -> Iterable[Any]:
     """Return a value for each sample of a split: of a field, or as they are given."""
     if isinstance(given, str):
         return read_records(split, partial(_field, split, argument, given), progress)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard
 from shardflow.formats.shard_index import KEY_PART, Index
 from shardflow.order import keyed_rng
 
@@ -27,9 +27,7 @@ Mask = npt.NDArray[np.bool_]
 """For each sample of a split, whether it is selected."""
 
 
-def read_records(
-    split: Split, read: Callable[[int, int], _Result], progress: Callable[[Shard], None] | None
-) -> Iterator[_Result]:
+def read_records(split: Split, read: Callable[[int, int], _Result], progress: OnShard) -> Iterator[_Result]:
     """Yield `read(shard, record)` for each sample of a split. Remote tars are downloaded into the cache."""
     for number, shard in enumerate(split.shards):
         for record in range(shard.samples):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardflow._validation import check_integer, check_share
 from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard
 from shardflow.order import keyed_rng
 from shardflow.storage.urls import url_text
 
@@ -39,7 +39,7 @@ def split(
     seed: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> VirtualReport:
     """Make a dataset at `dst` in which parts of the split `train` of `src` are `val`, `test` or both. No tar is copied.
 
@@ -110,7 +110,7 @@ def split_folds(
     seed: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> dict[str, VirtualReport]:
     """Make the datasets of a k-fold cross-validation: `dst/fold0`, `dst/fold1`, …. No tar is copied.
 
@@ -213,9 +213,7 @@ class _Samples(NamedTuple):
     groups: I64  # numbers from 0
 
 
-def _read_samples(
-    dataset: Dataset, group: Group, seed: int, progress: Callable[[Shard], None] | None
-) -> tuple[_Samples, bool]:
+def _read_samples(dataset: Dataset, group: Group, seed: int, progress: OnShard) -> tuple[_Samples, bool]:
     """Return the training samples, and whether any of them has several classes."""
     hashes = sample_hashes(dataset, "train", keyed_rng.key(seed, "split"))  # other ones than `subset` with this seed
     classes, has_several = _first_classes(dataset, progress)
@@ -253,7 +251,7 @@ def _with_splits(dataset: Dataset, parts: Mapping[str, Mask], made_by: str) -> C
     return selected_contents(dataset, selection, f"split of {dataset.fingerprint}: {made_by}")
 
 
-def _first_classes(dataset: Dataset, progress: Callable[[Shard], None] | None) -> tuple[I64, bool]:
+def _first_classes(dataset: Dataset, progress: OnShard) -> tuple[I64, bool]:
     """Return the class of each training sample, the lowest of several, -1 for none; and whether any has several."""
     train = dataset["train"]
     if dataset.classes is None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.columns import ColumnFile
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard, Shard
 from shardflow.storage.interface import TEMPORARY, Storage
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
@@ -55,7 +55,7 @@ def sync(
     *,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> SyncReport:
     """Copy the dataset at `src` to `dst`, each a directory or a URL. The same call continues a sync that was stopped.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
 from shardflow.formats.labels import LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
 from shardflow.formats.manifest import Manifest
-from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
+from shardflow.formats.shard import MAX_SAMPLE_BYTES, OnShard, Shard
 from shardflow.formats.shard_index import Index, Row
 from shardflow.formats.tar_members import crc32
 from shardflow.storage.interface import Storage
@@ -59,7 +59,7 @@ class Finding:
         return f"{self.where}: {self.problem}"
 
 
-def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
+def verify_dataset(dataset: Dataset, *, progress: OnShard = None) -> list[Finding]:
     """Read a whole dataset and return all damage, by split and shard; `progress` is called after each shard.
 
     A remote dataset is read at its URL, not in the cache. A single file that cannot be read is a finding; StoreError if

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import as_completed
 
 from shardflow.errors import ConfigError, DeadlineError, StoreError
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard, Shard
 from shardflow.storage.cache import FetchResult
 from shardflow.storage.transfers import TransferPool
 
@@ -15,7 +15,7 @@ from .open_dataset import Split
 _AT_A_TIME = 8
 
 
-def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = None) -> None:
+def warm(splits: Iterable[Split], *, progress: OnShard = None) -> None:
     """Download all shards of a dataset's splits into the cache; those that are there are only marked as used."""
     splits = list(splits)
     for cache in {split.reader.cache for split in splits}:

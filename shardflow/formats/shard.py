@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardflow.errors import ManifestError
 
@@ -58,6 +59,10 @@ class Shard(JsonObject):
     def receipt_name(self) -> str:
         """Path of the receipt below the dataset."""
         return self.name[: -len(".tar")] + ".json"
+
+
+OnShard: TypeAlias = Callable[[Shard], None] | None
+"""What a function that works shard by shard calls after each of them."""
 
 
 def is_name(value: Any) -> bool:

@@ -28,7 +28,7 @@ from shardflow.errors import FormatError, IntegrityError, NotFoundError, Shardfl
 from shardflow.formats import quarantine, shard_index
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard, Shard
 from shardflow.storage.interface import Storage
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.staging import temporary_staging
@@ -70,7 +70,7 @@ def repair(
     storage_options: Mapping[str, Any] | None = None,
     source_options: Mapping[str, Any] | None = None,
     workers: int | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> RepairReport:
     """Read a whole dataset, and replace damaged and missing files.
 

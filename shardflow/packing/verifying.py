@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from shardflow.formats.image_limits import check_image
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, sample_labels
 from shardflow.formats.receipt import Receipt
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard, Shard
 from shardflow.formats.shard_layout import sample_key
 from shardflow.order import keyed_rng
 
@@ -80,7 +80,7 @@ def verify(
     seed: int = 0,
     storage_options: Mapping[str, Any] | None = None,
     source_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> list[Finding]:
     """Read a whole dataset and return all findings.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard
 
 _THREADS = 8
 _SHARDS = 4
@@ -99,7 +99,7 @@ class SampleReader:
             found += [first + record for record in _spread(self.split.shards[shard].samples, wanted)]
         return found
 
-    def samples_of_class(self, name: str, count: int, progress: Callable[[Shard], None] | None = None) -> list[int]:
+    def samples_of_class(self, name: str, count: int, progress: OnShard = None) -> list[int]:
         """Return the numbers of the first `count` samples of a class, or of all if there are fewer.
 
         `progress` is called after each shard.
