@@ -40,7 +40,7 @@ class ImageType:
         by_pillow: Whether Pillow decodes it.
         packed_as: What a recipe calls the format: "jpeg"; empty where `pack` does not write it.
         longest: The longest side in pixels that a packed image can have.
-        is_lossy: Whether its encoder has a `quality`.
+        is_lossy: Whether files of it seldom have the exact pixels: its encoder has a `quality`.
     """
 
     name: str
@@ -124,6 +124,7 @@ IMAGE_TYPES = (
         animated=True,
         decode_bytes=16,
         pillow_feature="avif",
+        is_lossy=True,
     ),
     ImageType(
         name="HEIF",
@@ -133,6 +134,7 @@ IMAGE_TYPES = (
         decode_bytes=16,
         extra="heic",
         plugin="pillow_heif.HeifImagePlugin",
+        is_lossy=True,
     ),
     ImageType(
         name="NPY",

@@ -13,14 +13,13 @@ from shardflow.errors import ConfigError
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.shard_layout import Sharding
 
-from .annotations import warn_of_undeclared
 from .executors import make_executor
 from .ledger import Ledger
 from .pack_plan import PackPlan
 from .pack_report import PackReport, carry_out
 from .progress import ProgressLike
 from .recipe import FromPreset, Recipe, make_recipe
-from .sample_recipe import SampleRecipe
+from .sample_recipe import SampleRecipe, warn_of_undeclared
 from .sources.resolve import list_source, shared_options
 
 SHARD_SAMPLES = 2048

@@ -23,7 +23,6 @@ from shardflow.dataset.write_lock import clean_up
 from shardflow.errors import ConfigError
 from shardflow.formats.quarantine import UNFINISHED_NAME
 
-from .annotations import refuse_other_annotations
 from .base_version import BaseVersion, State
 from .executors import make_executor
 from .ledger import Ledger
@@ -31,7 +30,7 @@ from .pack_plan import PackPlan
 from .pack_report import PackReport, carry_out, report
 from .progress import ProgressLike
 from .run import Totals
-from .sample_recipe import SampleRecipe
+from .sample_recipe import SampleRecipe, refuse_other_annotations
 from .sources.items import Items
 from .sources.labelling import append_classes
 from .sources.resolve import list_source, shared_options

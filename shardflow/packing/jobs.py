@@ -153,7 +153,7 @@ class Piece:
     job: Job  # cut down to these inputs
     crashing_inputs: Mapping[int, str] = field(default_factory=dict)  # ordinal → reason, of those that end a process
 
-    def run(self, announce: Announce) -> PieceResult:
+    def run(self, announce: Announce = lambda _: None) -> PieceResult:
         """Process the inputs and write the partial tar; may be repeated. A bad input is a part of the result."""
         job = self.job
         members: list[bytes] = []
@@ -207,7 +207,7 @@ class Finish:
     job: Job
     results: tuple[PieceResult, ...]
 
-    def run(self, announce: Announce) -> Receipt:  # noqa: ARG002 - no input is touched
+    def run(self, announce: Announce = lambda _: None) -> Receipt:  # noqa: ARG002 - no input is touched
         """Publish tar, index and receipt, in this order, and return the receipt; may be repeated."""
         job = self.job
         storage = open_storage(job.dst, job.storage_options)

@@ -1,25 +1,63 @@
-"""The sample recipe: how an input becomes a sample, its image by a recipe and its other parts by the annotations."""
+"""The sample recipe: how an input becomes a sample, its image by a recipe and its other parts by the annotations.
+
+    cls           number of the class, as text
+    labels.json   numbers of the classes, ascending, as a JSON list
+    masks         PNGs, cropped and resized with the image by nearest neighbour
+    coordinates   boxes and keypoints in a JSON are moved, everything else in it is kept
+    others        kept byte for byte
+
+`formats.annotations` declares which parts are masks, and where boxes and keypoints stand. A sample that lacks a
+declared part, or whose part differs from its declaration, cannot be packed. Coordinates are in pixels of the upright
+image (see `encoded_image`).
+
+Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that values which run in parallel stay
+in step; one without area inside of it is kept, and loading decides about it. Keypoints may lie beyond the borders; one
+whose visibility is 0 is kept as it is. Numbers are rounded to a thousandth of a pixel.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
+import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from shardflow._masks import load_mask, open_mask
+from shardflow._pillow import map_codec_errors
+from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats.annotations import NOTHING, Annotations
-from shardflow.formats.labels import Label
+from shardflow.formats.coordinates import move_coordinates
+from shardflow.formats.image_limits import MAX_PIXELS
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 from shardflow.formats.manifest import Manifest
+from shardflow.geometry.crops import Crops
+from shardflow.geometry.objects import clip_boxes, move_boxes
 
-from .annotations import check_size, transform_parts
-from .image.encoded_image import EncodedImage
+from .image.encoded_image import EncodedImage, Geometry
 from .image.pipeline import pack_image
 from .recipe import Recipe, recipe_of
 from .shard_writer import check_sample
 from .sources.reader import Input
+from .sources.source import Source
+
+logger = logging.getLogger(__name__)
 
 _GEOMETRY_VERSION = 2
 """Raised whenever masks or coordinates are moved by other arithmetic: packs that were begun before are not resumed."""
+
+_COORDINATES = re.compile(rb'"(boxes|bbox|keypoints)"')
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 
 
 class PackedSample(NamedTuple):
@@ -55,7 +93,125 @@ class SampleRecipe:
         """Return the sample of an input; raise a SampleError if there cannot be one."""
         image = pack_image(found.image, self.image)
         check_size(found.size, image.geometry)
-        beside = transform_parts(found.parts, label, image.geometry, self.annotations, max_pixels=self.image.max_pixels)
-        parts = {image.part: image.image, **beside.parts}
+        most = self.image.max_pixels
+        beside, counts = transform_parts(found.parts, label, image.geometry, self.annotations, max_pixels=most)
+        parts = {image.part: image.image, **beside}
         check_sample(parts)
-        return PackedSample(image, parts, beside.counts)
+        return PackedSample(image, parts, counts)
+
+
+def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
+    """Refuse a source that declares more, or something else, than the dataset which it extends."""
+    if (joined := annotations.joined(source.annotations)) != annotations:
+        differing = [name for name, text in joined.describe().items() if annotations.describe().get(name) != text]
+        message = f"the source declares other annotations than the dataset ({', '.join(differing)})"
+        raise ConfigError(f"{message}, whose samples would not fit together; pack it as another dataset")
+
+
+def warn_of_undeclared(source: Source, annotations: Annotations) -> None:
+    """Warn where the first input has a part that looks like a mask, or like boxes, and is not declared."""
+    first = next((items[0] for items in source.splits.values() if len(items)), None)
+    if first is None or not first.more:
+        return  # an image alone
+    parts: Mapping[str, bytes] = dict.fromkeys(json.loads(first.more).get("parts", ()), b"")
+    if not source.reader.remote:
+        with contextlib.suppress(SampleError):  # it will be in quarantine
+            parts = source.reader.read(first).parts
+    for part, data in parts.items():
+        if part in annotations.parts:
+            continue
+        hint = ""
+        if part.endswith(".png"):
+            hint = f"it is a mask, which must be cropped and resized with the image, declare it: --mask {part}"
+        elif part.endswith("json") and (key := _COORDINATES.search(data)):
+            keys = f"{key[0].decode()} means boxes or keypoints, which must move with the image"
+            hint = f"{keys}, declare them: --boxes {part}:PATH:FORMAT or --keypoints {part}:PATH:FORMAT"
+        if hint:
+            logger.warning("part %r, as of %r, is kept byte for byte; if %s", part, first.path, hint)
+
+
+def transform_parts(
+    parts: Mapping[str, bytes],
+    label: Label,
+    geometry: Geometry,
+    annotations: Annotations = NOTHING,
+    *,
+    max_pixels: int = MAX_PIXELS,
+) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Return the parts beside an image in its sample, and what was counted in them: "masks", "boxes", "keypoints".
+
+    Masks have the limit of images.
+    """
+    for part in parts:
+        if not _NAME.fullmatch(part):
+            raise DecodeError(f"part {part!r}: names of parts are up to 16 letters, digits and ._-")
+        if part in IMAGE_PARTS:
+            raise DecodeError(f"part {part!r} would be a second image; rename it, for example to second.{part}")
+        if part in LABEL_PARTS:
+            raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
+    kept = {**parts, **format_label(label)}
+    if not annotations:
+        return kept, {}
+    if missing := annotations.missing(parts):
+        raise DecodeError(missing)
+    masks = {}
+    for mask in annotations.masks:
+        try:
+            masks[mask] = transform_mask(parts[mask], geometry, max_pixels)
+        except (DecodeError, TooLargeError) as error:
+            raise type(error)(f"part {mask!r}: {error}") from error
+    crops = geometry.crops
+    moved, found = move_coordinates(
+        annotations,
+        parts.get,
+        geometry.upright,
+        geometry.size,
+        move_boxes=lambda boxes: pack_boxes(boxes, crops),
+        move_points=lambda points: crops.move(points, np.zeros(len(points), dtype=np.int64)),
+    )
+    counts = {"masks": len(masks), "boxes": len(found.boxes) if found.boxes is not None else 0}
+    if (points := found.keypoints) is not None:
+        is_there = points[..., 2] > 0 if points.shape[-1] == 3 else np.ones(points.shape[:-1], np.bool_)
+        counts["keypoints"] = int(is_there.sum())
+    return {**kept, **masks, **moved}, {name: count for name, count in counts.items() if count}
+
+
+def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.float64]:
+    """Return boxes of an image, [N, 4], clipped to its crop; all zeros where they are outside.
+
+    One without area, a line or a point, is in the crop up to its borders.
+    """
+    rows = np.zeros(len(boxes), dtype=np.int64)
+    moved = move_boxes(boxes, crops, rows)
+    clipped = clip_boxes(moved, crops.extents[rows])
+    # Per axis: the part of an interval that is inside has a length, and a place that is inside stays where it is.
+    is_place = moved[:, :2] == moved[:, 2:]
+    is_left = np.where(is_place, moved[:, :2] == clipped[:, :2], clipped[:, :2] < clipped[:, 2:])
+    clipped[~is_left.all(axis=1)] = 0
+    return clipped
+
+
+def check_size(declared: tuple[int, int] | None, geometry: Geometry) -> None:
+    """Raise a DecodeError if an upright image does not have the size that its annotations are declared to belong to."""
+    if declared is None or declared == geometry.upright:
+        return
+    expected, found = ("{}x{}".format(*each) for each in (declared, geometry.upright))
+    message = f"the image has {found} pixels, its annotations are of one with {expected}"
+    if declared == geometry.stored:
+        message += ", as it is stored: it is turned by its metadata, and coordinates are those of the upright image"
+    raise DecodeError(f"{message}; give each image its own annotations")
+
+
+def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS) -> bytes:
+    """Return a mask of the upright image as a PNG for the packed one.
+
+    By the pixel at each centre, PyTorch's "nearest-exact", because labels must not be mixed. Bilevel, 8- and 16-bit
+    grey, palette and RGB values stay.
+    """
+    with map_codec_errors(DecodeError), open_mask(data, geometry.upright, max_pixels=max_pixels) as image:
+        resized = Image.fromarray(geometry.crops.crop_mask(0, load_mask(image)))
+        if image.mode == "P":
+            resized.putpalette(cast("list[int]", image.getpalette()))
+        buffer = io.BytesIO()
+        resized.save(buffer, "PNG")
+        return buffer.getvalue()

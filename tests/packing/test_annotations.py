@@ -25,10 +25,9 @@ from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
 from shardflow.packing import sample_recipe
-from shardflow.packing.annotations import transform_mask, transform_parts
 from shardflow.packing.image.encoded_image import Geometry
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.sample_recipe import SampleRecipe
+from shardflow.packing.sample_recipe import SampleRecipe, transform_mask, transform_parts
 from tests.helpers.folders import contents, encoded, photo, png16, png_chunk, quarantined, stored, turned, write_tree
 from tests.helpers.jobs import preview
 from tests.helpers.masks import resize_mask
@@ -41,7 +40,7 @@ def _moved(content: Any, boxes: str | None, keypoints: str | None = None) -> Any
     declared = Annotations(
         boxes=Boxes.parse(boxes) if boxes else None, keypoints=Keypoints.parse(keypoints) if keypoints else None
     )
-    return json.loads(transform_parts({"json": json.dumps(content).encode()}, None, HALF, declared).parts["json"])
+    return json.loads(transform_parts({"json": json.dumps(content).encode()}, None, HALF, declared)[0]["json"])
 
 
 CONTENT: Any = {
@@ -120,7 +119,7 @@ def test_moved_boxes_are_the_rectangles_of_the_geometry(
     scale = (*upright, *upright) if normalized else (1, 1, 1, 1)
     content = {"b": [[at / side for at, side in zip(TO_FORMAT[form](*box), scale, strict=True)] for box in boxes]}
     declared = Annotations(boxes=Boxes("json", "b", form, normalized))
-    parts = transform_parts({"json": json.dumps(content).encode()}, None, geometry, declared).parts
+    parts = transform_parts({"json": json.dumps(content).encode()}, None, geometry, declared)[0]
     found = read_coordinates(declared, parts.get, geometry.size).boxes
     assert found is not None
     expected = [_clipped(box, upright, resized, window) for box in boxes]
@@ -197,15 +196,15 @@ def test_annotations_are_counted() -> None:
         ({"b": [], "k": []}, {"masks": 1}),
     ):
         parts = {"mask.png": mask, "json": json.dumps(given_content).encode()}
-        assert transform_parts(parts, None, HALF, declared).counts == counts
+        assert transform_parts(parts, None, HALF, declared)[1] == counts
 
 
 def test_labels() -> None:
     """One class is the text of its number in `.cls`, several are a JSON list in `.labels.json`, none is no part."""
-    assert transform_parts({}, 7, HALF).parts == {"cls": b"7"}
-    assert transform_parts({}, (3, 17), HALF).parts == {"labels.json": b"[3, 17]"}
-    assert transform_parts({}, (), HALF).parts == {"labels.json": b"[]"}
-    assert transform_parts({}, None, HALF).parts == {}
+    assert transform_parts({}, 7, HALF)[0] == {"cls": b"7"}
+    assert transform_parts({}, (3, 17), HALF)[0] == {"labels.json": b"[3, 17]"}
+    assert transform_parts({}, (), HALF)[0] == {"labels.json": b"[]"}
+    assert transform_parts({}, None, HALF)[0] == {}
 
 
 @pytest.mark.parametrize(

@@ -40,14 +40,12 @@ class Serial:
     def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:  # noqa: ARG002 - its own
         """See `Executor`."""
 
-        def ignore(_: int | None) -> None: ...
-
         for job in jobs:
             results = []
             for piece in job.pieces():
-                results.append(piece.run(ignore))
+                results.append(piece.run())
                 done(job, results[-1])
-            done(job, Finish(job=job, results=tuple(results)).run(ignore))
+            done(job, Finish(job=job, results=tuple(results)).run())
 
 
 def make_executor(name: str, workers: int | None = None, ray_address: str | None = None) -> Executor:

@@ -54,7 +54,7 @@ _COCO = re.compile(r"(^|/)(instances|person_keypoints)_[^/]*\.json$")
 _FIRST_BYTES = 32
 _NAMED = 5
 _LOSSLESS = tuple(f".{part}" for each in IMAGE_TYPES if each.for_masks for part in each.parts)
-_LOSSY = (".jpg", ".jpeg", ".webp", ".avif", ".heic", ".heif")
+_LOSSY = tuple(f".{part}" for each in IMAGE_TYPES if each.is_lossy for part in each.parts)
 
 _NO_PLACE = "the name begins with '/', or has '..' or '://' in it: rename it"
 _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or train/x.jpg"

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardflow.packing.annotations import pack_boxes, transform_mask
 from shardflow.packing.image.encoded_image import Geometry
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
+from shardflow.packing.sample_recipe import pack_boxes, transform_mask
 from tests.helpers.folders import encoded, stored, turned
 
 WIDE = Geometry((400, 200), 1, resized=(200, 100), window=(0, 0, 200, 100))
