@@ -101,7 +101,7 @@ BUDGET = {
     "loading": 5950,
     "native": 5500,
     "order": 1600,
-    "packing": 7150,
+    "packing": 6950,
     "preview": 1250,
     "storage": 4550,
     "": 1250,
