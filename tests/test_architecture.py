@@ -98,7 +98,7 @@ BUDGET = {
     "formats": 3200,
     "geometry": 400,
     "interop": 650,
-    "loading": 5950,
+    "loading": 6000,
     "native": 5500,
     "order": 1600,
     "packing": 6950,

@@ -22,6 +22,7 @@ from shardflow._validation import did_you_mean
 from shardflow._wording import plural
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
+from shardflow.formats.annotations import mask_field
 from shardflow.formats.columns import COMPUTED_FIELDS, HAS, NAME, Column, stem_of
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
@@ -154,6 +155,7 @@ def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: 
 
 def _check_names(dataset: Dataset, table: Table, replaces: bool) -> None:
     parts = {part for split in dataset.values() for rows in [split.reader.rows(0)] if rows for part in rows.parts()}
+    parts |= {mask_field(part) for part in dataset.manifest.annotations.masks}
     for name in table.columns:
         if not NAME.fullmatch(name):
             problem = "the name of a column has letters, digits and _, at most 64"

@@ -94,6 +94,10 @@ class ColumnFields:
 
 def collate_column(field: str, batch: Batch, sources: Sequence[ColumnFields]) -> Any:
     """Return a field of a batch: a tensor [B] or, of lists, [B, D]; a list of str."""
+    for sample in batch.samples:
+        if field in sample.parts:
+            message = f"{field!r} is a column and a part of the sample; add the column under another name, and drop it"
+            raise sample.with_sample(ConfigError(message))
     places = np.array(
         [(source, sample.shard, sample.record) for source, sample in zip(batch.sources, batch.samples, strict=True)]
     )

@@ -10,6 +10,7 @@ handed out; workers receive the start of an iteration and compute everything els
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -154,10 +155,13 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
         >>> samples = loader.unbatched().map(transform).with_epoch(1000)      # doctest: +SKIP
         """
-        return wds.FluidWrapper(self.__iter__).compose(*stages)
+        return _Chain(self).compose(*stages)
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> wds.DataPipeline:
-        """Return a WebDataset pipeline whose iterations have so many batches, from one epoch after the other."""
+        """Return a WebDataset pipeline whose iterations have so many batches, from one epoch after the other.
+
+        Each goes on where the one before ended, so that every epoch is whole.
+        """
         return self.compose().with_epoch(nsamples, nbatches)
 
     def _record_replaced(self, problems: Sequence[str]) -> None:
@@ -227,6 +231,48 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def close(self) -> None:
         """End the worker processes now; another iteration starts new ones."""
         self._pool.end()
+
+
+class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
+    """The WebDataset pipeline that goes on from an engine's batches.
+
+    `with_epoch` cuts one endless iteration into pieces. WebDataset's own begins anew for each piece: the rest of an
+    epoch, and the contents of shuffle buffers, would never come.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.__iter__)
+        self._engine, self._endless, self._number = engine, iter(()), -1
+
+    def compose(self, *stages: Callable[[Iterator[Any]], Iterator[Any]]) -> _Chain:
+        """Return this pipeline with more stages."""
+        chain: _Chain = super().compose(*stages)
+        chain._number = -1
+        return chain
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.nsamples <= 0:
+            yield from super().__iter__()
+            return
+        iteration = self._engine._control.iteration
+        if self._number != iteration():  # the loader was moved, or iterated by others
+            self._endless = self._without_end()
+        try:
+            for item in itertools.islice(self._endless, self.nsamples):
+                self._number = iteration()
+                yield item
+        except Exception:
+            self._number = -1
+            raise
+
+    def _without_end(self) -> Iterator[Any]:
+        item: Any
+        empty = 0
+        while empty < 2:  # the first epoch is empty where a state was that of an epoch's end
+            empty += 1
+            for item in self.iterator1():
+                empty = 0
+                yield item
 
 
 class Iteration:

@@ -6,6 +6,7 @@ Each is a WebDataset pipeline stage: called with the iterator of the stage befor
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -170,7 +171,7 @@ class Annotate:
                     annotations.append(None)
                     failures[index] = sample.with_sample(error)
             for index, good in replace_damaged(batch, failures, self._sources).items():
-                annotations[index] = annotations[good]
+                annotations[index] = copy.deepcopy(annotations[good])  # a transform may write into either
             batch.annotations = self._sources[batch.sources[0]].annotations.of_views(annotations, views)
             yield batch
 

@@ -47,6 +47,8 @@ class Weighted:
     def _of(self, facts: Facts) -> Weights:
         given, samples = self.weights, facts.samples
         if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
+            if isinstance(given, str) and facts.column(given) is not None:
+                raise ConfigError(f"{self!r} means a rule, and also a column of the dataset; pass the column's values")
             classes, labels = facts.classes or (), facts.labels()[:samples]
             if isinstance(given, Mapping):
                 return Weights(_of_classes(given, classes), facts.shard_samples, labels)

@@ -20,10 +20,11 @@ import shardflow as sf
 from shardflow.dataset import column_files, columns
 from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError, ManifestError, NotFoundError
 from shardflow.formats import manifest
+from shardflow.formats.annotations import Annotations
 from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder, photo, write_tree
-from tests.helpers.making import flip, make_dataset
+from tests.helpers.making import flip, make_dataset, write_dataset
 
 SPLITS = {"train": [4, 3], "val": [2]}
 KEYS = [f"train:{n:09}" for n in range(7)] + [f"val:{n:09}" for n in range(2)]
@@ -190,6 +191,21 @@ def test_what_does_not_fit_is_refused(dataset: Path, table: Any, options: dict[s
         sf.columns.add(dataset, pa.table(table) if isinstance(table, dict) else table, **{"key": "id", **options})
     assert named in str(refused.value)
     assert contents(dataset) == before
+
+
+def test_a_name_has_one_meaning(tmp_path: Path) -> None:
+    """A column cannot take the name of the field of a mask; a name that is also a part is refused in loading."""
+    png = {"depth.png": b"", "jpg": b""}
+    shards = [[("a", png)], [("b", {**png, "txt": b"a text"})]]
+    url = write_dataset(tmp_path / "set", {"train": shards}, annotations=Annotations(masks=("depth.png",)))
+    with pytest.raises(ConfigError, match="'depth'"):
+        sf.columns.add(url, pa.table({"key": ["a"], "depth": [1]}), key="key")
+    sf.columns.add(url, pa.table({"key": ["a", "b"], "txt": ["one", "two"]}), key="key")
+    loader = sf.Loader(url, batch_size=1, num_workers=0, fields=("txt",), shuffle=False)
+    batches = iter(loader)
+    assert next(batches) == (["one"],)
+    with pytest.raises(ConfigError, match="'txt'"):
+        next(batches)
 
 
 @pytest.mark.parametrize("name", ["no.parquet", "no.csv", "no.txt", "empty.csv", "wrong.parquet", "wrong.jsonl"])

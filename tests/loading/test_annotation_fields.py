@@ -460,6 +460,26 @@ def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, messa
         assert len(replaced.replaced) == 1
 
 
+def test_a_sample_that_replaces_another_is_transformed_once(tmp_path: Path) -> None:
+    """A transform that writes into images and masks meets a sample once in each of the places that it takes."""
+
+    def darken(sample: Any) -> Any:
+        for name in ("image", "mask"):
+            sample[name] //= 2
+        return sample
+
+    options: Any = {"decoder": shardflow.decoders.Image(stack=False), "shuffle": False}
+    ((expected, masks),) = loader(damaged(tmp_path / "mask"), "mask", transform=darken, **options)
+    for place, parts in enumerate(({"mask_png": png(mask(9, 9))}, {"jpg": b"not a JPEG"})):
+        url = damaged(tmp_path / str(place), **parts)
+        some = loader(url, "mask", transform=darken, max_errors=1, **options)
+        ((images, found),) = some
+        assert len(some.replaced) == 1
+        for number, original in enumerate((0, 1, 3, 3, 4, 5)):
+            assert torch.equal(images[number], expected[original])
+            assert torch.equal(found[number], masks[original])
+
+
 def test_masks_have_the_limit_of_the_decoder(tmp_path: Path) -> None:
     """A mask of more pixels than the decoder allows is refused, whatever the size in its header."""
     huge = bytearray(png(mask(43, 33)))

@@ -57,6 +57,25 @@ def test_with_epoch_runs_across_epochs(dataset: Path) -> None:
     assert len(list(doubled)) == 6
 
 
+def test_iterations_of_with_epoch_go_on_where_the_last_ended(dataset: Path) -> None:
+    """Pieces of epochs have each sample once per epoch, also after a break, behind a buffer, and after a resume."""
+    some, plain = loader(dataset), loader(dataset)
+    expected = [label for _ in range(6) for label in flat(plain)]
+    chain = some.with_epoch(3)
+    found = flat(itertools.islice(chain, 2)) + flat(chain)
+    resumed = loader(dataset)
+    resumed.load_state_dict(some.state_dict())
+    assert flat(resumed) == []  # the state is that of the end of an epoch
+    resumed.load_state_dict(some.state_dict())
+    rest = resumed.unbatched().batched(8).with_epoch(7)
+    assert found + flat(rest) + flat(rest) == expected[: 19 * 8]
+    some.set_epoch(4)
+    assert flat(chain) == expected[160:184]
+    shuffled = loader(dataset).unbatched().shuffle(16).with_epoch(30)
+    samples = [int(label) for _ in range(12) for (label,) in shuffled]
+    assert sorted(samples) == sorted([*range(40)] * 9)
+
+
 def test_the_loader_keeps_the_state_of_its_chain(dataset: Path) -> None:
     """A chain is resumed by the state of its loader, which counts the batches that the chain has taken."""
     whole = flat(loader(dataset))
@@ -80,3 +99,8 @@ def test_a_chain_raises_the_errors_of_its_workers(dataset: Path) -> None:
     with pytest.raises(ArithmeticError, match="once"):
         list(chain)
     assert len(list(chain)) == 40
+    calls = itertools.count()
+    chain = loader(dataset, batch_transform=fails_once).unbatched().with_epoch(50)
+    with pytest.raises(ArithmeticError, match="once"):
+        list(chain)
+    assert len(list(chain)) == 50

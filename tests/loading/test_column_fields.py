@@ -153,6 +153,10 @@ def test_weights_from_a_column(whole: Path, partial: Path) -> None:
             loader(url, fields=("key",), sampler=sf.samplers.Weighted(name))
     with pytest.raises(ConfigError, match="neither a column"):
         loader(whole, sampler=sf.samplers.Weighted("scores"))
+    keys = KEYS[: sum(SIZES)]
+    sf.columns.add(partial, pa.table({"key": keys, "sqrt": [1.0] * len(keys)}), key="key")
+    with pytest.raises(ConfigError, match="rule"):
+        loader(partial, fields=("key",), sampler=sf.samplers.Weighted("sqrt"))
 
 
 def test_mixes_have_the_values_of_each_source(whole: Path, tmp_path: Path) -> None:

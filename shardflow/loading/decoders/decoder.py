@@ -149,8 +149,8 @@ class Decoder(ABC):
 
     def copy_image(self, images: Images, index: int, source: int) -> None:
         """Replace image `index` of a batch by another one of it, in every view."""
-        for view in as_views(images):
-            view[index] = view[source]
+        for view in as_views(images):  # a copy: a transform may write into either
+            view[index] = view[source].clone()
 
     def load_libraries(self) -> None:  # noqa: B027 - most need none
         """Import what all workers share; called once, before they are forked."""
