@@ -16,6 +16,7 @@ import torch
 from shardflow.errors import ConfigError
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes, move_objects
 from shardflow.loading.annotation_fields import AnnotationFields, is_object_field
+from shardflow.loading.decoders.repeated_crops import moving_transforms
 from shardflow.loading.fields import CROP_FIELDS
 
 from .transforms import rng
@@ -57,6 +58,8 @@ class AnnotationColumns:
 
     def __init__(self, transforms: Sequence[object], declared: AnnotationFields | None) -> None:
         self._transforms, self._declared = transforms, declared
+        ours = (SpatialTransform, MixingTransform)
+        self._moving = [[] if isinstance(each, ours) else moving_transforms(each) for each in transforms]
         self._rule = CroppedBoxes() if declared is None else declared.boxes
         self._flip_pairs = () if declared is None else declared.flip_pairs
 
@@ -73,12 +76,17 @@ class AnnotationColumns:
         else:
             masks = [field for field in fields if field == _MASK_FIELD]
             objects = [field for field in fields if is_object_field(field)]
-        for transform in self._transforms:
+        for transform, moving in zip(self._transforms, self._moving, strict=True):
             name = type(transform).__name__
             if isinstance(transform, MixingTransform) and (masks or objects):
                 raise ConfigError(
                     f"{name} mixes images and their labels, not {', '.join(masks + objects)}; leave it out, or these "
                     "fields"
+                )
+            if moving and (masks or objects):
+                raise ConfigError(
+                    f"{' and '.join(moving)} would move the images, and leave {', '.join(masks + objects)} where they "
+                    "are: use the transforms of shardflow.device, or move all of them together in batch_transform"
                 )
             if isinstance(transform, SpatialTransform) and objects and BOXES not in objects and objects != [KEYPOINTS]:
                 raise ConfigError(

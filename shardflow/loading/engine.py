@@ -242,7 +242,8 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.__iter__)
-        self._engine, self._endless, self._number = engine, iter(()), -1
+        self._engine, self._number = engine, -1
+        self._endless: Iterator[Any] = iter(())
 
     def compose(self, *stages: Callable[[Iterator[Any]], Iterator[Any]]) -> _Chain:
         """Return this pipeline with more stages."""
@@ -266,7 +267,6 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
             raise
 
     def _without_end(self) -> Iterator[Any]:
-        item: Any
         empty = 0
         while empty < 2:  # the first epoch is empty where a state was that of an epoch's end
             empty += 1

@@ -234,7 +234,7 @@ def test_whether_images_are_mirrored_is_known_without_the_loader() -> None:
 
 
 def test_what_cannot_follow_is_refused() -> None:
-    """Mixing, views, masks of another size, boxes without their lists, and transforms that resize images alone."""
+    """Mixing, views, masks of another size, boxes without their lists, and transforms that move images alone."""
     batch = annotated_batch(4, 20, 30)
     resize = v2.Resize((9, 9))
     for changed, transform, message in (
@@ -242,6 +242,7 @@ def test_what_cannot_follow_is_refused() -> None:
         ({"image": (batch["image"], batch["image"])}, FLIP, "mask, boxes, .* cannot follow 2 views"),
         ({"mask": batch["mask"][:, :, :19]}, FLIP, r"field 'mask' must be masks .* sizes, here 20 x 30; .*1, 19, 30"),
         ({"pixel_mask": batch["mask"][:, 0] > 0}, FLIP, "moves the padding of images too, and pixel_mask would be"),
+        ({}, v2.Compose([v2.ColorJitter(), v2.RandomHorizontalFlip()]), r"^RandomHorizontalFlip .*mask, boxes"),
         ({}, resize, r"Resize.* changed the size of the images, and mask, boxes, .* in batch_transform"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -33,6 +33,13 @@ _SIZES |= {"RandomScale", "RandomShortestSize", "Resize", "ResizeKeepRatio", "Sc
 
 _FLIPS = {"HorizontalFlip", "RandomHorizontalFlip"}
 
+_OTHER_MOVES = {"Affine", "AugMix", "AutoAugment", "D4", "ElasticTransform", "GridDistortion", "OpticalDistortion"}
+_OTHER_MOVES |= {"Perspective", "RandAugment", "RandomAffine", "RandomCrop", "RandomElasticTransform", "RandomFisheye"}
+_OTHER_MOVES |= {"RandomPerspective", "RandomRotate90", "RandomRotation", "RandomRotation90", "RandomShear"}
+_OTHER_MOVES |= {"RandomThinPlateSpline", "RandomTranslate", "RandomVerticalFlip", "RandomZoomOut", "Rotate"}
+_OTHER_MOVES |= {"SafeRotate", "ShiftScaleRotate", "Transpose", "TrivialAugmentWide", "VerticalFlip"}
+"""They move pixels, as crops and flips do, without a decoder that does the same."""
+
 _MOST_OBJECTS = 1000  # that are looked into: a transform may hold a whole model
 
 
@@ -47,7 +54,7 @@ def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **argum
     for argument, given in arguments.items():
         values = given if argument == "transform" and isinstance(given, Sequence) else [given] * len(views)
         for view, value in zip(views, values, strict=True):
-            known = _known_transforms(value)
+            known = _known_transforms(value, _CROPS | _SIZES | _FLIPS)
             if repeated := _repeated(view, known, is_default=is_default):
                 done = "flipped" if _FLIPS.issuperset(repeated) else "cropped"
                 remedies = [f"leave {' and '.join(repeated)} out of {argument}"]
@@ -62,6 +69,11 @@ def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **argum
                 named = type(view).__name__, " and ".join(repeated), argument
                 logger.warning(message, done, *named, ", or ".join(remedies))
                 break
+
+
+def moving_transforms(transform: object) -> list[str]:
+    """Return the names of the known transforms in an object that move pixels, so that annotations should follow."""
+    return [*_known_transforms(transform, _CROPS | _FLIPS | _OTHER_MOVES)]
 
 
 def _repeated(decoder: Decoder, known: Mapping[str, object], *, is_default: bool) -> list[str]:
@@ -101,23 +113,23 @@ def _side(size: int | Sequence[int]) -> int:
     return int(side)
 
 
-def _known_transforms(root: object) -> dict[str, object]:
-    """Return the known transforms in an object by the names of their classes, in order; of several, the last."""
+def _known_transforms(root: object, names: Set[str]) -> dict[str, object]:
+    """Return the transforms of these names in an object, by the names of their classes; of several, the last."""
     known, seen, left = dict[str, object](), set[int](), [root]
     while left and len(seen) < _MOST_OBJECTS:
         each = left.pop()
         if id(each) not in seen:
             seen.add(id(each))
-            if name := _known_name(each):
+            if name := _known_name(each, names):
                 known[name] = each
             else:
                 left += reversed([*_parts(each)])
     return known
 
 
-def _known_name(value: object) -> str | None:
+def _known_name(value: object, names: Set[str]) -> str | None:
     for base in type(value).__mro__:
-        if base.__module__.startswith(_PACKAGES) and base.__name__ in _CROPS | _SIZES | _FLIPS:
+        if base.__module__.startswith(_PACKAGES) and base.__name__ in names:
             return base.__name__
     return None
 
