@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .order.sampler import ListPlan as ListPlan
     from .order.sampler import Sampler as Sampler
     from .order.subset_sampler import Subset as Subset
+    from .order.token_budget import TokenBudget as TokenBudget
     from .order.weighted import Weighted as Weighted
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -100,7 +100,7 @@ BUDGET = {
     "interop": 650,
     "loading": 6000,
     "native": 5500,
-    "order": 1600,
+    "order": 2050,
     "packing": 6950,
     "preview": 1250,
     "storage": 4550,

@@ -21,12 +21,13 @@ class Batch:
     """A batch in a worker's pipeline; each stage fills in its part."""
 
     epoch: int
-    shape: Shape | None  # that of all its images, if the sampler decides on it
+    shape: Shape | I64 | None  # if the sampler decides: that of all images, or [B, 2], height and width of each
     key: int  # the batch's own 64-bit key
     keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
     shards: I64  # [B], where the samples lie
     records: I64
     valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
+    bins: I64  # [B], the number of each sample's bin in the batch; its own where samples are not packed
     sources: list[int]  # [B], the number of each sample's source
     empty: bool = False  # no sample for this rank: it carries one, for its shapes and dtypes, which `Collate` removes
     samples: list[Sample] = field(default_factory=list)

@@ -1,9 +1,9 @@
 """The batch sampler, the first stage of the pipeline: which samples of which source make each batch of this rank.
 
 A loader has batches of one source, and a mix of several: either whole batches of each, or rows. A *row* is one sample
-for each rank, all from the same source: the n-th row of a source is the next `world_size` positions of its endless
-stream of epochs. So every rank has the same shares, reads the streams that it reads as a loader, and each source's
-samples come exactly once per pass, whatever the number of ranks.
+(or bin) for each rank, all from the same source: the n-th row of a source is the next `world_size` positions of its
+endless stream of epochs. So every rank has the same shares, reads the streams that it reads as a loader, and each
+source's samples come exactly once per pass, whatever the number of ranks.
 
 Steps are counted from the start of epoch 0. Everything is arithmetic on where each source is before a step.
 """
@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow.order import keyed_rng
-from shardflow.order.epochs import ShardSpan
+from shardflow.order.epochs import Located, ShardSpan
 from shardflow.order.mixture import Shares
 
 from .batch import Batch
@@ -57,17 +57,19 @@ class WholeBatches:
         empty = not len(positions)
         if empty:
             positions, valid = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
-        shards, records, keys = epochs.locate(start.epoch, positions, start.streams)
+        found = epochs.locate(start.epoch, positions, start.streams)
+        shape = epochs.shape(start.epoch, start.position, start.streams) if found.shapes is None else found.shapes
         return Batch(
             epoch=start.epoch,
-            shape=epochs.shape(start.epoch, start.position, start.streams),
+            shape=shape,
             key=keyed_rng.key(epochs.key_seed, "batch", start.epoch, int(positions[0])),
-            keys=keys,
-            shards=shards,
-            records=records,
-            valid=valid,
+            keys=found.keys,
+            shards=found.shards,
+            records=found.records,
+            valid=np.repeat(valid, found.counts),
+            bins=np.repeat(np.arange(len(positions)), found.counts),
             empty=empty,
-            sources=[number] * len(positions),
+            sources=[number] * len(found.keys),
         )
 
     def residue(self, source: int, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
@@ -94,25 +96,34 @@ class Rows:
     def batch(self, starts: Starts, step: int) -> Batch:
         """Return the batch of a step."""
         sources = self._shares.source_of(np.arange(step * self._batch_size, (step + 1) * self._batch_size))
-        shards, records = np.empty_like(sources), np.empty_like(sources)
-        keys = np.empty(len(sources), dtype=np.uint64)
+        counts = np.empty_like(sources)
         before = [source.stream_position(start) for source, start in zip(self.sources, starts, strict=True)]
+        found: dict[int, Located] = {}
         for number in np.unique(sources).tolist():
-            here, start = np.flatnonzero(sources == number), starts[number]
+            start, rows = starts[number], int((sources == number).sum())
             first = start.position + (self._rank - before[number]) % self.unit
-            mine = first + self.unit * np.arange(len(here))
-            located = self.sources[number].epochs.locate(start.epoch, mine, start.streams)
-            shards[here], records[here], keys[here] = located
+            mine = first + self.unit * np.arange(rows)
+            found[number] = self.sources[number].epochs.locate(start.epoch, mine, start.streams)
+            counts[sources == number] = found[number].counts
+        bins = np.repeat(np.arange(len(sources)), counts)
+        shards, records = np.empty_like(bins), np.empty_like(bins)
+        keys, shapes = np.empty(len(bins), dtype=np.uint64), np.zeros((len(bins), 2), dtype=np.int64)
+        for number, located in found.items():
+            here = sources[bins] == number
+            shards[here], records[here], keys[here] = located.shards, located.records, located.keys
+            if located.shapes is not None:
+                shapes[here] = located.shapes
         number = int(sources[0])
         return Batch(
             epoch=step // self.steps,
-            shape=None,
+            shape=shapes if self.sources[0].epochs.sampler.patch else None,
             key=keyed_rng.key(self.sources[0].epochs.seed, "mixed batch", number, before[number] + self._rank),
             keys=keys,
             shards=shards,
             records=records,
-            valid=np.ones(len(sources), dtype=np.bool_),
-            sources=sources.tolist(),
+            valid=np.ones(len(bins), dtype=np.bool_),
+            bins=bins,
+            sources=sources[bins].tolist(),
         )
 
     def residue(self, source: int, epoch: int) -> int:

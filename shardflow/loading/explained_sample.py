@@ -51,6 +51,7 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
         shards=nothing + sample.shard,
         records=nothing + sample.record,
         valid=nothing == 0,
+        bins=nothing,
         sources=[0],
         samples=[sample],
         pixels=[None],

@@ -84,7 +84,7 @@ def load_numbers(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = np.load(os.path.expanduser(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise ConfigError(
-            f"Weighted({os.fspath(path)!r}): neither a column, a file nor one of 'balanced', 'sqrt'"
+            f"{os.fspath(path)!r}: neither a column, a file nor, for Weighted, one of 'balanced', 'sqrt'"
         ) from None
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{os.fspath(path)!r} is not a .npy file of numbers: {error}") from error

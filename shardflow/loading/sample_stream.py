@@ -92,8 +92,8 @@ class Samples(IterableDataset[dict[str, Any]]):
             for begin in range(0, len(positions), _CHUNK):
                 chunk = positions[begin : begin + _CHUNK]
                 advance(int(chunk[0]), int(chunk[-1]) + 1)
-                shards, records, _ = self._order.locate(epoch, chunk, self._streams)
-                for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
+                found = self._order.locate(epoch, chunk, self._streams)
+                for shard, record in zip(found.shards.tolist(), found.records.tolist(), strict=True):
                     sample = self._split.reader.read(shard, record, sequential=True)
                     payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
                     yield {**payloads, "__key__": sample.key, "__url__": sample.url}

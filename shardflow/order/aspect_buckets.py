@@ -23,7 +23,7 @@ from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
-from .sampler import EpochPlan, EpochSampler, Facts, ListPlan, Sampler, Shape, Together, bound
+from .sampler import EpochPlan, EpochSampler, Facts, ListPlan, Sampler, Shape, Together, bound, known_sizes
 from .shuffle_plan import ShuffledEpochs
 
 _CHUNK = 1 << 18
@@ -76,12 +76,7 @@ class AspectBuckets:
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return epochs of such batches."""
-        sizes = facts.image_sizes()[: facts.samples]
-        if len(unknown := np.flatnonzero(~sizes.all(axis=1))):
-            raise ConfigError(
-                f"aspect buckets need the sizes of all images; the index lacks {len(unknown)} of {facts.samples}, "
-                f"the first is that of sample {unknown[0]}"
-            )
+        sizes = known_sizes(facts, "AspectBuckets")
         stream = ShuffledEpochs(facts) if self.sampler is None else bound(self.sampler, facts)
         if stream.together != "sample":
             raise ConfigError(f"{self.sampler!r} composes whole batches already; AspectBuckets needs another sampler")

@@ -29,12 +29,28 @@ class ShardSpan(NamedTuple):
     end: int
 
 
+class Located(NamedTuple):
+    """The samples at some positions of an epoch; those of a position follow each other.
+
+    Attributes:
+        shards, records, keys: Where each lies, and its random key: int64 and uint64 [B].
+        counts: How many samples each position has, int64.
+        shapes: Height and width of each image, int64 [B, 2]; None where the sampler does not decide on each.
+    """
+
+    shards: I64
+    records: I64
+    keys: keyed_rng.U64
+    counts: I64
+    shapes: I64 | None
+
+
 class Visit(NamedTuple):
     """A sample's turn in the order of a source.
 
     Attributes:
         epoch: The epoch.
-        shape: The shape that the sampler gives its batch.
+        shape: The shape that the sampler gives its batch, or its image.
         key: Its random key.
     """
 
@@ -128,18 +144,24 @@ class Epochs:
             return 1
         return self.shuffle.streams or default_streams(world_size)
 
-    def locate(self, epoch: int, positions: I64, streams: int) -> tuple[I64, I64, keyed_rng.U64]:
-        """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
+    def locate(self, epoch: int, positions: I64, streams: int) -> Located:
+        """Return the samples at positions 0 … length-1 of an epoch."""
         first_pass, offset = divmod(epoch * self.length, self.pass_length)  # of any size, and only then in 64 bits
         passes, within = np.divmod(offset + positions, self.pass_length)
-        shards, records, repeats = (np.empty_like(positions) for _ in range(3))
-        keys = np.empty(len(positions), dtype=np.uint64)
-        for later in np.unique(passes).tolist():
-            here, number = passes == later, first_pass + later
-            shards[here], records[here], repeats[here] = self._plan(number, streams).visits(within[here])
+        plans = {later: self._plan(first_pass + later, streams) for later in np.unique(passes).tolist()}
+        counts = np.empty_like(positions)
+        for later, plan in plans.items():
+            counts[passes == later] = plan.counts(within[passes == later])
+        sample_passes = np.repeat(passes, counts)
+        shards, records, repeats = (np.empty_like(sample_passes) for _ in range(3))
+        keys = np.empty(len(sample_passes), dtype=np.uint64)
+        for later, plan in plans.items():
+            here = sample_passes == later
+            shards[here], records[here], repeats[here] = plan.visits(within[passes == later])
             samples = self._starts[shards[here]] + records[here]
-            keys[here] = augmentation_keys(self.key_seed, number, samples, repeats[here])
-        return shards, records, keys
+            keys[here] = augmentation_keys(self.key_seed, first_pass + later, samples, repeats[here])
+        shapes = self.sampler.image_shapes(self._starts[shards] + records)
+        return Located(shards, records, keys, counts, shapes)
 
     def shape(self, epoch: int, position: int, streams: int) -> Shape | None:
         """Return the shape of the images in the batch of a position; None where the decoder decides."""
@@ -156,13 +178,18 @@ class Epochs:
         record = sample - int(self._starts[shard])
         for begin in range(0, self.pass_length, _CHUNK):
             positions = np.arange(begin, min(begin + _CHUNK, self.pass_length))
-            shards, records, repeats = self._plan(number, streams).visits(positions)
+            plan, numbers = self._plan(number, streams), np.array([sample])
+            shards, records, repeats = plan.visits(positions)
             found = np.flatnonzero((shards == shard) & (records == record))
             if len(found):
-                first = int(positions[found[0]])
-                (key,) = augmentation_keys(self.key_seed, number, np.array([sample]), repeats[found[:1]]).tolist()
+                first = int(np.repeat(positions, plan.counts(positions))[found[0]])
+                (key,) = augmentation_keys(self.key_seed, number, numbers, repeats[found[:1]]).tolist()
                 epoch, position = divmod(number * self.pass_length + first, self.length)
-                return Visit(epoch, self.shape(epoch, position, streams), key)
+                shapes = self.sampler.image_shapes(numbers)
+                shape = (
+                    self.shape(epoch, position, streams) if shapes is None else (int(shapes[0, 0]), int(shapes[0, 1]))
+                )
+                return Visit(epoch, shape, key)
         return None
 
     def needs(self, epoch: int, first: int, streams: int, rank: int, world_size: int) -> Iterator[ShardSpan]:

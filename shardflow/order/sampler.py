@@ -19,6 +19,7 @@ from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
 from .shuffle_settings import Shuffle
+from .weights import as_numbers
 
 Shape = tuple[int, int]
 """Height and width in pixels."""
@@ -69,8 +70,15 @@ class EpochPlan(Protocol):
     length: int
 
     def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
-        """Return (shard, record, repeat) of positions; the repeats of a record count from 0, in int64."""
+        """Return (shard, record, repeat) of positions; the repeats of a record count from 0, in int64.
+
+        Where positions have several samples, as `counts` says, those of each position follow each other.
+        """
         ...
+
+    def counts(self, positions: npt.NDArray[Any]) -> I64:
+        """Return how many samples each of the positions has: one, if the sampler packs no bins."""
+        return np.ones(len(positions), dtype=np.int64)
 
     def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
         """Return which shards the positions p ≡ rank (mod world_size) need: (shards, begins, ends), by first need.
@@ -115,7 +123,7 @@ class ListPlan(EpochPlan):
 
     def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
         """Return which shards the positions of a rank need and when."""
-        shards, begins, ends = _shard_spans(self._visits[0, rank::world_size])
+        shards, begins, ends = shard_spans(self._visits[0, rank::world_size])
         return shards, begins * world_size + rank, (ends - 1) * world_size + rank + 1
 
 
@@ -123,10 +131,12 @@ class EpochSampler(Protocol):
     """A sampler that is bound to the facts of a run.
 
     Attributes:
-        length: Samples in a pass.
+        length: Positions in a pass: its samples, or bins of them.
         identity: Plain JSON that differs where the orders do, for checkpoints, and to compare ranks.
         together: Which positions belong together.
         shapes: The shapes of its batches; none where the decoder decides.
+        patch: Where positions are bins, the height and width of each image are multiples of this; 0 without images, and
+            None where a position is a sample.
         warnings: What the user should know.
     """
 
@@ -134,11 +144,16 @@ class EpochSampler(Protocol):
     identity: Any
     together: Together = "sample"
     shapes: Sequence[Shape] = ()
+    patch: int | None = None
     warnings: Sequence[str] = ()
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
         """Return the pass of an epoch; a pure function."""
         ...
+
+    def image_shapes(self, samples: I64) -> I64 | None:  # noqa: ARG002 - for those who decide on them
+        """Return height and width of the images of samples, int64 [B, 2]; None if this does not decide on each."""
+        return None
 
 
 class Sampler(Protocol):
@@ -157,7 +172,7 @@ def bound(sampler: Any, facts: Facts) -> EpochSampler:
             f"`bind(facts)`, found {sampler!r:.80}"
         )
     epochs: EpochSampler = sampler.bind(facts)
-    members = ("length", "identity", "plan", "together", "shapes", "warnings")
+    members = ("length", "identity", "plan", "together", "shapes", "patch", "image_shapes", "warnings")
     problem = ""
     if missing := [name for name in members if not hasattr(epochs, name)]:
         problem = f"bind() returned an object without {', '.join(missing)}; inherit from samplers.EpochSampler"
@@ -170,6 +185,40 @@ def bound(sampler: Any, facts: Facts) -> EpochSampler:
     return epochs
 
 
+def per_sample(facts: Facts, given: Any, who: str) -> npt.NDArray[Any]:
+    """Return numbers, one per sample of the split: an array, a column's name, a `.npy`, or one number for all.
+
+    Raises:
+        ConfigError: They are neither, or not as many.
+    """
+    values: Any = facts.column(given) if isinstance(given, str) else None
+    if values is None:
+        values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
+    if not isinstance(values, np.memmap):
+        # Copied: a training loop may change its losses while their epoch runs.
+        values = as_numbers(f"{who} takes a number per sample", values).copy()
+    if values.ndim == 0:
+        values = np.broadcast_to(values, facts.split_samples)
+    if values.ndim == 1 and len(values) != facts.split_samples:
+        raise ConfigError(
+            f"{who} has {len(values)} numbers, split {facts.split!r} has {facts.split_samples} samples; give "
+            "one per sample"
+        )
+    found: npt.NDArray[Any] = values[: facts.samples]
+    return found
+
+
+def known_sizes(facts: Facts, who: str) -> I64:
+    """Return width and height of the images that take part; ConfigError if the index lacks one."""
+    sizes = facts.image_sizes()[: facts.samples]
+    if len(unknown := np.flatnonzero(~sizes.all(axis=1))):
+        raise ConfigError(
+            f"{who} needs the sizes of all images; the index lacks {len(unknown)} of {facts.samples}, "
+            f"the first is that of sample {unknown[0]}"
+        )
+    return sizes
+
+
 def _is_plain(identity: Any) -> bool:
     """Return whether an identity is the same after it was saved with a checkpoint."""
     try:
@@ -178,7 +227,7 @@ def _is_plain(identity: Any) -> bool:
         return False
 
 
-def _shard_spans(shards: I64) -> tuple[I64, I64, I64]:
+def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
     """Return the shards of a sequence, each once in the order of first need, and where each begins and ends in it."""
     found, begins = np.unique(shards, return_index=True)
     _, backwards = np.unique(shards[::-1], return_index=True)

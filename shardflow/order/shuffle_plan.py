@@ -192,10 +192,10 @@ class ShufflePlan(EpochPlan):
         """Return the offsets within their streams after the shuffle."""
         pairs = self._buffer.windows(offsets) * self._streams + streams
         shuffled: I64 = offsets.copy()
-        for pair in np.unique(pairs).tolist():  # few: a batch reads a stretch of each stream
-            window, stream = divmod(pair, self._streams)
+        order = np.argsort(pairs, kind="stable")
+        for inside in np.split(order, np.flatnonzero(np.diff(pairs[order])) + 1) if len(order) else ():
+            window, stream = divmod(int(pairs[inside[0]]), self._streams)
             start, permutation = self._buffer.permutation(stream, window, self.stream_length(stream))
-            inside = pairs == pair
             shuffled[inside] = start + permutation[offsets[inside] - start]
         return shuffled
 

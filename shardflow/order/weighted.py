@@ -12,9 +12,9 @@ import numpy.typing as npt
 from shardflow._wording import first_few
 from shardflow.errors import ConfigError
 
-from .sampler import EpochSampler, Facts
+from .sampler import EpochSampler, Facts, per_sample
 from .shuffle_plan import ShuffledEpochs
-from .weights import Weights, as_numbers
+from .weights import Weights
 
 _POWERS = {"balanced": 1.0, "sqrt": 0.5}
 
@@ -54,20 +54,7 @@ class Weighted:
                 return Weights(_of_classes(given, classes), facts.shard_samples, labels)
             by_class = _by_frequency(labels, len(classes), _POWERS[given])
             return Weights(by_class, facts.shard_samples, labels)
-        values: Any = facts.column(given) if isinstance(given, str) else None
-        if values is None:
-            values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
-        if not isinstance(values, np.memmap):
-            # Copied: a training loop may change its losses while their epoch runs.
-            values = as_numbers("Weighted takes a number per sample", values).copy()
-        if values.ndim == 0:
-            values = np.broadcast_to(values, facts.split_samples)
-        if values.ndim == 1 and len(values) != facts.split_samples:
-            raise ConfigError(
-                f"Weighted has {len(values)} numbers, split {facts.split!r} has {facts.split_samples} samples; give "
-                "one per sample"
-            )
-        return Weights(values[:samples], facts.shard_samples)
+        return Weights(per_sample(facts, given, "Weighted"), facts.shard_samples)
 
 
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -147,7 +147,7 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
     partition = RankPartition(length=order.length, batch_size=3, rank=rank, world_size=world_size, tail="short")
     for step in range(partition.steps(first)):
         positions, _ = partition.positions(first, step)
-        located, _, _ = order.locate(epoch, positions, streams)
+        located = order.locate(epoch, positions, streams).shards
         for position, shard in zip(positions.tolist(), located.tolist(), strict=True):
             assert any(need.shard == shard and need.begin <= position < need.end for need in needs)
     assert all(need.end > first and need.begin < order.length for need in needs)
@@ -158,7 +158,7 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
     assert both[: len(needs)] == needs
     for step in range(partition.steps()):
         positions, _ = partition.positions(0, step)
-        located, _, _ = order.locate(epoch + 1, positions, streams)
+        located = order.locate(epoch + 1, positions, streams).shards
         for position, shard in zip((positions + order.length).tolist(), located.tolist(), strict=True):
             assert any(need.shard == shard and need.begin <= position < need.end for need in both)
     if options["samples_per_epoch"] is None:

@@ -286,7 +286,7 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
         ([1, 2], "Weighted has 2 numbers, split 'train' has 60 samples"),
         ({"x": 2}, "weights name the class 'x', which the dataset does not have"),
         ({0: "many"}, "must be a number, found 'many'"),
-        ("balance", "neither a column, a file nor one of 'balanced', 'sqrt'"),
+        ("balance", "neither a column, a file nor, for Weighted, one of 'balanced', 'sqrt'"),
         ([-1.0] * 60, "that of sample 0 is -1"),
         ([0.0] * 60, "found 0"),
         (0.05, "has 3 samples, less than one batch of 7"),

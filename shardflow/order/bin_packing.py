@@ -1,0 +1,88 @@
+"""Bin packing: first fit decreasing, of many groups of items at once.
+
+First fit decreasing fills one bin after the other, each with the longest item left that fits, until none fits. All
+groups take each of these steps together, so that numpy's cost per call is shared. Items of one length are counted, not
+listed; a bin that can be filled again in the same way is, and so one group of millions of items takes few steps.
+
+How many bins a group needs depends on the lengths in it, and not on their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .keyed_rng import I64
+
+
+def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.NDArray[Any]) -> I64:
+    """Return the bin of each item, int64 [N]: a group's bins follow those of the group before it, without gaps.
+
+    Items of one length are dealt out in the order in which they come.
+
+    Args:
+        lengths: Integers 1 … `capacity`, [N].
+        capacity: The most that the items of a bin have together.
+        groups: The group of each item, an integer from 0; only items of one group meet in a bin.
+    """
+    width = capacity + 1
+    kinds = groups.astype(np.int64) * width + lengths  # a kind of item is a length in a group; length 0 ends a group
+    order = np.argsort(kinds, kind="stable")
+    firsts = np.arange(int(groups.max(initial=-1)) + 1) * width
+    left = np.bincount(kinds, minlength=len(firsts) * width)
+    steps: list[tuple[I64, I64, I64, I64]] = []  # of each: kinds, items of it in a bin, such bins, and the first bin
+    used, filling = np.zeros(len(firsts), dtype=np.int64), np.arange(len(firsts))
+    next_below = _Below(left, firsts)
+    while len(filling):
+        parts: list[tuple[I64, I64, I64]] = []
+        group, room = filling, np.full(len(filling), capacity)
+        below = firsts[group] + capacity
+        repeats = np.full(len(firsts), len(lengths))
+        while len(group):
+            kind = next_below(np.minimum(below, firsts[group] + room))
+            fits = kind > firsts[group]
+            group, room, kind = group[fits], room[fits], kind[fits]
+            size = kind - firsts[group]
+            taken = np.minimum(left[kind], room // size)
+            repeats[group] = np.minimum(repeats[group], left[kind] // taken)
+            room, below = room - taken * size, kind - 1
+            parts.append((group, kind, taken))
+        for group, kind, taken in parts:
+            left[kind] -= taken * repeats[group]
+            next_below.forget(kind[left[kind] == 0])
+            steps.append((kind, taken, repeats[group], used[group]))
+        filling = parts[0][0]  # the groups that had an item left
+        used[filling] += repeats[filling]
+    if not steps:
+        return np.empty(0, dtype=np.int64)
+    kind, taken, times, first = (np.concatenate(column) for column in zip(*steps, strict=True))
+    by_kind = np.argsort(kind, kind="stable")
+    taken, times, first, group = taken[by_kind], times[by_kind], first[by_kind], kind[by_kind] // width
+    first += (np.cumsum(used) - used)[group]
+    counts = taken * times
+    within = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
+    bins = np.empty(len(lengths), dtype=np.int64)
+    bins[order] = np.repeat(first, counts) + within // np.repeat(taken, counts)
+    return bins
+
+
+class _Below:
+    """Finds the next kind at or below one, of which items are left: a forest whose paths are cut short when used."""
+
+    def __init__(self, left: I64, firsts: I64) -> None:
+        there = left > 0
+        there[firsts] = True
+        self._next = np.maximum.accumulate(np.where(there, np.arange(len(left)), 0))
+
+    def __call__(self, kinds: I64) -> I64:
+        found = self._next[kinds]
+        while (further := self._next[found] != found).any():
+            found = np.where(further, self._next[self._next[found]], found)
+        self._next[kinds] = found
+        return found
+
+    def forget(self, kinds: I64) -> None:
+        """Skip these kinds from now on."""
+        self._next[kinds] = kinds - 1
