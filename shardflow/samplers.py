@@ -11,6 +11,7 @@ from ._imports import lazy_names
 if TYPE_CHECKING:
     from .order.aspect_buckets import AspectBuckets as AspectBuckets
     from .order.class_batches import ClassBatches as ClassBatches
+    from .order.mixture import temperature_weights as temperature_weights
     from .order.sampler import EpochPlan as EpochPlan
     from .order.sampler import EpochSampler as EpochSampler
     from .order.sampler import Facts as Facts

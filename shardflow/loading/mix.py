@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +28,9 @@ from .source import EpochStart, Source
 from .stages import check_mixable
 
 STATE_VERSION = 1
+
+_Given = Loader | str | os.PathLike[str]
+_Weights = list[Any]  # pairs of a step, and the weights there, as JSON has them
 
 _NOT_CLASSES = ("box_ids", "box_iscrowd")
 """Whole numbers of boxes that are not classes, as COCO has them. Any other may be one."""
@@ -54,15 +58,21 @@ class Mix(Engine):
     must mean the same class in all datasets: one list of class names, or lists that begin alike.
 
     >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)      # doctest: +SKIP
+    >>> schedule = [(0, [3, 1]), (10_000, [1, 1])]  # from three quarters of photos to a half
+    >>> mix = shardflow.Mix(["photos256", "sketches256"], schedule=schedule, batch_size=256)      # doctest: +SKIP
 
     Args:
-        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0. A loader must be
-            new; it defines how its source is sampled, read and transformed. Iterating or resuming it does not move the
-            mix. The field "source" of a batch has the number of each sample's source.
+        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0; with `schedule`
+            loaders, paths or URLs alone. A loader must be new; it defines how its source is sampled, read and
+            transformed. Iterating or resuming it does not move the mix. The field "source" of a batch has the number
+            of each sample's source.
         by: "sample" to mix samples within batches, "batch" to interleave whole batches. The first loader's workers
             serve all of them, so that there are not more processes than for one. Loaders that are mixed by sample have
             equal `batch_size`, `group` and `batch_transform`. Their `tail` has no effect.
         steps_per_epoch: Batches per iteration, 1 or more; by default as many as all loaders' epochs have together.
+        schedule: Weights that change: pairs of a step, counted from the start of epoch 0, and the weights there, 0 or
+            more. The first step is 0; the shares of the sources change linearly from one pair to the next, and stay
+            after the last. Two pairs with steps in a row change them at once.
         options: Arguments of `Loader`, for the sources that are paths or URLs.
 
     Attributes:
@@ -78,20 +88,17 @@ class Mix(Engine):
 
     def __init__(
         self,
-        sources: Sequence[tuple[Loader | str | os.PathLike[str], float]],
+        sources: Sequence[tuple[_Given, float]] | Sequence[_Given],
         by: str = "sample",
         *,
         steps_per_epoch: int | None = None,
+        schedule: Sequence[tuple[int, Sequence[float]]] | None = None,
         **options: Any,
     ) -> None:
-        if not sources or not isinstance(sources, Collection) or not all(map(_is_weighted, sources)):
-            raise ConfigError(
-                "a mix needs one or more pairs, of a loader, path or URL and its weight, with finite weights above 0, "
-                f'such as Mix([("photos256", 3), ("sketches256", 1)]), found {sources!r:.200}'
-            )
+        given, self._weights = _weighted(sources) if schedule is None else _scheduled(sources, schedule)
         if by not in ("sample", "batch"):
             raise ConfigError(f"by must be 'sample' or 'batch', found {by!r}")
-        if options and all(isinstance(source, Loader) for source, _ in sources):
+        if options and all(isinstance(source, Loader) for source in given):
             raise ConfigError(f"all sources are loaders already, so {', '.join(options)} would have no effect")
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
@@ -99,7 +106,7 @@ class Mix(Engine):
             if "tail" in options:
                 raise ConfigError("a mix by sample has no tail: leave it out, or pass by='batch'")
             options = {**options, "tail": "short"}  # a source may have fewer samples than a batch
-        self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source, _ in sources]
+        self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source in given]
         if len(found := {loader.fields for loader in self.loaders}) > 1:
             raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; make them equal")
         if len(rules := {loader.annotations.boxes for loader in self.loaders}) > 1:
@@ -107,8 +114,9 @@ class Mix(Engine):
             raise ConfigError(f"the loaders' boxes differ: {shown}; make them equal, as the mix has one rule for them")
         _check_new(self.loaders)
         self._given = [loader.source for loader in self.loaders]
-        self._weights = [float(weight) for _, weight in sources]
-        self._shares = Shares(self._weights)
+        numbers = self.loaders[0].batch_size if by == "sample" else 1  # of a step
+        later = [(step * numbers, weights) for step, weights in self._weights[1:]]
+        self._shares = Shares(self._weights[0][1], later)
         self._by = by
         chosen = [replace(each, epochs=each.epochs.as_source(number)) for number, each in enumerate(self._given)]
         if by == "sample":
@@ -134,8 +142,9 @@ class Mix(Engine):
     def __repr__(self) -> str:
         by = "batches" if self._by == "batch" else "samples"
         sources = "; ".join(
-            f"{weight:g} x {loader.dataset.dataset.url}, split {loader.split.name!r}"
-            for weight, loader in zip(self._weights, self.loaders, strict=True)
+            f"{' … '.join(f'{weights[number]:g}' for _, weights in self._weights)} x {loader.dataset.dataset.url}, "
+            f"split {loader.split.name!r}"
+            for number, loader in enumerate(self.loaders)
         )
         return f"<shardflow.Mix of {by}: {len(self)} batches, epoch {self.epoch}, {self.remaining} left; {sources}>"
 
@@ -175,7 +184,7 @@ class Mix(Engine):
         """Return the entries by which a run's log names its data: the description of each loader, and the weights."""
         sources = [loader.describe() for loader in self.loaders]
         return {
-            "weights": self._weights,
+            "weights": self._weights if len(self._weights) > 1 else self._weights[0][1],
             "by": self._by,
             "steps_per_epoch": self._steps_per_epoch,
             "sources": sources,
@@ -204,7 +213,7 @@ class Mix(Engine):
         """Return the settings that must be equal for a position to mean the same step."""
         return {
             "version": STATE_VERSION,
-            "weights": self._weights,
+            "weights": self._weights if len(self._weights) > 1 else self._weights[0][1],
             "by": self._by,
             "steps_per_epoch": self._steps_per_epoch,
         }
@@ -235,11 +244,53 @@ class Mix(Engine):
         self._control.end()
 
 
+def _weighted(sources: Any) -> tuple[list[_Given], _Weights]:
+    """Return sources and weights that stay, given as pairs."""
+    if not sources or not isinstance(sources, Collection) or not all(map(_is_weighted, sources)):
+        raise ConfigError(
+            "a mix needs one or more pairs, of a loader, path or URL and its weight, with finite weights above 0, "
+            f'such as Mix([("photos256", 3), ("sketches256", 1)]), found {sources!r:.200}'
+        )
+    return [source for source, _ in sources], [[0, [float(weight) for _, weight in sources]]]
+
+
 def _is_weighted(pair: Any) -> bool:
     """Return whether this is a pair of a source and a weight above 0."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        return False
-    return isinstance(pair[1], Real) and 0 < float(pair[1]) < math.inf
+    return isinstance(pair, tuple | list) and len(pair) == 2 and _is_weight(pair[1]) and pair[1] > 0
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
+
+
+def _scheduled(sources: Any, schedule: Any) -> tuple[list[_Given], _Weights]:
+    """Return sources, and weights at some steps."""
+    if not sources or isinstance(sources, str) or any(isinstance(source, tuple | list) for source in sources):
+        raise ConfigError(
+            "with a schedule, a mix needs loaders, paths or URLs without weights, such as "
+            f'Mix(["photos256", "sketches256"], schedule=[(0, [3, 1]), (10_000, [1, 1])]), found {sources!r:.200}'
+        )
+    pairs = list(schedule) if isinstance(schedule, Collection) else []
+    points = [pair for pair in pairs if isinstance(pair, tuple | list) and len(pair) == 2]
+    steps = [check_integer("a step of the schedule", step, 0) for step, _ in points]
+    if not points or len(points) != len(pairs) or steps[0] or any(b <= a for a, b in itertools.pairwise(steps)):
+        raise ConfigError(
+            "schedule must be pairs of a step and weights, with steps that ascend from 0, such as "
+            f"[(0, [3, 1]), (10_000, [1, 1])]; found {schedule!r:.200}"
+        )
+    for step, weights in points:
+        is_list = isinstance(weights, Collection) and all(map(_is_weight, weights))
+        if not is_list or len(weights) != len(sources) or not sum(weights):
+            raise ConfigError(
+                f"schedule, step {step}: expected a finite weight of 0 or more for each of {len(sources)} sources, not "
+                f"all 0, found {weights!r:.80}"
+            )
+    never = [number for number in range(len(sources)) if not any(list(weights)[number] for _, weights in points)]
+    if never:
+        raise ConfigError(f"schedule: source {never[0]} has weight 0 at all steps; leave it out")
+    return list(sources), [
+        [step, [float(weight) for weight in weights]] for step, (_, weights) in zip(steps, points, strict=True)
+    ]
 
 
 def _check_new(loaders: Sequence[Loader]) -> None:
@@ -262,6 +313,7 @@ def _check_mixable(sources: Sequence[Source]) -> None:
         ("batch_transform", [source.batch_transform for source in sources]),
         ("annotation fields", [source.annotations.kinds for source in sources]),
         ("columns", [source.columns.kinds for source in sources]),
+        ("patch of a token budget", [source.epochs.sampler.patch for source in sources]),
     ):
         if any(each != found[0] for each in found):
             raise ConfigError(

@@ -1,11 +1,15 @@
-"""The mixture: which source each number of a sequence comes from, in proportion to weights."""
+"""The mixture: which source each number of a sequence comes from, in proportion to shares, which may change with it."""
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
 
@@ -14,46 +18,120 @@ _TURN = 1 << 64
 _FEW = 1 << 12  # numbers that are counted faster one by one
 
 
+def temperature_weights(sizes: Sequence[float], temperature: float) -> list[float]:
+    """Return weights of the sources of a mix by their sizes, as size^(1 / temperature).
+
+    With 1 each source comes in proportion to its size; the higher the temperature, the more do small ones.
+
+    >>> temperature_weights([10_000, 100], 2)
+    [100.0, 10.0]
+
+    Raises:
+        ConfigError: A size or the temperature is not above 0.
+
+    Source: Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019.
+    """
+    if not temperature > 0 or not all(size > 0 for size in sizes):
+        raise ConfigError(f"sizes and temperature must be above 0, found {list(sizes)!r:.80} and {temperature!r}")
+    return [float(size) ** (1 / temperature) for size in sizes]
+
+
 class Shares:
-    """The source of each number of a sequence, in proportion to weights above 0.
+    """The source of each number of a sequence, in proportion to weights.
 
     It is the value of the number in a Weyl sequence (k / golden ratio, modulo 1; Weyl, "Über die Gleichverteilung von
-    Zahlen mod. Eins", 1916), looked up among the weights. Any section has the right shares to within a few.
+    Zahlen mod. Eins", 1916), looked up among the shares. Any section has the right shares to within a few. Where shares
+    change, they do so linearly, and all arithmetic is of whole numbers.
+
+    Args:
+        weights: The weight of each source at number 0, 0 or more.
+        later: Pairs of a number, ascending from 1, and the weights there. Shares are interpolated between, and stay as
+            the last pair says.
     """
 
-    def __init__(self, weights: Sequence[float]) -> None:
-        shares = np.cumsum(weights) / sum(weights)
+    def __init__(self, weights: Sequence[float], later: Sequence[tuple[int, Sequence[float]]] = ()) -> None:
         self._sources = len(weights)
-        self._bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]], dtype=np.uint64)
+        points = [(0, weights), *later]
+        self._starts = [number for number, _ in points]
+        ends = [_bounds(each) for _, each in points]
+        self._stretches = [
+            _Stretch(
+                number, self._starts[at + 1] if at + 1 < len(points) else None, bounds, ends[min(at + 1, len(later))]
+            )
+            for at, (number, bounds) in enumerate(zip(self._starts, ends, strict=True))
+        ]
 
     def source_of(self, numbers: I64) -> I64:
         """Return the source of each of these numbers, which are 0 or more."""
-        values = numbers.astype(np.uint64) * np.uint64(_GOLDEN)
-        sources: I64 = np.searchsorted(self._bounds, values, side="right")
+        which = np.searchsorted(self._starts, numbers, side="right") - 1
+        sources = np.empty_like(numbers)
+        for number in np.unique(which).tolist():
+            here = which == number
+            sources[here] = self._stretches[number].source_of(numbers[here])
         return sources
 
     def counts(self, first: int, stop: int) -> list[int]:
         """Return how many of the numbers from `first` to `stop` - 1 come from each source; all cost the same."""
-        if stop - first <= _FEW:
+        if stop - first <= _FEW and len(self._starts) == 1:
             counts: list[int] = np.bincount(self.source_of(np.arange(first, stop)), minlength=self._sources).tolist()
             return counts
-        below = [0, *(_below(bound, stop) - _below(bound, first) for bound in self._bounds.tolist()), stop - first]
-        return [more - fewer for fewer, more in itertools.pairwise(below)]
+        total = np.zeros(self._sources - 1, dtype=object)
+        for stretch in self._stretches[bisect_right(self._starts, first) - 1 :]:
+            begin, end = max(first, stretch.first), stop if stretch.stop is None else min(stop, stretch.stop)
+            if begin < end:
+                total += stretch.below(begin, end)
+        return [more - fewer for fewer, more in itertools.pairwise([0, *total.tolist(), stop - first])]
 
 
-def _below(bound: int, numbers: int) -> int:
-    """Return how many of the numbers 0 … `numbers` - 1 have a value below a bound, 0 … 2**64."""
-    # ⌊x⌋ - ⌊x - bound⌋, in whole turns, is 1 for a value below the bound and 0 for any other.
-    return _floor_sum(numbers, 0) - _floor_sum(numbers, _TURN - bound) + numbers
+def _bounds(weights: Sequence[float]) -> list[int]:
+    """Return the values at which the share of one source ends and that of the next begins."""
+    shares = np.cumsum(weights) / sum(weights)
+    return [min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]]
 
 
-def _floor_sum(terms: int, begin: int) -> int:
-    """Return the sum of ⌊(begin + k · golden) / 2**64⌋ for k = 0 … terms - 1, by Euclid's algorithm.
+class _Stretch:
+    """Numbers from `first` on, over which bounds change linearly; `stop` is None for those that go on for ever."""
+
+    def __init__(self, first: int, stop: int | None, bounds: list[int], last: list[int]) -> None:
+        self.first, self.stop, self._bounds = first, stop, bounds
+        self._slopes = [end - begin for begin, end in zip(bounds, last, strict=True)]
+        self._length = 1 if stop is None else stop - first
+
+    def source_of(self, numbers: I64) -> I64:
+        """Return the source of each number."""
+        values = numbers.astype(np.uint64) * np.uint64(_GOLDEN)
+        if not any(self._slopes):
+            sources: I64 = np.searchsorted(np.array(self._bounds, dtype=np.uint64), values, side="right")
+            return sources
+        pairs = zip(values.tolist(), (numbers - self.first).tolist(), strict=True)
+        return np.array(
+            [bisect_right(self._at(offset), value * self._length) for value, offset in pairs], dtype=np.int64
+        )
+
+    def _at(self, offset: int) -> list[int]:
+        """Return the bounds at an offset, times the length of the stretch."""
+        return [bound * self._length + slope * offset for bound, slope in zip(self._bounds, self._slopes, strict=True)]
+
+    def below(self, begin: int, end: int) -> npt.NDArray[np.object_]:
+        """Return how many of the numbers begin … end - 1 have a value below each of the bounds."""
+        # ⌊x⌋ - ⌊x - bound⌋, in whole turns, is 1 for a value below the bound and 0 for any other.
+        terms, turn, step = end - begin, _TURN * self._length, _GOLDEN * self._length
+        value, bounds = begin * step, self._at(begin - self.first)
+        whole = _floor_sum(terms, value, step, turn)
+        counts = [
+            whole - _floor_sum(terms, value - bound, step - slope, turn)
+            for bound, slope in zip(bounds, self._slopes, strict=True)
+        ]
+        return np.array(counts, dtype=object)
+
+
+def _floor_sum(terms: int, begin: int, slope: int, unit: int) -> int:
+    """Return the sum of ⌊(begin + k · slope) / unit⌋ for k = 0 … terms - 1, by Euclid's algorithm.
 
     The terms count the points with whole coordinates below a line. Their remainders when slope and height are
     reduced to less than one step are counted along the other axis.
     """
-    total, slope, unit = 0, _GOLDEN, _TURN
+    total = 0
     while terms:
         (steps, slope), (high, begin) = divmod(slope, unit), divmod(begin, unit)
         total += terms * (terms - 1) // 2 * steps + terms * high

@@ -307,7 +307,7 @@ def sample_mix(datasets: list[Path], rank: int = 0, world_size: int = 1, **optio
         "shuffle": shardflow.Shuffle(streams=2),
         **options,
     }
-    sources = list(zip(datasets, (2, 1, 3), strict=True))
+    sources: list[Any] = list(zip(datasets, (2, 1, 3), strict=True)) if options.get("schedule") is None else datasets
     return shardflow.Mix(sources, group=(rank, world_size), **chosen)
 
 
@@ -379,34 +379,38 @@ def test_a_mixed_source_has_the_samples_and_pixels_of_its_loader(datasets: list[
         assert pixels[:shared] == expected[:shared]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_mix_of_samples_resumes_after_any_batch(datasets: list[Path], workers: int) -> None:
+SCHEDULE = [(0, [2, 0, 3]), (7, [1, 4, 1]), (12, [1, 1, 1])]
+
+
+@pytest.mark.parametrize(("workers", "schedule"), [(0, None), (2, None), (0, SCHEDULE)])
+def test_a_mix_of_samples_resumes_after_any_batch(datasets: list[Path], workers: int, schedule: Any) -> None:
     """A state gives exactly the rest and the next epoch; so do `set_epoch` and leaving early."""
-    whole = sample_mix(datasets, steps_per_epoch=8, num_workers=workers)
+    whole = sample_mix(datasets, steps_per_epoch=8, num_workers=workers, schedule=schedule)
     expected = [contents(whole) for _ in range(4)]
     for epoch, stop in ((0, 0), (0, 5), (1, 7), (1, 8)):
-        stopped = sample_mix(datasets, steps_per_epoch=8)
+        stopped = sample_mix(datasets, steps_per_epoch=8, schedule=schedule)
         stopped.set_epoch(epoch)
         contents(itertools.islice(stopped, stop))
-        resumed = sample_mix(datasets, steps_per_epoch=8, num_workers=workers)
+        resumed = sample_mix(datasets, steps_per_epoch=8, num_workers=workers, schedule=schedule)
         resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
         assert resumed.remaining == 8 - stop
         assert contents(resumed) == expected[epoch][stop:]
         assert contents(resumed) == expected[epoch + 1]
         assert contents(stopped) == expected[epoch + (stop > 0)]
-    jumping = sample_mix(datasets, steps_per_epoch=8)
+    jumping = sample_mix(datasets, steps_per_epoch=8, schedule=schedule)
     for epoch in (3, 1):
         jumping.set_epoch(epoch)
         assert contents(jumping) == expected[epoch]
 
 
-def test_a_mix_of_samples_is_elastic(datasets: list[Path]) -> None:
+@pytest.mark.parametrize("schedule", [None, SCHEDULE])
+def test_a_mix_of_samples_is_elastic(datasets: list[Path], schedule: Any) -> None:
     """On other ranks with other batches, each source goes on without a gap or a repeat, also after a `break`."""
-    begun = [sample_mix(datasets, rank, 2, steps_per_epoch=10) for rank in range(2)]
+    begun = [sample_mix(datasets, rank, 2, steps_per_epoch=10, schedule=schedule) for rank in range(2)]
     before = streams(rows([contents(itertools.islice(mix, 3)) for mix in begun]), begun[0])
     state = begun[0].state_dict()
     assert state == begun[1].state_dict()
-    resumed = [sample_mix(datasets, rank, 3, steps_per_epoch=10, batch_size=4) for rank in range(3)]
+    resumed = [sample_mix(datasets, rank, 3, steps_per_epoch=10, schedule=schedule, batch_size=4) for rank in range(3)]
     for mix in resumed:
         mix.load_state_dict(state)
     rest = [contents(mix) + contents(mix) for mix in resumed]
@@ -415,10 +419,53 @@ def test_a_mix_of_samples_is_elastic(datasets: list[Path]) -> None:
         stream = early + late
         passes = [stream[begin : begin + size] for begin in range(0, len(stream), size)]
         assert all(len(set(one)) == len(one) for one in passes)
-    left = sample_mix(datasets, 0, 3, steps_per_epoch=10, batch_size=4)
+    left = sample_mix(datasets, 0, 3, steps_per_epoch=10, schedule=schedule, batch_size=4)
     left.load_state_dict(state)
     contents(itertools.islice(left, 2))
     assert contents(left) == rest[0][7:]
+
+
+@pytest.mark.parametrize("by", ["sample", "batch"])
+def test_shares_follow_a_schedule(datasets: list[Path], by: str) -> None:
+    """Shares go from those of one step to those of the next, and stay; the steps count on over the epochs."""
+    some = sample_mix(
+        datasets,
+        by=by,
+        schedule=[(0, [1, 0, 0]), (20, [0, 1, 0]), (99, [0, 0, 1])],
+        fields=("source",),
+        steps_per_epoch=15,
+    )
+    steps = [sources.tolist() for _ in range(2) for (sources,) in some]
+    assert set(steps[0]) == {0}
+    assert {0, 1} == set(itertools.chain(*steps[8:12]))
+    assert set(itertools.chain(*steps[20:])) <= {1, 2}
+    assert "1 … 0 … 0 x" in repr(some)
+    assert some.describe()["weights"] == [[0, [1, 0, 0]], [20, [0, 1, 0]], [99, [0, 0, 1]]]
+    other = sample_mix(
+        datasets,
+        by=by,
+        schedule=[(0, [1, 0, 0]), (21, [0, 1, 0]), (99, [0, 0, 1])],
+        fields=("source",),
+        steps_per_epoch=15,
+    )
+    with pytest.raises(ResumeMismatchError, match="weights"):
+        other.load_state_dict(some.state_dict())
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [[], [(1, [1, 1, 1])], [(0, [1, 1])], [(0, [1, 1, 1]), (0, [2, 1, 1])], [(0, [1, 1, 0])], [(0, [-1, 1, 1])], 3],
+)
+def test_wrong_schedules_are_refused(datasets: list[Path], schedule: Any) -> None:
+    """A schedule has a weight of each source at steps that ascend from 0, and each source comes at some step."""
+    with pytest.raises(ConfigError):
+        sample_mix(datasets, schedule=schedule)
+
+
+def test_weights_beside_a_schedule_are_refused(datasets: list[Path]) -> None:
+    """Weights mean one thing: those of the sources, or those of the schedule."""
+    with pytest.raises(ConfigError):
+        shardflow.Mix([(url, 1) for url in datasets], schedule=[(0, [1, 1, 1])], batch_size=2)
 
 
 def test_damaged_samples_of_a_mix_are_replaced_across_sources(tmp_path: Path) -> None:
