@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .loading.decoders.decoder import Decoder as Decoder
     from .loading.decoders.decoder import Payloads as Payloads
     from .loading.decoders.multi_view import MultiView as MultiView
+    from .loading.decoders.patches import Patches as Patches
     from .loading.decoders.raw import Raw as Raw
     from .loading.decoders.standard_crops import CenterCrop as CenterCrop
     from .loading.decoders.standard_crops import Cover as Cover

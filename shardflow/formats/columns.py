@@ -21,7 +21,7 @@ from .shard import MAX_BYTES, Shard, is_count
 
 COMPUTED_FIELDS = (
     "image", "flipped", "crop", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index",
-    "source",
+    "source", "bin", "cu_seqlens", "positions",
 )  # fmt: skip
 """The fields of a batch that are neither a part of the samples nor a column."""
 

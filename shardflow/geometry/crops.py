@@ -118,8 +118,8 @@ class Crops:
         moved[flipped, 0] = self.extents[rows[flipped], 0] - moved[flipped, 0]
         return moved
 
-    def __getitem__(self, rows: slice) -> Crops:
-        """Return the crops of some images; they share memory, so that replacing theirs replaces these."""
+    def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> Crops:
+        """Return the crops of some images; those of a slice share memory, so that replacing theirs replaces these."""
         return Crops(
             source=self.source[rows],
             box=self.box[rows],

@@ -17,10 +17,10 @@ from shardflow.geometry.crops import Crops
 
 from .batch import Batch
 from .column_fields import collate_column
-from .decoders.decoder import as_views
+from .decoders.decoder import Allocator, allocate, as_views
 from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
-from .padding import Padding, image_sizes, pixel_mask
+from .padding import Padding, cumulative_patches, cut_patches, image_sizes, patch_positions, pixel_mask
 from .source import Source
 from .stages import Batches, batch_place, crops_of
 from .stats import BatchCounts
@@ -30,8 +30,10 @@ from .worker_errors import add_context
 class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
 
-    def __init__(self, sources: Sequence[Source], fields: Sequence[str], classes: int) -> None:
-        self._sources, self._fields, self._classes = sources, fields, classes
+    def __init__(
+        self, sources: Sequence[Source], fields: Sequence[str], classes: int, allocator: Allocator = allocate
+    ) -> None:
+        self._sources, self._fields, self._classes, self._allocator = sources, fields, classes, allocator
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
@@ -39,7 +41,7 @@ class Collate:
             columns = tuple(self._column(field, batch) for field in self._fields)
             batch_transform = self._sources[batch.sources[0]].batch_transform
             if batch.empty:
-                columns = tuple(_emptied(column) for column in columns)
+                columns = tuple(map(_emptied, self._fields, columns))
             if batch_transform is not None:
                 with fork_rng(), add_context(partial(batch_place, "batch_transform", batch)):
                     reseed(batch.key)
@@ -53,7 +55,7 @@ class Collate:
         """Return one field of a batch: a tensor, a list with one entry per sample, or a tuple with one of each view."""
         padding = self._sources[batch.sources[0]].decoder.padding
         if field == "image":
-            views = tuple(_join(images, batch.samples, padding) for images in as_views(batch.images))
+            views = tuple(self._join(images, batch.samples, padding) for images in as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
         if field in self._sources[batch.sources[0]].columns:
             return collate_column(field, batch, [source.columns for source in self._sources])
@@ -68,6 +70,11 @@ class Collate:
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
             return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
+        if field in ("cu_seqlens", "positions"):
+            sizes = image_sizes(_tensors(batch.images, batch.samples))
+            return (cumulative_patches if field == "cu_seqlens" else patch_positions)(sizes, padding.patch or 1)
+        if field == "bin":
+            return torch.from_numpy(batch.bins)
         if field == "valid":
             return torch.from_numpy(batch.valid)
         if field == "random_key":
@@ -93,6 +100,12 @@ class Collate:
             return encoded
         return [_parsed(sample, field) for sample in batch.samples]
 
+    def _join(self, images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
+        if isinstance(images, torch.Tensor):
+            return images
+        tensors = _tensors(images, samples)
+        return cut_patches(tensors, padding.patch, self._allocator) if padding.patch else padding.join(tensors)
+
 
 class WorkerOutput(NamedTuple):
     """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
@@ -107,8 +120,9 @@ def _crop_column(field: str, crops: Crops) -> torch.Tensor:
     return torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown)
 
 
-def _emptied(column: Any) -> Any:
-    return tuple(view[:0] for view in column) if isinstance(column, tuple) else column[:0]
+def _emptied(field: str, column: Any) -> Any:
+    left = int(field == "cu_seqlens")  # its first entry, 0, is where the first sample would begin
+    return tuple(view[:left] for view in column) if isinstance(column, tuple) else column[:left]
 
 
 def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
@@ -135,10 +149,6 @@ def _payload(sample: Sample, part: str) -> memoryview:
         found = ", ".join(sample.parts)
         raise sample.with_sample(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
     return sample.parts[part]
-
-
-def _join(images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
-    return images if isinstance(images, torch.Tensor) else padding.join(_tensors(images, samples))
 
 
 def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:

@@ -74,11 +74,12 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         sender = BatchSender(workers.prefetch_factor + SLOTS_BEYOND_PREFETCH)
         # A transform may keep its input, so images that meet one are not decoded into memory on loan.
         keeps = any(source.transform is not None or source.batch_transform is not None for source in plan.sources)
+        allocator = allocate if keeps else sender.borrow
         self._pipeline = wds.DataPipeline(
             BatchSampler(plan, self._control),
             Read(plan.sources, fields),
-            sample_stages(plan.sources, allocate if keeps else sender.borrow) if "image" in fields else [],
-            Collate(plan.sources, fields, len(classes)),
+            sample_stages(plan.sources, allocator) if "image" in fields else [],
+            Collate(plan.sources, fields, len(classes), allocator),
             send_errors,
             sender,
         )

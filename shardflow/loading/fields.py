@@ -83,6 +83,8 @@ def check_image_fields(
     if found and ("image" not in fields or views):
         reason = "a MultiView has no" if views else "the fields lack 'image', their"
         raise ConfigError(f"{' and '.join(found)}: {reason} images of one size each; leave them out")
+    if padding.patch is None and (packed := [field for field in ("cu_seqlens", "positions") if field in fields]):
+        raise ConfigError(f"{' and '.join(packed)} are of patches: add 'image', with sampler=samplers.TokenBudget(...)")
     if "pixel_mask" in found and not padding.stack:
         raise ConfigError("pixel_mask says where a batch is padded; images in a list are not: leave it out")
     may_differ = decoder.keeps_sizes and padding.needs_one_size and not transformed and "image" in fields

@@ -27,6 +27,7 @@ from . import checkpoint
 from .batch_sampler import WholeBatches
 from .column_fields import Filled
 from .decoders.decoder import Decoder, check_decoder
+from .decoders.patches import Patches
 from .decoders.repeated_crops import warn_of_repeated_crops
 from .decoders.standard_crops import CenterCrop, Cover, RandomResizedCrop
 from .distributed import Group, check_equal_on_ranks, resolve_group
@@ -91,7 +92,7 @@ class Loader(Engine):
         url: The dataset: a directory, or any URL that fsspec serves, such as "s3://bucket/photos256".
         split: Name of the split to read.
         version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
-        batch_size: Samples per batch and rank, 1 or more.
+        batch_size: Samples (with `TokenBudget` bins of them) per batch and rank, 1 or more.
         decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
@@ -128,8 +129,9 @@ class Loader(Engine):
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps. Each iteration yields that many
             samples, and the next one continues after them. By default an epoch is one pass over the split.
         sampler: Which samples make an epoch, and how they form batches; by default each sample comes once. One of
-            `shardflow.samplers`, such as `Weighted("balanced")`, `Subset(numbers)`, `ClassBatches(4)` and
-            `AspectBuckets([(224, 224), ...])`, or one that you write. `shuffle` and `limit` apply to it too.
+            `shardflow.samplers`, such as `Weighted("balanced")`, `Subset(numbers)`, `ClassBatches(4)`,
+            `AspectBuckets([(224, 224), ...])` and `TokenBudget(8192)`, or one that you write. `shuffle` and `limit`
+            apply to it too.
         max_errors: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
             keep their steps and shapes; `replaced` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process. Or
@@ -205,6 +207,8 @@ class Loader(Engine):
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
+        if max_errors and epochs.sampler.patch is not None:
+            raise ConfigError("a sample that replaces another has other tokens: leave max_errors=0 with TokenBudget")
         check_sendable(
             workers, decoder=decoder, sampler=epochs.sampler, transform=transform, batch_transform=batch_transform
         )
@@ -352,7 +356,8 @@ class Loader(Engine):
         old, new = self.source, self._new_epochs(sampler, self.source.epochs.seed, self.source.epochs.samples_per_epoch)
         if new.sampler.identity == old.epochs.sampler.identity:
             return
-        if (new.sampler.together, new.sampler.shapes) != (old.epochs.sampler.together, old.epochs.sampler.shapes):
+        ways = [(each.together, each.shapes, each.patch) for each in (old.epochs.sampler, new.sampler)]
+        if ways[0] != ways[1]:
             raise ConfigError(f"{sampler!r} forms batches in another way than the one before; make another loader")
         if self._cursor.position and not self._cursor.begun:
             raise ConfigError(
@@ -450,10 +455,12 @@ def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
 
 def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], transform: Transforms) -> Decoder:
     """Return the decoder, by default one that suits the sampler; ConfigError if it does not fit the others."""
-    shapes = epochs.sampler.shapes
+    shapes, patch = epochs.sampler.shapes, epochs.sampler.patch
     decoder = given
     if decoder is None:
-        if epochs.shuffle is None:  # an evaluation: nothing at random
+        if patch:
+            decoder = Patches(patch)
+        elif epochs.shuffle is None:  # an evaluation: nothing at random
             decoder = Cover(random=False, hflip=0) if shapes else CenterCrop()
         else:
             decoder = Cover() if shapes else RandomResizedCrop()
@@ -462,6 +469,12 @@ def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], trans
         raise ConfigError(
             f"a list of transforms has one for each view of a MultiView; found {len(transform)} for "
             f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
+        )
+    side = decoder.patch
+    if bool(patch) != bool(side) or (patch and side and (patch % side or "image" not in fields)):
+        raise ConfigError(
+            f"{decoder!r} and the sampler: decoders.Patches and samplers.TokenBudget(patch=...) go together, with one "
+            "patch or one that divides the sampler's, and with 'image' among the fields; patch=None counts texts alone"
         )
     if bool(shapes) != decoder.needs_shape or (shapes and "image" not in fields):
         raise ConfigError(

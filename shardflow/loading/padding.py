@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from shardflow._validation import check_integer, check_switch
@@ -26,6 +28,7 @@ class Padding:
         pad_to_multiple_of: Pad at the right and at the bottom, to the largest height and width of the batch, rounded up
             to a multiple of this; None for images of one size.
         mask_padding: Pad masks with this value instead.
+        patch: Cut images into patches with this side instead; masks stay a list.
 
     Raises:
         ConfigError: The multiple is not a positive integer, the value has more than 32 bits, or a list would be padded.
@@ -34,6 +37,7 @@ class Padding:
     stack: bool = True
     pad_to_multiple_of: int | None = None
     mask_padding: int = MASK_PADDING
+    patch: int | None = None
 
     def __post_init__(self) -> None:
         check_switch("stack", self.stack)
@@ -103,6 +107,51 @@ ONE_SIZE = (
     "decoders.Image(pad_to_multiple_of=32) to pad each batch, or decoders.Image(stack=False) for a list of images"
 )
 """The remedies for images of different sizes."""
+
+
+def cut_patches(
+    images: Sequence[torch.Tensor], patch: int, allocate: Callable[[tuple[int, ...]], torch.Tensor]
+) -> torch.Tensor:
+    """Return the patches of all images, image after image and row after row: [T, C·patch²], channel, row, column.
+
+    Args:
+        images: [C, H, W], of any sizes that are multiples of `patch`, of one dtype.
+        patch: Height and width of a patch.
+        allocate: Returns uint8 memory.
+
+    Raises:
+        ConfigError: A transform returned other sizes, or several dtypes.
+    """
+    if wrong := [tuple(image.shape) for image in images if image.shape[-1] % patch or image.shape[-2] % patch]:
+        raise ConfigError(
+            f"an image of shape {wrong[0]} does not consist of patches of {patch} pixels; do not resize it"
+        )
+    if len(kinds := {(image.dtype, len(image)) for image in images}) > 1:
+        raise ConfigError(
+            f"images of {sorted(map(str, kinds))} do not form a batch; let the transforms return one dtype"
+        )
+    ((dtype, channels),) = kinds
+    ends = list(itertools.accumulate((image[0].numel() // patch**2 for image in images), initial=0))
+    patches = allocate((ends[-1], channels * patch**2 * dtype.itemsize)).view(dtype)
+    for image, (begin, end) in zip(images, itertools.pairwise(ends), strict=True):
+        rows, columns = image.shape[-2] // patch, image.shape[-1] // patch
+        cut = image.reshape(channels, rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
+        patches[begin:end].view(cut.shape).copy_(cut)
+    return patches
+
+
+def cumulative_patches(sizes: torch.Tensor, patch: int) -> torch.Tensor:
+    """Return where the patches of images of these heights and widths begin and end: int32 [B + 1]."""
+    counts = (sizes.numpy() // patch).prod(axis=1)
+    return torch.from_numpy(np.cumsum([0, *counts.tolist()], dtype=np.int32))
+
+
+def patch_positions(sizes: torch.Tensor, patch: int) -> torch.Tensor:
+    """Return row and column of each patch of images of these heights and widths: int64 [T, 2]."""
+    grids = sizes.numpy() // patch
+    counts = grids.prod(axis=1)
+    numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return torch.from_numpy(np.stack(np.divmod(numbers, np.repeat(grids[:, 1], counts)), axis=1))
 
 
 def image_sizes(images: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -117,7 +117,7 @@ class Decode:
             np.array([sample.image_size for sample in samples], dtype=np.int64),
             batch.keys[places],
             epoch=batch.epoch,
-            shape=batch.shape,
+            shape=batch.shape[places] if isinstance(batch.shape, np.ndarray) else batch.shape,
             have_tables=[sample.has_table for sample in samples],
             allocate=allocator,
         )

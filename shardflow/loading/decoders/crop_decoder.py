@@ -51,7 +51,7 @@ class CropDecoder(Decoder):
     @property
     def takes_pixels_of(self) -> PixelSource | None:
         """The kernel or else libraries; None for a subclass that decodes otherwise, and may expect bytes."""
-        return None if not decodes_plan(self) else "kernel" if native.available() else "libraries"
+        return pixel_source() if decodes_plan(self) else None
 
     def _decode_views(self, payloads: Payloads, crops: tuple[Crops, ...], images: _Views) -> Failures:
         """Decode a batch once, and crop it to each view."""
@@ -62,13 +62,7 @@ class CropDecoder(Decoder):
             its_crops, its_images = tuple(view[row] for view in crops), tuple(view[row] for view in images)
             if problem is not None and problem.status is native.Status.WRONG_SIZE and payloads.sizes[index].all():
                 # The index is wrong: the header decides.
-                alone = replace(
-                    payloads,
-                    files=[payloads.files[index]],
-                    sizes=np.zeros_like(payloads.sizes[row]),
-                    keys=payloads.keys[row],
-                    have_tables=payloads.have_tables[row],
-                )
+                alone = replace(payloads[row], sizes=np.zeros_like(payloads.sizes[row]))
                 if found := self._decode_views(alone, its_crops, its_images):
                     failures[index] = found[0]
                 continue
@@ -103,10 +97,16 @@ class CropDecoder(Decoder):
         self, payloads: Payloads, crops: tuple[Crops, ...], rows: slice | npt.NDArray[np.int64], sizes: Sizes
     ) -> None:
         """Replace the crops of some images, whose sizes are others than those that the index has."""
-        planned = as_views(self.plan(payloads.epoch, payloads.shape, sizes, payloads.keys[rows]))
+        asked = payloads[rows]
+        planned = as_views(self.plan(asked.epoch, asked.shape, sizes, asked.keys))
         for view, right in zip(crops, planned, strict=True):
             assert right is not None
             view.replace(rows, right)
+
+
+def pixel_source() -> PixelSource:
+    """Return what decodes whole images here."""
+    return "kernel" if native.available() else "libraries"
 
 
 def decodes_plan(decoder: object) -> bool:

@@ -34,6 +34,9 @@ Images = Any
 Plan = Crops | tuple[Crops, ...] | None
 """The crops of a batch, with views those of each; None from a decoder that does not say."""
 
+BatchShape = tuple[int, int] | npt.NDArray[np.int64] | None
+"""Height and width of the images of a batch, or of each of them, [B, 2]; None where the decoder decides."""
+
 Failures = Mapping[int, SampleError]
 """The error of each image that did not decode, by its index in the batch; the image itself is arbitrary."""
 
@@ -66,11 +69,22 @@ class Payloads:
     sizes: Sizes
     keys: U64
     epoch: int
-    shape: tuple[int, int] | None
+    shape: BatchShape
     have_tables: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> Payloads:
+        """Return the payloads of some images."""
+        return Payloads(
+            files=[self.files[index] for index in np.arange(len(self))[rows].tolist()],
+            sizes=self.sizes[rows],
+            keys=self.keys[rows],
+            epoch=self.epoch,
+            shape=self.shape[rows] if isinstance(self.shape, np.ndarray) else self.shape,
+            have_tables=self.have_tables[rows],
+        )
 
 
 class Decoded(NamedTuple):
@@ -99,6 +113,7 @@ class Decoder(ABC):
         views: The decoder of each view, where the images of a batch are a tuple with a tensor for each; else empty.
         keeps_sizes: Whether images have the sizes that the index says, which are then checked before loading begins.
         needs_shape: Whether it crops to the shape of a batch, on which a sampler has to decide.
+        patch: Where a sampler has to decide on the shape of each image: those are multiples of this; else None.
         rows_are_images: Whether each row is a whole image, so that rows of several decoders can form one batch.
         takes_pixels_of: What decodes whole images for it, "kernel" or "libraries", where `decode` takes their pixels in
             the place of files, to make the same of them, bit by bit: then a pixel cache may keep them. Else None.
@@ -109,16 +124,18 @@ class Decoder(ABC):
     views: tuple[Decoder, ...] = ()
     keeps_sizes: bool = False
     needs_shape: bool = False
+    patch: int | None = None
     rows_are_images: bool = True
 
-    def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Plan:  # noqa: ARG002
+    def plan(self, epoch: int, shape: Any, sizes: Sizes, keys: U64) -> Plan:  # noqa: ARG002
         """Return the crops of a batch, whose rows do not depend on each other; None to say nothing about them.
 
         No byte is read for it. Masks, boxes and keypoints follow the crops, so without them there are none.
 
         Args:
             epoch: The epoch.
-            shape: Height and width of the batch, where a sampler decides on them.
+            shape: Height and width of the batch, where a sampler decides on them; int64 [B, 2], those of each image,
+                where it decides on each; else None.
             sizes: int64 [B, 2], width and height of the images as the dataset's index has them, 0 where not known, and
                 of JPEGs that have to be turned, or converted to sRGB.
             keys: uint64 [B], the only source of randomness.
@@ -166,7 +183,7 @@ class Decoder(ABC):
         keys: U64,
         *,
         epoch: int = 0,
-        shape: tuple[int, int] | None = None,
+        shape: BatchShape = None,
         have_tables: npt.ArrayLike = False,
         allocate: Allocator = allocate,
     ) -> Decoded:

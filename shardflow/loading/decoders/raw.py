@@ -59,6 +59,7 @@ class Raw(Decoder):
             except TooLargeError as error:
                 failures[index] = error
                 files.append(memoryview(b""))
+        assert not isinstance(payloads.shape, np.ndarray)  # `Patches` alone has them
         EncodedImages.pack(out, files, payloads.keys, payloads.epoch, payloads.shape)
         return failures
 

@@ -60,7 +60,7 @@ def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **argum
                 remedies = [f"leave {' and '.join(repeated)} out of {argument}"]
                 if done == "flipped":
                     remedies.append(f"give {type(view).__name__} hflip=0")
-                elif not (decoder.views or decoder.needs_shape):  # else the decoder stays
+                elif not (decoder.views or decoder.needs_shape or decoder.patch):  # else the decoder stays
                     if same := _same_decoder(known):
                         remedies[0] += f" and pass decoder=shardflow.decoders.{same}"
                     if argument == "transform":

@@ -14,6 +14,7 @@
     views       several crops of each image, beside torchvision                        docs/performance.md
     annotations images with their boxes or masks, beside torchvision                   docs/performance.md
     columns     samples with an embedding from a column                                docs/columns.md
+    tokens      planning bins of tokens, and loading them, beside padding and buckets    docs/performance.md
     encoded     handing over encoded files instead of crops                            docs/performance.md
     packing     time and memory of packing 10,000 to 1,000,000 tiny images             docs/performance.md
 
@@ -42,6 +43,7 @@ ROUNDS |= {
     "handover": 5,
     "ranks": 1,
     "columns": 3,
+    "tokens": 3,
 }
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
