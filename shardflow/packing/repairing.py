@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,34 +141,34 @@ def _open_copy(source: Any, options: Mapping[str, Any] | None) -> Dataset | None
 
 def _lost_records(dataset: Dataset) -> list[str]:
     """Return the names of the receipts that are missing or damaged, and of the quarantine if it is."""
-    lost = [name for name in dataset.manifest.receipt_names if _receipt(dataset, name) is None]
+    lost = [name for name, found in _receipts(dataset, dataset.manifest.receipt_names, dataset) if found is None]
     return lost if _quarantine(dataset) is not None else [*lost, quarantine.FILE_NAME]
 
 
 def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None) -> list[str]:
     """Put what a copy has of lost records, or a quarantine made of the receipts, in their place; return their names."""
-    restored = {}
-    for name in lost:
-        if name != quarantine.FILE_NAME and copy is not None and _receipt(copy, name, dataset) is not None:
-            restored[name] = copy.storage.read(name)
-    for name, data in restored.items():
-        dataset.storage.put(name, data)
+    restored = []
+    receipts = [name for name in lost if name != quarantine.FILE_NAME]
+    for name, receipt in () if copy is None else _receipts(dataset, receipts, copy):
+        if receipt is not None:
+            dataset.storage.put(name, receipt.to_bytes())
+            restored.append(name)
     if quarantine.FILE_NAME in lost:
         found = _quarantine(copy) if copy is not None and copy.fingerprint == dataset.fingerprint else None
         if found is None:
-            receipts = [_receipt(dataset, name) for name in dataset.manifest.receipt_names]
-            found = sorted(bad for each in receipts if each is not None for bad in each.quarantined)
+            own = _receipts(dataset, dataset.manifest.receipt_names, dataset)
+            found = sorted(bad for _, receipt in own if receipt is not None for bad in receipt.quarantined)
         if len(found) == dataset.manifest.inputs - dataset.manifest.samples:
             name = quarantine.version_name(dataset.fingerprint)  # which readers prefer
-            restored[name] = quarantine.to_bytes(found)
-            dataset.storage.put(name, restored[name])
-    return list(restored)
+            dataset.storage.put(name, quarantine.to_bytes(found))
+            restored.append(name)
+    return restored
 
 
-def _receipt(holder: Dataset, name: str, of: Dataset | None = None) -> Receipt | None:
-    """Return a receipt, if it is that of the shard in its dataset, or in another one; None if it is lost."""
-    shards = {shard.receipt_name: shard for shard in (of or holder).shards}
-    return find_receipt(holder.storage, name, shards.get(name))
+def _receipts(dataset: Dataset, names: Iterable[str], holder: Dataset) -> Iterator[tuple[str, Receipt | None]]:
+    """Yield receipts of a dataset, as it or a copy holds them; None for one that is lost there."""
+    shards = {shard.receipt_name: shard for shard in dataset.shards}
+    return ((name, find_receipt(holder.storage, name, shards.get(name))) for name in names)
 
 
 def _quarantine(dataset: Dataset) -> list[Quarantined] | None:
