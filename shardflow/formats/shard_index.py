@@ -105,15 +105,10 @@ def read_rows(tar: TarBytes) -> Iterator[tuple[str, Row]]:
             raise TarError(f"member {member.name!r} comes twice; each name can come once only")
         parts.add(part)
         total += BLOCK + member.size + padding(member.size)
-        check_sample(total)
+        if total > MAX_SAMPLE_BYTES:
+            raise TarError(f"a sample has {total:,} bytes; {MAX_SAMPLE_BYTES:,} is the most: leave it out")
         check_rows(number + 1)
         yield key, read_row(tar, records[key], part, member.offset, member.size)
-
-
-def check_sample(size: int) -> None:
-    """Raise a TarError if a sample has more bytes in its tar than it may have."""
-    if size > MAX_SAMPLE_BYTES:
-        raise TarError(f"a sample has {size:,} bytes; {MAX_SAMPLE_BYTES:,} is the most: leave it out")
 
 
 def check_rows(rows: int) -> None:

@@ -149,7 +149,7 @@ class Table(SourceKind):
         `head` is the first rows. Only a column whose values repeat can be meant as the label.
         """
         row = head[0]
-        named = _Columns(*self._named())
+        named = _Columns(self.image, self.label, self.split, self.caption, self.mask)
         for column in named:
             if column is not None and column not in row:
                 raise ConfigError(f"{self} has no column {column!r}; it has {', '.join(row)}")
@@ -180,9 +180,6 @@ class Table(SourceKind):
         if likely:
             message = f"{self} has no column {use!r}, so {effect}; if {likely[0]!r} was meant"
             yield f"{message}, name it with {use}= or --{use}-column"
-
-    def _named(self) -> tuple[str | None, ...]:
-        return self.image, self.label, self.split, self.caption, self.mask
 
     def _split(self, row: Row, column: str | None, number: int) -> str:
         split = "train" if column is None else str(row.get(column, "")).lower()
