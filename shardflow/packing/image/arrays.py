@@ -92,12 +92,10 @@ def _read_array(data: bytes, max_pixels: int) -> _StoredArray:
         DecodeError: The file is damaged, or no reader here has its exact values.
         TooLargeError: It is larger than is allowed.
     """
-    if not data:
-        raise DecodeError("the file is empty")
-    check_image(data, max_pixels)
     kind = image_type(data)
     name = "" if kind is None else kind.name
     if name == "NPY":
+        check_image(data, max_pixels)
         return _StoredArray(image_array.pixels(data))
     if name == "PNG" and data[24:25] == b"\x10" and data[25:26] != b"\0":
         return _read_png(data, max_pixels)

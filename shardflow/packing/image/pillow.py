@@ -30,7 +30,7 @@ from shardflow import native
 from shardflow._colour import profile_conversion, to_8_bits
 from shardflow._orientation import apply_orientation, load_tiff, orientation_of
 from shardflow._pillow import map_codec_errors, open_image
-from shardflow.errors import DecodeError, EncodeError, TooLargeError
+from shardflow.errors import EncodeError, TooLargeError
 from shardflow.formats import seek_table
 from shardflow.formats.image_types import ImageType, is_jpeg, type_named
 from shardflow.formats.jpeg_header import BASELINE, frame_of
@@ -41,17 +41,16 @@ from .encoded_image import EncodedImage, Size, describe
 
 
 def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> EncodedImage:
-    """Pack an image file that Pillow has opened."""
-    with map_codec_errors(DecodeError):
-        loaded_upright = image.format == "TIFF" and load_tiff(image)
-        stored, target = image.size, recipe.target(image.format or "")
-        resized = recipe.geometry(stored, 1, target).resized
-        conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
-        more_frames = has_more_frames(image, data, recipe.max_pixels)
-        pixels = _decode_resized(image, data, resized, recipe, as_cmyk=conversion.mode == "CMYK")
-        geometry = recipe.geometry(stored, 1 if loaded_upright else orientation_of(image), target)
-        is_changed = geometry.is_change or conversion.transform is not None or more_frames
-        kept = recipe.format == KEEP and not is_changed and _can_copy(image, data)
+    """Pack an image file that Pillow has opened; call it in `map_codec_errors(DecodeError)`."""
+    loaded_upright = image.format == "TIFF" and load_tiff(image)
+    stored, target = image.size, recipe.target(image.format or "")
+    resized = recipe.geometry(stored, 1, target).resized
+    conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
+    more_frames = has_more_frames(image, data, recipe.max_pixels)
+    pixels = _decode_resized(image, data, resized, recipe, as_cmyk=conversion.mode == "CMYK")
+    geometry = recipe.geometry(stored, 1 if loaded_upright else orientation_of(image), target)
+    is_changed = geometry.is_change or conversion.transform is not None or more_frames
+    kept = recipe.format == KEEP and not is_changed and _can_copy(image, data)
     with map_codec_errors(EncodeError):
         pixels = apply_orientation(conversion.apply(pixels), geometry.orientation)
         if geometry.size != pixels.size:
