@@ -8,21 +8,18 @@ where the credential is an account key; for everything else Azure's client is us
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import yarl
 
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
 from .interface import BlobVersion
-from .retry import with_timeout
 from .transport import Answer, Connection, Transport, Write
-
-T = TypeVar("T")
 
 _API_VERSION = "2021-08-06"  # of the requests of our own; it knows all that they need
 _BLOCK_BYTES = 16 << 20  # that are sent at once
@@ -38,8 +35,7 @@ class AzureTransport(Transport):
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:
         super().__init__(connection, path)
-        self._service, self._root = fs.service_client, connection.shown
-        self._web = web_file_system()
+        self._service, self._web = fs.service_client, web_file_system()
         self._signature, self._signed = "", -_SIGNATURE_S
 
     async def close(self) -> None:
@@ -53,7 +49,7 @@ class AzureTransport(Transport):
 
     async def _describe(self, name: str) -> BlobVersion:
         async with self._blob(name) as blob:
-            found = await self._in_time(blob.get_blob_properties(**self._limits))
+            found = await self._in_time(blob.get_blob_properties(**self._limits), name)
         return BlobVersion(size=found.size, tag=_quoted(found.etag), metadata=found.metadata or {})
 
     async def _publish(self, write: Write) -> None:
@@ -90,7 +86,7 @@ class AzureTransport(Transport):
 
     async def _delete(self, name: str) -> None:
         async with self._blob(name) as blob:
-            await self._in_time(blob.delete_blob(**self._limits))
+            await self._in_time(blob.delete_blob(**self._limits), name)
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -101,14 +97,11 @@ class AzureTransport(Transport):
     def _blob(self, name: str) -> Any:
         return self._service.get_blob_client(self._bucket, self._prefix + name)
 
-    async def _in_time(self, work: Awaitable[T], size: int = 0) -> T:
-        return await with_timeout(work, self._policy.answer_timeout_s(size), f"{self._root}: expected an answer")
-
     async def _write(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
         """Make a request that writes, with a checksum of its body, which the server compares."""
         async with self._blob(name) as blob:
             work = getattr(blob, method)(*content, **arguments, validate_content=True, **self._limits)
-            await self._in_time(work, _BLOCK_BYTES)
+            await self._in_time(work, name, _BLOCK_BYTES)
 
     async def _get(self, name: str, headers: Mapping[str, str]) -> Any:
         url, credential = yarl.URL(self._blob(name).url, encoded=True), self._service.credential

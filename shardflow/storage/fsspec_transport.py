@@ -18,7 +18,6 @@ from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
 from .interface import BlobVersion
-from .retry import with_timeout
 from .transport import Answer, Connection, Transport, Write, if_found
 
 
@@ -96,7 +95,7 @@ class FsspecTransport(Transport):
             work = getattr(self._fs, f"_{method}")(place, *data, **arguments)
         else:
             work = asyncio.to_thread(getattr(self._fs, method), place, *data, **arguments)
-        return await with_timeout(work, self._policy.answer_timeout_s(size), f"{self._url('')}: expected an answer")
+        return await self._in_time(work, name, size)
 
 
 def connect(connection: Connection) -> FsspecTransport:

@@ -25,7 +25,6 @@ from shardflow.errors import TransientError
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer
 from .interface import BlobVersion
-from .retry import with_timeout
 from .transport import Answer, Connection, Transport, Write
 
 _CODES = {"bucket does not exist": "NoSuchBucket", "doesn't match calculated": "BadDigest"}
@@ -51,7 +50,7 @@ class GcsTransport(Transport):
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:
         super().__init__(connection, path)
-        self._client, self._root = _Client(fs), connection.shown
+        self._client = _Client(fs)
 
     async def close(self) -> None:
         await close_session(self._client.fs)
@@ -116,11 +115,11 @@ class GcsTransport(Transport):
         self, method: str, path: str, query: Mapping[str, str], *, data: bytes = b"", headers: Any = ()
     ) -> AbstractAsyncContextManager[Any]:
         request = self._client.request(method, path, query, headers, io.BytesIO(data) if data else None)
-        return answer_to(request, self._policy.answer_timeout_s(len(data)), self._root, _code)
+        return answer_to(request, self._policy.answer_timeout_s(len(data)), self._url(""), _code)
 
     async def _json(self, method: str, path: str, query: Mapping[str, str], **arguments: Any) -> Any:
         async with self._call(method, path, query, **arguments) as answer:
-            text = await with_timeout(answer.read(), self._policy.answer_timeout_s(), "expected the rest of an answer")
+            text = await self._in_time(answer.read())
         try:
             return json.loads(text or b"{}")
         except ValueError:

@@ -18,7 +18,6 @@ from shardflow.errors import TransientError
 from .fsspec_transport import FsspecTransport, file_system
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
 from .interface import BlobVersion
-from .retry import with_timeout
 from .transport import Answer, Connection, Fetched
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
@@ -32,6 +31,8 @@ class HttpTransport(FsspecTransport):
         web: fsspec's file system whose session of aiohttp makes the requests.
         locate: Returns the URL of a name, and the headers of requests for it.
     """
+
+    _heads_by_range = True
 
     def __init__(
         self,
@@ -65,9 +66,6 @@ class HttpTransport(FsspecTransport):
                 del self._whole[name if stop >= head.size else next(iter(self._whole))]
         return Fetched(head, [data[start:stop]])
 
-    async def head(self, name: str) -> BlobVersion | None:
-        return await self._head_by_range(name)
-
     async def close(self) -> None:
         await close_session(self._web)
 
@@ -88,8 +86,7 @@ class HttpTransport(FsspecTransport):
                     left -= len(chunk)
                 return b"".join(chunks)
 
-            timeout_s = self._policy.answer_timeout_s(size)
-            data = await with_timeout(read(), timeout_s, f"{self._url(name)}: expected a file")
+            data = await self._in_time(read(), name, size)
         if len(data) != size:
             raise TransientError(f"{self._url(name)}: expected {size} bytes, found {len(data)}")
         return data

@@ -24,7 +24,6 @@ from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreEr
 from .fsspec_transport import file_system
 from .interface import BlobVersion
 from .local_files import file_sha256
-from .retry import with_timeout
 from .stores import ChangedError
 from .transport import Answer, Connection, Transport, Write, blob_metadata, no_bytes, range_size
 
@@ -72,6 +71,8 @@ class _Client:
 class S3Transport(Transport):
     """The objects below a prefix of a bucket; see Transport."""
 
+    _heads_by_range = True  # not by a HEAD: only the answer to a GET has a body with the reason of a refusal
+
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:
         super().__init__(connection, path)
         self._client = _Client(fs)
@@ -100,10 +101,6 @@ class S3Transport(Transport):
             yield Answer(head=_head(answer, size), read=body.read)
         finally:
             body.close()
-
-    async def head(self, name: str) -> BlobVersion | None:
-        # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
-        return await self._head_by_range(name)
 
     async def _describe(self, name: str) -> BlobVersion:
         answer = await self._call("head_object", name)
@@ -151,9 +148,8 @@ class S3Transport(Transport):
 
     async def _call(self, method: str, name: str, **arguments: Any) -> Any:
         place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
-        timeout_s = self._policy.answer_timeout_s(len(arguments.get("Body", b"")))
         work = self._client.call(method, {**place, **arguments})
-        return await with_timeout(work, timeout_s, f"{self._url(name)}: expected an answer")
+        return await self._in_time(work, name, len(arguments.get("Body", b"")))
 
     async def _send_bytes(self, method: str, name: str, data: bytes, **arguments: Any) -> str:
         """Send bytes with their checksum, and return the ETag, which confirms that they arrived."""

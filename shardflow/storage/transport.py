@@ -98,7 +98,10 @@ class Transport(abc.ABC):
 
     Attributes:
         _bucket, _prefix: The first name of the path, and the prefix of the names of blobs in it.
+        _heads_by_range: Whether the head of a blob comes with its first byte, and not by `_describe`.
     """
+
+    _heads_by_range = False
 
     def __init__(self, connection: Connection, path: str) -> None:
         self._policy = connection.policy
@@ -176,14 +179,12 @@ class Transport(abc.ABC):
 
     async def head(self, name: str) -> BlobVersion | None:
         """Return the head of a blob, None if it does not exist."""
-        return await if_found(self._retry(lambda: self._describe(name), name))
-
-    async def _head_by_range(self, name: str) -> BlobVersion | None:
-        """Return the same from the answer to a request of its first byte."""
+        if not self._heads_by_range:
+            return await if_found(self._retry(lambda: self._describe(name), name))
         try:
             found = await if_found(self.fetch(name, 0, 1, None))
         except ChangedError:  # it was replaced between two attempts
-            return await self._head_by_range(name)
+            return await self.head(name)
         return found.head if found else None
 
     async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
@@ -231,6 +232,10 @@ class Transport(abc.ABC):
 
     async def abort_uploads(self, names: Collection[str]) -> None:  # noqa: B027 - most have none
         """Abort the unfinished uploads of these blobs, where they could become part of a blob."""
+
+    async def _in_time(self, work: Awaitable[T], name: str = "", size: int = 0) -> T:
+        """Return the answer to a request that sends `size` bytes; DeadlineError if it takes too long."""
+        return await with_timeout(work, self._policy.answer_timeout_s(size), f"{self._url(name)}: expected an answer")
 
     async def _has_metadata(self, name: str, metadata: Mapping[str, str]) -> bool:
         """Return whether a blob is the one with this mark; False too if the store does not answer."""
