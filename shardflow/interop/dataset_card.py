@@ -6,7 +6,6 @@ https://docs.mlcommons.org/croissant/docs/croissant-spec.html (1.0).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -17,13 +16,10 @@ from typing import Any
 
 from shardflow._wording import plural
 from shardflow.dataset.open_dataset import Dataset
-from shardflow.errors import ConfigError
 from shardflow.formats.image_types import IMAGE_TYPES
 from shardflow.formats.statistics import median
 
-from . import beside_shards
-
-README, CROISSANT = "README.md", "croissant.json"
+from . import SEAL, beside_shards, write_sealed
 
 _OF_CROISSANT = (
     "citeAs column extract field fileProperty fileObject fileSet format includes isLiveDataset jsonPath key md5 "
@@ -65,43 +61,12 @@ def write_card(
     Raises:
         ConfigError: A file of one of these names is there that no such call wrote, or that was edited since.
     """
-    root = beside_shards(dataset.storage, directory)
     name = name or dataset.url.rstrip("/").rpartition("/")[2]
-    metadata = croissant(dataset, name, license)
-    metadata["@id"] = _seal(_json(metadata))
-    files = {README: _sealed(card(dataset, name, license)), CROISSANT: _json(metadata)}
-    for file in files:
-        path = root.local_path(file)
-        if path.exists() and not _is_own(file, root.read(file).decode(errors="replace")):
-            message = f"{path} is not a file that this command wrote, or was edited"
-            raise ConfigError(f"{message}; move it, or name another directory")
-    for file, text in files.items():
-        root.put(file, text.encode())
-        yield root.local_path(file)
-
-
-def _is_own(file: str, text: str) -> bool:
-    """Return whether a file has the seal of its other content: it is as it was written."""
-    if file == README:
-        return _sealed(text.rpartition("<!--")[0].removesuffix("\n")) == text
-    try:
-        content = json.loads(text)
-        seal = content.pop("@id")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return False
-    return bool(seal == _seal(_json(content)))
-
-
-def _sealed(text: str) -> str:
-    return f"{text}\n<!-- written by `shardflow export card`, {_seal(text)} -->\n"
-
-
-def _seal(text: str) -> str:
-    return f"urn:sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    readme = f"{card(dataset, name, license)}\n<!-- written by `shardflow export card`, {SEAL} -->\n"
+    metadata = json.dumps({**croissant(dataset, name, license), "@id": SEAL}, indent=1, ensure_ascii=False)
+    yield from write_sealed(
+        beside_shards(dataset.storage, directory), {"README.md": readme, "croissant.json": f"{metadata}\n"}
+    )
 
 
 def card(dataset: Dataset, name: str, license_id: str | None) -> str:
@@ -156,47 +121,23 @@ def croissant(dataset: Dataset, name: str, license_id: str | None) -> dict[str, 
     records: list[dict[str, Any]] = []
     for split in dataset.values():
         for shard in split.shards:
-            distribution.append(
-                {
-                    "@type": "cr:FileObject",
-                    "@id": shard.name,
-                    "name": shard.name,
-                    "contentUrl": shard.name if is_owner else dataset.storage.url(shard.name),
-                    "contentSize": f"{shard.bytes} B",
-                    "encodingFormat": "application/x-tar",
-                    "sha256": shard.sha256,
-                }
+            place = shard.name if is_owner else dataset.storage.url(shard.name)
+            size = {"contentUrl": place, "contentSize": f"{shard.bytes} B", "encodingFormat": "application/x-tar"}
+            distribution.append(_node("FileObject", shard.name, **size, sha256=shard.sha256))
+        files = f"{split.name}-images"
+        tars = [{"@id": shard.name} for shard in split.shards]
+        distribution.append(_node("FileSet", files, containedIn=tars, encodingFormat="image/*", includes=images))
+        fields = [
+            _node(
+                "Field",
+                f"{split.name}/{field}",
+                dataType=kind,
+                source={"fileSet": {"@id": files}, "extract": {"fileProperty": found}},
             )
-        images_id = f"{split.name}-images"
-        distribution.append(
-            {
-                "@type": "cr:FileSet",
-                "@id": images_id,
-                "name": images_id,
-                "containedIn": [{"@id": shard.name} for shard in split.shards],
-                "encodingFormat": "image/*",
-                "includes": images,
-            }
-        )
-        fields = (("key", "sc:Text", "filename"), ("image", "sc:ImageObject", "content"))
-        records.append(
-            {
-                "@type": "cr:RecordSet",
-                "@id": split.name,
-                "name": split.name,
-                "description": f"{plural(len(split), 'sample')} in {plural(len(split.shards), 'shard')}.",
-                "field": [
-                    {
-                        "@type": "cr:Field",
-                        "@id": f"{split.name}/{field}",
-                        "name": f"{split.name}/{field}",
-                        "dataType": kind,
-                        "source": {"fileSet": {"@id": images_id}, "extract": {"fileProperty": found}},
-                    }
-                    for field, kind, found in fields
-                ],
-            }
-        )
+            for field, kind, found in (("key", "sc:Text", "filename"), ("image", "sc:ImageObject", "content"))
+        ]
+        count = f"{plural(len(split), 'sample')} in {plural(len(split.shards), 'shard')}."
+        records.append(_node("RecordSet", split.name, description=count, field=fields))
     if dataset.classes:
         records.append(_classes(dataset.classes))
     return {
@@ -214,18 +155,19 @@ def croissant(dataset: Dataset, name: str, license_id: str | None) -> dict[str, 
 
 
 def _classes(classes: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "@type": "cr:RecordSet",
-        "@id": "classes",
-        "name": "classes",
-        "dataType": "sc:Enumeration",
-        "key": {"@id": "classes/label"},
-        "field": [
-            {"@type": "cr:Field", "@id": f"classes/{field}", "name": f"classes/{field}", "dataType": kind}
-            for field, kind in (("label", "sc:Integer"), ("name", "sc:Text"))
-        ],
-        "data": [{"classes/label": label, "classes/name": text} for label, text in enumerate(classes)],
-    }
+    fields = (("label", "sc:Integer"), ("name", "sc:Text"))
+    return _node(
+        "RecordSet",
+        "classes",
+        dataType="sc:Enumeration",
+        key={"@id": "classes/label"},
+        field=[_node("Field", f"classes/{field}", dataType=kind) for field, kind in fields],
+        data=[{"classes/label": label, "classes/name": text} for label, text in enumerate(classes)],
+    )
+
+
+def _node(kind: str, name: str, **properties: Any) -> dict[str, Any]:
+    return {"@type": f"cr:{kind}", "@id": name, "name": name, **properties}
 
 
 def _median_size(dataset: Dataset, split: str) -> str:

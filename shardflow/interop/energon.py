@@ -6,7 +6,6 @@ be made if two splits use the same keys. The `.yaml` files are JSON, which is YA
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from shardflow.formats import ustar
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard_index import Index
 
-from . import beside_shards
+from . import SEAL, beside_shards, write_sealed
 
 _META = ".nv-meta"
 
@@ -45,29 +44,13 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
             yield root.local_path(f"{shard.name}.idx")
     if len(images) != 1:
         raise ConfigError(f"{dataset.url}: Energon reads images of one format, found {sorted(images)}")
-    metadata = {f"{_META}/{name}": _file(name, content) for name, content in _metadata(dataset, images.pop()).items()}
-    for name in metadata:
-        path = root.local_path(name)
-        if name.endswith(".yaml") and path.exists() and not _is_own(root.read(name)):
-            raise ConfigError(f"{path} was edited, or is not of this command; move it, or name another directory")
-    for name, data in metadata.items():
-        root.put(name, data)
-        yield root.local_path(name)
+    metadata = _metadata(dataset, images.pop()).items()
+    yield from write_sealed(root, {f"{_META}/{name}": _file(name, content) for name, content in metadata})
 
 
-def _file(name: str, content: object) -> bytes:
-    """Return a file of the metadata; one that people edit, such as `dataset.yaml`, begins with its checksum."""
-    data = json.dumps(content, indent=1).encode() + b"\n"
-    return _seal(data) + data if name.endswith(".yaml") else data
-
-
-def _seal(data: bytes) -> bytes:
-    return f"# shardflow sha256:{hashlib.sha256(data).hexdigest()}\n".encode()
-
-
-def _is_own(data: bytes) -> bool:
-    content = data.partition(b"\n")[2]
-    return data == _seal(content) + content
+def _file(name: str, content: object) -> str:
+    """Return a file of the metadata; one that people edit, such as `dataset.yaml`, has a seal."""
+    return f"# shardflow {SEAL}\n" * name.endswith(".yaml") + json.dumps(content, indent=1) + "\n"
 
 
 def _offsets(index: Index) -> bytes:
