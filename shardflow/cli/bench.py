@@ -12,7 +12,7 @@ from shardflow._wording import plural
 
 from .loader_options import chosen_loader, loader_options
 from .options import PathOrUrl, json_option, picture_file
-from .output import print_json, print_lines
+from .output import print_result
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.bench import BenchReport
@@ -49,10 +49,7 @@ def bench(
             report = benchmark.bench(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
     if plot is not None:
         draw_bench(report, plot, f"{name}: {plural(report.workers, 'worker')}, batches of {report.batch_size}")
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_lines([*_lines(report), *([("chart", plot)] if plot is not None else [])], 13)
+    print_result(report.to_json(), [*_lines(report), ("chart", plot)], 13, as_json=as_json)
     return 1 if report.fed is False else 0
 
 

@@ -16,7 +16,7 @@ from shardflow.errors import NotFoundError
 from shardflow.storage.cache import LIMIT, Cache
 
 from .options import PathOrUrl, json_option
-from .output import print_json, print_lines, total_bytes
+from .output import print_result, total_bytes
 from .progress_bars import shard_bar, show_waiting
 from .terminal import say
 
@@ -64,9 +64,6 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         "default_limit_bytes": found.limit_bytes,
         "disk_free_bytes": shutil.disk_usage(found.directory).free,
     }
-    if as_json:
-        print_json(described)
-        return
     lines = {
         "directory": found.directory,
         "shards": f"{plural(len(blobs), 'file')}, {size_text(described['bytes'])}",
@@ -74,7 +71,7 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         "limit": f"{size_text(found.limit_bytes)}, unless a loader sets another limit",
         "disk": f"{size_text(described['disk_free_bytes'])} free",
     }
-    print_lines(lines.items(), 11)
+    print_result(described, lines.items(), 11, as_json=as_json)
 
 
 @cache.command()

@@ -71,7 +71,7 @@ def add(url: str, table: str, only: str | None, to: str | None, **settings: Any)
         "repeated": report.repeated and f"{plural(report.repeated, 'row')} left out",
         "fingerprint": report.fingerprint,
     }
-    print_lines(((name, text) for name, text in lines.items() if text), 13)
+    print_lines(lines.items(), 13)
 
 
 @columns.command("list")

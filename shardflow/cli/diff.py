@@ -11,7 +11,7 @@ import shardflow
 from shardflow._wording import first_few, plural
 
 from .options import PathOrUrl, json_option
-from .output import print_json, print_lines
+from .output import print_result
 from .progress_bars import shard_bar
 
 _NAMED = 5
@@ -34,10 +34,7 @@ def diff(a: str, b: str, as_json: bool) -> int:
     shards = shardflow.open(a).shards + shardflow.open(b).shards
     with shard_bar(shards, "comparing", disable=as_json) as progress:
         found = shardflow.diff(a, b, progress=progress)
-    if as_json:
-        print_json({"same": found.same, **asdict(found)})
-    else:
-        print_lines(_lines(found), 14)
+    print_result({"same": found.same, **asdict(found)}, _lines(found), 14, as_json=as_json)
     return 0 if found.same else 1
 
 

@@ -12,10 +12,9 @@ from shardflow._wording import first_few, plural
 from shardflow.formats.quarantine import version_name
 from shardflow.packing.extending import ON_CONFLICT, preview_extension
 from shardflow.packing.pack_plan import PackPlan
-from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
-from .output import print_lines, resumable
+from .output import print_lines, resumable, skipped_text
 from .terminal import say
 
 
@@ -67,25 +66,22 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "fingerprint": report.fingerprint,
         "previous": report.previous,
     }
-    print_lines(((name, text) for name, text in lines.items() if text), 13)
+    print_lines(lines.items(), 13)
 
 
 def _conflicting(count: int) -> str:
     return f"{plural(count, 'input')} with the path of another one in the dataset"
 
 
-def _plan_lines(plan: PackPlan, on_conflict: str) -> Iterator[tuple[str, str]]:
-    conflicting, skipped, classes = plan.conflicting, plan.source.skipped, plan.new_classes
+def _plan_lines(plan: PackPlan, on_conflict: str) -> Iterator[tuple[str, Any]]:
+    conflicting, classes = plan.conflicting, plan.new_classes
     yield "known", f"{plural(plan.known, 'input')} of the dataset"
     for split, inputs in plan.inputs.items():
         yield split, plural(inputs, "new input")
-    if conflicting:
-        paths = ", ".join(map(repr, conflicting[:3])) + ", ..." * (len(conflicting) > 3)
-        yield "conflicting", f"{_conflicting(len(conflicting))}: {paths}"
-    if skipped:
-        yield "skipped", f"{describe_skipped(skipped)}; or leave them out with --max-errors {len(skipped)}"
-    if classes:
-        yield "new classes", first_few(classes, len(classes))
+    paths = ", ".join(map(repr, conflicting[:3])) + ", ..." * (len(conflicting) > 3)
+    yield "conflicting", paths and f"{_conflicting(len(conflicting))}: {paths}"
+    yield "skipped", skipped_text(plan.source.skipped)
+    yield "new classes", first_few(classes, len(classes))
     refused = bool(conflicting) and on_conflict == "error"
     nothing = "nothing, because of the conflicts; see --on-conflict"
     yield "would write", nothing if refused else plural(len(plan.jobs), "shard")

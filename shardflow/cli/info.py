@@ -18,7 +18,7 @@ from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
 
 from .options import PathOrUrl, json_option
-from .output import operation_counts, print_json, print_lines
+from .output import operation_counts, print_result
 from .progress_bars import show_waiting
 
 _CLASSES_SHOWN = 8
@@ -43,10 +43,8 @@ def info(url: str | None, system: bool, as_json: bool) -> None:
     dataset = None if url is None else shardflow.open(url)
     with show_waiting("reading indexes"):
         described = describe_system() if dataset is None else _describe(dataset)
-    if as_json:
-        print_json(described)
-    else:
-        print_lines(described.items() if dataset is None else _lines(described, dataset.manifest.statistics or {}), 14)
+    lines = described.items() if dataset is None else _lines(described, dataset.manifest.statistics or {})
+    print_result(described, lines, 14, as_json=as_json)
 
 
 def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
@@ -169,8 +167,7 @@ def _statistics(statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str
         return
     yield "before", _sizes(total.widths_before, total.heights_before, total.counts["bytes_before"] / images)
     yield "after", _sizes(total.widths_after, total.heights_after, total.counts["bytes_after"] / images)
-    if operations := operation_counts(total.counts):
-        yield "operations", operations
+    yield "operations", operation_counts(total.counts)
     for split, counted in statistics.items():
         if counted.classes:
             yield "balance", f"{split}: {_balance(counted.classes.values())}"

@@ -12,7 +12,9 @@ import click
 
 import shardflow
 from shardflow._wording import first_few, plural
+from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
+from shardflow.packing.sources.source import describe_skipped
 from shardflow.storage.urls import shown_url
 
 from .terminal import say
@@ -51,9 +53,23 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
-    """Print a line for each name and text, with the names in a column of this width."""
+    """Print a line for each name and text, with the names in a column of this width; none where there is no text."""
     for name, text in lines:
-        say(f"{name:{width}}{text}")
+        if text:
+            say(f"{name:{width}}{text}")
+
+
+def print_result(value: Any, lines: Iterable[tuple[str, Any]], width: int, *, as_json: bool) -> None:
+    """Print a result as one JSON object, or as lines."""
+    if as_json:
+        print_json(value)
+    else:
+        print_lines(lines, width)
+
+
+def skipped_text(skipped: Sequence[Quarantined]) -> str:
+    """Return which images are of a kind that is not read, and what to do about them; "" if there are none."""
+    return f"{describe_skipped(skipped)}; or leave them out with --max-errors {len(skipped)}" if skipped else ""
 
 
 def operation_counts(counts: Mapping[str, int]) -> str:

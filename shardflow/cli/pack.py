@@ -14,7 +14,6 @@ from shardflow.packing.creating import new_sharding, plan_pack
 from shardflow.packing.ledger import Ledger
 from shardflow.packing.pack_plan import PackPlan
 from shardflow.packing.recipe import PRESETS, make_recipe, settings
-from shardflow.packing.sources.source import describe_skipped
 from shardflow.storage.urls import shown_url
 
 from .options import (
@@ -27,7 +26,7 @@ from .options import (
     source_of,
     source_options,
 )
-from .output import operation_counts, print_lines, resumable
+from .output import operation_counts, print_lines, resumable, skipped_text
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
     f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()
@@ -85,15 +84,13 @@ def pack(src: tuple[str, ...], dst: str, preset: str, no_shuffle: bool, dry_run:
     return 0
 
 
-def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tuple[str, str]]:
+def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tuple[str, Any]]:
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
     yield "packed", f"{report.packed:,} of {inputs} into {shards} in {shown_url(dst)}"
     splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())
     yield "splits", splits if report.classes is None else f"{splits}; {_classes(report.classes)}"
-    if report.classes is None:
-        yield "labels", "none"
-    if report.resumed:
-        yield "resumed", f"{plural(report.resumed, 'input')} done by an earlier run"
+    yield "labels", report.classes is None and "none"
+    yield "resumed", report.resumed and f"{plural(report.resumed, 'input')} done by an earlier run"
     yield "bytes", f"{size_text(report.bytes_in)} -> {size_text(report.bytes_out)}"
     if report.bytes_out > _GROWN * report.bytes_in > 0:
         grown = f"{report.bytes_out / report.bytes_in:.1f} times the bytes: small images have headers in a tar"
@@ -101,16 +98,13 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
     done = report.packed + report.quarantined - report.resumed
     yield "time", f"{report.seconds:.1f} s" + (f", {done / report.seconds:,.0f} images/s" if done else "")
     yield "fingerprint", report.fingerprint
-    if operations := operation_counts(report.counts):
-        yield "operations", operations
-    if report.quarantined:
-        yield "quarantined", f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl"
-    if report.skipped:
-        yield "skipped", f"{plural(report.skipped, 'image')} of a kind that is not read, listed in quarantine.jsonl"
+    yield "operations", operation_counts(report.counts)
+    listed = "listed in quarantine.jsonl"
+    yield "quarantined", report.quarantined and f"{plural(report.quarantined, 'input')}, {listed}"
+    yield "skipped", report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read, {listed}"
     for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
         yield f"{count:11,}", reason
-    if report.ignored:
-        yield "left out", _extensions(report.ignored)
+    yield "left out", _extensions(report.ignored)
     yield "next", f"shardflow verify {shown_url(dst)}"
 
 
@@ -122,7 +116,7 @@ _DESTINATIONS = {
 }
 
 
-def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, str]]:
+def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, Any]]:
     classes, bad, skipped = plan.classes, plan.bad, plan.source.skipped
     for split, inputs in plan.inputs.items():
         sizes = classes.get(split)
@@ -130,17 +124,13 @@ def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, str]]:
             split,
             plural(inputs, "input") + (f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""),
         )
-    if not classes:
-        yield "labels", "none"
+    yield "labels", not classes and "none"
     yield "would write", plural(len(plan.jobs), "shard")
-    if skipped:
-        yield "skipped", f"{describe_skipped(skipped)}; or leave them out with --max-errors {len(skipped)}"
-    if bad:
-        named = "; ".join(f"{each.path!r} ({each.reason})" for each in bad[:3])
-        found = f"{plural(len(bad), 'input')} that could not be packed, such as {named}"
-        yield "bad", f"{found}; repair them, or leave them out with --max-errors {len(bad) + len(skipped)}"
-    if plan.source.ignored:
-        yield "left out", _extensions(plan.source.ignored)
+    yield "skipped", skipped_text(skipped)
+    named = "; ".join(f"{each.path!r} ({each.reason})" for each in bad[:3])
+    found = f"{plural(len(bad), 'input')} that could not be packed, such as {named}"
+    yield "bad", named and f"{found}; repair them, or leave them out with --max-errors {len(bad) + len(skipped)}"
+    yield "left out", _extensions(plan.source.ignored)
     state = plan.destination
     finished = plan.finished if state == "unfinished" else 0
     yield "destination", f"{shown_url(dst)} {_DESTINATIONS[state].format(finished=finished, shards=len(plan.jobs))}"
@@ -156,4 +146,4 @@ def _range(numbers: Collection[int]) -> str:
 
 def _extensions(ignored: Mapping[str, int]) -> str:
     counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in ignored.items())
-    return f"files that are not images: {counts}"
+    return counts and f"files that are not images: {counts}"
