@@ -27,8 +27,8 @@ from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.cached import CachedStorage
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import is_remote, remote_options
-from shardflow.storage.virtual import root_url, virtual_storage
+from shardflow.storage.urls import remote_options
+from shardflow.storage.virtual import virtual_storage
 
 from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
@@ -346,21 +346,9 @@ def open_dataset(
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)
-    own, storage = storage, virtual_storage(storage, url, content.roots, storage_options)
-    _refuse_moved(own, content)
+    storage = virtual_storage(storage, url, content.roots, storage_options, must_exist=True)
     is_local = all(are_local(storage, shards) for shards in content.splits.values())
     return Dataset(storage, content, None if is_local else shared or as_cache(cache))
-
-
-def _refuse_moved(own: Storage, content: manifest.Manifest) -> None:
-    """Refuse a virtual dataset whose tars are no longer on this machine: the first batch would be too late."""
-    here = own.local_path("")
-    for root in content.roots.values() if here is not None else ():
-        place = root_url(str(own), root)
-        if not is_remote(place) and not os.path.isdir(place):
-            remedy = "put that back, or make the view again with its new place (`shardflow subset`, `split`, `merge`)"
-            message = f"{own} is a view of {os.path.abspath(place)}, which has moved or is gone"
-            raise NotFoundError(f"{message}; {remedy}")
 
 
 def _holds_pictures(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.virtual_roots import Root, split_shard_name
 
 from .file_names import is_below
@@ -53,10 +53,15 @@ def virtual_storage(
     url: str | os.PathLike[str],
     roots: Mapping[str, Root],
     storage_options: Mapping[str, Any] | None = None,
+    *,
+    must_exist: bool = False,
 ) -> Storage:
     """Return the storage of a dataset whose manifest is in `storage` and names these roots; itself without any.
 
     `url` is the one by which the storage was opened: roots are below the same container, and have the same signature.
+
+    Raises:
+        NotFoundError: A root on this machine, which `must_exist`, has moved or is gone.
     """
     where = url_text(url) if is_remote(url) else str(storage)
     urls = {name: root_url(where, root) for name, root in roots.items()}
@@ -66,6 +71,11 @@ def virtual_storage(
         raise ConfigError(f"{storage}: storage_options are for one place such as s3://bucket/prefix; {found}")
     if not roots:
         return storage
+    for place in urls.values():
+        if must_exist and not is_remote(place) and not os.path.isdir(place):
+            remedy = "put that back, or make the view again with its new place (`shardflow subset`, `split`, `merge`)"
+            message = f"{storage} is a view of {os.path.abspath(place)}, which has moved or is gone"
+            raise NotFoundError(f"{message}; {remedy}")
     opened = {name: open_storage(url, remote_options(url, storage_options)) for name, url in urls.items()}
     return VirtualStorage(storage, opened)
 
