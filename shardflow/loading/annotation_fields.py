@@ -57,12 +57,13 @@ class AnnotationFields:
         masks: Field → part.
         objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
         boxes: As given.
+        parts: Each field that the declaration offers, and its part.
         flip_pairs: The keypoints that change places where an image is mirrored; None where those of the sources of a
             mix differ, see `of_mix`.
     """
 
     def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes) -> None:
-        parts = field_parts(declared)
+        self.parts = parts = field_parts(declared)
         self.masks = {field: parts[field] for field in fields if parts.get(field) in declared.masks}
         self.objects = tuple(field for field in fields if field in parts and field not in self.masks)
         self.names, self.boxes = (*self.masks, *self.objects), boxes

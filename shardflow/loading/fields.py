@@ -14,7 +14,7 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
 
-from .annotation_fields import AnnotationFields, field_parts
+from .annotation_fields import AnnotationFields
 from .column_fields import ColumnFields, Filled
 from .decoders.decoder import Decoder
 from .padding import ONE_SIZE
@@ -44,12 +44,6 @@ def resolve_fields(
     is_list = given is None or (isinstance(given, Collection) and not isinstance(given, str))
     if not is_list or not all(isinstance(field, str) for field in fields) or len(set(fields)) != len(fields):
         raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {given!r}")
-    annotated = field_parts(dataset.manifest.annotations)
-    if "image" not in fields and (alone := [field for field in fields if field in annotated]):
-        raise ConfigError(
-            f"fields {', '.join(alone)} follow the crops of the images; add 'image', or name a part "
-            f"({annotated[alone[0]]}) to get it as it is"
-        )
     rows = _first_rows(split)
     parts = None if rows is None else rows.parts()
     if given is None:
@@ -57,13 +51,18 @@ def resolve_fields(
         if label == "label" and parts is not None and CLASS_PART not in parts and parts.intersection(LABEL_PARTS):
             label = "labels"  # samples with several classes
         fields = ["image", label, *["valid"] * pad]
+    annotations = AnnotationFields(fields, dataset.manifest.annotations, *rules[:1] or [CroppedBoxes()])
+    if "image" not in fields and annotations.names:
+        raise ConfigError(
+            f"fields {', '.join(annotations.names)} follow the crops of the images; add 'image', or name a part "
+            f"({annotations.parts[annotations.names[0]]}) to get it as it is"
+        )
     columns = ColumnFields(fields, split, filled)
     if parts is not None:
         for field in fields:
-            known = field in annotated or field in columns
+            known = field in annotations.names or field in columns
             if not known and (problem := _problem(field, parts, dataset)) is not None:
                 raise ConfigError(f"{dataset.url}, split {split.name!r}: {problem}")
-    annotations = AnnotationFields(fields, dataset.manifest.annotations, *rules[:1] or [CroppedBoxes()])
     return tuple(fields), annotations, columns
 
 

@@ -192,7 +192,7 @@ class Loader(Engine):
             chosen, opened.classes, shuffle=shuffle, limit=limit, batch_size=batch_size, world_size=world_size
         )
         self._is_sampled = sampler is not None
-        epochs = self._new_epochs(sampler, seed, samples_per_epoch)
+        epochs = Epochs(self._facts, sampler, seed=seed, samples_per_epoch=samples_per_epoch)
         partition = RankPartition(
             length=epochs.length,
             batch_size=batch_size,
@@ -233,12 +233,6 @@ class Loader(Engine):
             classes=self.dataset.classes,
             workers=workers,
         )
-
-    def _new_epochs(self, sampler: Sampler | None, seed: int, samples_per_epoch: int | None) -> Epochs:
-        epochs = Epochs(self._facts, sampler, seed=seed, samples_per_epoch=samples_per_epoch)
-        for warning in epochs.sampler.warnings:
-            logger.warning("%s", warning)
-        return epochs
 
     @property
     def split(self) -> Split:
@@ -353,7 +347,8 @@ class Loader(Engine):
             raise ConfigError(
                 "set_sampler changes the sampler of a loader that has one; make it with sampler=samplers.Weighted(1)"
             )
-        old, new = self.source, self._new_epochs(sampler, self.source.epochs.seed, self.source.epochs.samples_per_epoch)
+        old = self.source
+        new = Epochs(self._facts, sampler, seed=old.epochs.seed, samples_per_epoch=old.epochs.samples_per_epoch)
         if new.sampler.identity == old.epochs.sampler.identity:
             return
         ways = [(each.together, each.shapes, each.patch) for each in (old.epochs.sampler, new.sampler)]
@@ -439,7 +434,9 @@ def _check_callables(transform: Transforms, batch_transform: object) -> None:
 
 
 def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
-    """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
+    """Check that an epoch has a batch for each rank, and no sample lost at a border; log the sampler's warnings."""
+    for warning in epochs.sampler.warnings:
+        logger.warning("%s", warning)
     if not partition.steps():
         whose = f" for each of {partition.world_size} ranks" if partition.world_size > 1 else ""
         raise ConfigError(
