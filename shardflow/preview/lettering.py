@@ -6,9 +6,9 @@ that no font has is drawn as its escape, such as \\u732b, because a box in its p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import unicodedata
-from collections.abc import Callable, Iterator
 
 from PIL import ImageDraw, ImageFont
 
@@ -55,7 +55,10 @@ def write(
     anchor: str | None = None,
 ) -> None:
     """Draw a line of text, `size` pixels high, cut with an ellipsis where it is wider than `width` pixels."""
-    shown, font = _drawable(text, size)
+    text = unicodedata.normalize("NFC", text)
+    best = min(_fonts(), key=lambda font: sum(not _has(font, character) for character in set(text)))
+    font = best.font_variant(size=size) if isinstance(best, ImageFont.FreeTypeFont) else best
+    shown = "".join(each if _has(best, each) else each.encode("unicode_escape").decode() for each in text)
     if width is not None and font.getlength(shown) > width:
         while shown and font.getlength(shown + "...") > width:
             shown = shown[:-1]
@@ -63,31 +66,13 @@ def write(
     pen.text(place, shown, colour, font, anchor=anchor)
 
 
-def _drawable(text: str, size: int) -> tuple[str, Font]:
-    """Return a font and the text that it draws: a character that it lacks is escaped."""
-    text = unicodedata.normalize("NFC", text)
-    best: tuple[int, int] | None = None
-    for number in range(len(_loaders())):
-        missing = sum(not _has(number, character) for character in set(text))
-        if best is None or missing < best[0]:
-            best = missing, number
-        if not missing:
-            break
-    assert best is not None  # the first is Pillow's own
-    shown = "".join(
-        character if _has(best[1], character) else character.encode("unicode_escape").decode() for character in text
-    )
-    return shown, _load(best[1], size)
-
-
 @functools.cache
-def _has(number: int, character: str) -> bool:
+def _has(font: Font, character: str) -> bool:
     """Return whether a font has a character."""
     if character == " ":
         return True
     if not character.isprintable():
         return False
-    font = _load(number, 16)
     try:
         drawn, box = font.getmask(character), font.getmask(_NO_CHARACTER)
     except (UnicodeEncodeError, OSError):  # the font of a Pillow without FreeType has Latin-1 alone
@@ -96,20 +81,10 @@ def _has(number: int, character: str) -> bool:
 
 
 @functools.cache
-def _load(number: int, size: int) -> Font:
-    return _loaders()[number](size)
-
-
-@functools.cache
-def _loaders() -> tuple[Callable[[int], Font], ...]:
-    """Return for each font a function from a size to the font; the first is Pillow's own."""
-    return ImageFont.load_default, *(functools.partial(ImageFont.truetype, name) for name in _found())
-
-
-def _found() -> Iterator[str]:
+def _fonts() -> list[Font]:
+    """Return Pillow's own font, and those that this machine has."""
+    fonts: list[Font] = [ImageFont.load_default(16)]
     for name in _FONTS:
-        try:
-            ImageFont.truetype(name)
-        except (OSError, ImportError):
-            continue
-        yield name
+        with contextlib.suppress(OSError, ImportError):
+            fonts.append(ImageFont.truetype(name, 16))
+    return fonts
