@@ -29,19 +29,12 @@ _PADDING_FIELDS = ("pixel_mask", "image_size")
 
 
 class Columns(NamedTuple):
-    """Which fields of a batch are annotations.
-
-    Attributes:
-        masks: Masks.
-        objects: Boxes, fields of boxes, keypoints.
-        padding: Fields that say where the images lie in a padded batch.
-        crops: Fields that say how the loader cropped the images.
-    """
+    """Which fields of a batch are annotations."""
 
     masks: list[str]
-    objects: list[str]
-    padding: list[str]
-    crops: list[str]
+    objects: list[str]  # boxes, fields of boxes, keypoints
+    padding: list[str]  # where the images lie in a padded batch
+    crops: list[str]  # how the loader cropped the images
 
     def __str__(self) -> str:
         """Return their names."""

@@ -32,19 +32,12 @@ DeviceTransform = KeyedTransform | MixingTransform | DecodeJpeg | Callable[[torc
 
 
 class PreparedBatch(NamedTuple):
-    """A batch that was checked, on its way to the device.
+    """A batch that was checked, on its way to the device."""
 
-    Attributes:
-        batch: Its boxes and keypoints are transformed already.
-        key: Of 64 bits, if the batch has one.
-        annotated: Its annotations.
-        params: The parameters that these were transformed by, by the number of the transform, for images and masks.
-    """
-
-    batch: Any
-    key: int | None
+    batch: Any  # its boxes and keypoints are transformed already
+    key: int | None  # of 64 bits, if the batch has one
     annotated: Columns
-    params: dict[int, torch.Tensor]
+    params: dict[int, torch.Tensor]  # by which they were transformed, by the number of the transform: for the pixels
 
 
 class TransformChain:

@@ -39,20 +39,13 @@ MakeLoader = Callable[..., Loader]
 
 @dataclass(slots=True)
 class Trial:
-    """What was measured of one setting.
-
-    Attributes:
-        num_workers, prefetch_factor: The setting.
-        measurements: One for each run.
-        first_batches_s: Seconds to the first batch of each run, including the start of the workers.
-        batch_bytes: Size of the tensors of a batch.
-    """
+    """What was measured of one setting, in one or several runs."""
 
     num_workers: int
     prefetch_factor: int
     measurements: list[Measurement] = field(default_factory=list)
-    first_batches_s: list[float] = field(default_factory=list)
-    batch_bytes: int = 0
+    first_batches_s: list[float] = field(default_factory=list)  # with the start of the workers
+    batch_bytes: int = 0  # of its tensors
 
     @property
     def first_batch_s(self) -> float:
@@ -87,21 +80,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneReport:
-    """The result of `tune`.
+    """The result of `tune`."""
 
-    Attributes:
-        trials: Every setting that was tried.
-        best: The recommended setting.
-        bottleneck: "cores", "training process", "other processes", "network", "disk" or "not known".
-        advice: One line about the bottleneck.
-        checks: The checks that failed: other likely causes of a slow loader.
-    """
-
-    trials: tuple[Trial, ...]
-    best: Trial
-    bottleneck: str
-    advice: str
-    checks: tuple[Check, ...]
+    trials: tuple[Trial, ...]  # every setting that was tried
+    best: Trial  # the recommended setting
+    bottleneck: str  # "cores", "training process", "other processes", "network", "disk" or "not known"
+    advice: str  # one line about the bottleneck
+    checks: tuple[Check, ...]  # that failed: other likely causes of a slow loader
 
     @property
     def settings(self) -> dict[str, int]:

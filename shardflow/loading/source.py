@@ -33,31 +33,19 @@ class EpochStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One split, as a loader was asked to read it.
-
-    Attributes:
-        split: The split.
-        limit: Only so many of its samples take part; None for all.
-        epochs: The order of its samples.
-        partition: The part of this rank in an epoch.
-        decoder, transform, batch_transform: As given to the loader.
-        pixel_cache: The cache of decoded images; None without one.
-        annotations: Which of the fields follow the crops, and which boxes stay.
-        columns: Which of the fields are columns.
-        max_errors: With 0, none of its samples may be replaced by another.
-    """
+    """One split, as a loader was asked to read it."""
 
     split: Split
-    limit: int | None = None
-    epochs: Epochs
-    partition: RankPartition
+    limit: int | None = None  # only so many of its samples take part
+    epochs: Epochs  # the order of its samples
+    partition: RankPartition  # the part of this rank in an epoch
     decoder: Decoder
     transform: Transforms = None
     batch_transform: Callable[..., Any] | None = None
     pixel_cache: PixelCache | None = None
-    annotations: AnnotationFields
-    columns: ColumnFields
-    max_errors: int = 0
+    annotations: AnnotationFields  # which of the fields follow the crops, and which boxes stay
+    columns: ColumnFields  # which of the fields are columns
+    max_errors: int = 0  # with 0, none of its samples may be replaced by another
 
     def after(self, start: EpochStart, steps: int) -> EpochStart:
         """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""

@@ -67,19 +67,12 @@ _FORMS = {"blobs": _BLOB, "partial": _PARTIAL, "locks": _LOCK, "decoded": _BLOB}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedFile:
-    """A file of the cache.
-
-    Attributes:
-        path: Its path.
-        bytes: Its size.
-        used_ns: When it was used last, or a run said last that it will be, in ns since 1970.
-        is_finished: Whether the run that used it last does not need it before its next epoch.
-    """
+    """A file of the cache."""
 
     path: Path
     bytes: int
-    used_ns: int
-    is_finished: bool = False
+    used_ns: int  # when it was used last, or a run said last that it will be, since 1970
+    is_finished: bool = False  # whether the run that used it last does not need it before its next epoch
 
 
 class CacheDirectory:

@@ -52,43 +52,26 @@ class Rights(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """The particulars of one kind of store.
-
-    Attributes:
-        schemes: Of its URLs.
-        transport: The module beside this one whose `connect` returns a transport. It imports the client, which can be
-            large, or missing.
-        install: What `pip install` takes for the client; "" where the ImportError says it.
-        rights: What can be done with its blobs.
-        remedy: Where the blobs can only be read: how to publish them in another way.
-        harmless_options: The storage_options that hold no secrets. All others count as secret: no list of the names of
-            keys is complete.
-        credentials: Where its credentials come from.
-        anonymous: How to read a public place.
-        bucket_alone: Whether a URL begins with the name of a bucket, and has neither user nor query nor fragment.
-        root: Regular expression of what a URL names first: a bucket, a host or a repository.
-        has_query: Whether a URL has a query, which can be a signature.
-        keys_may_have_queries: Whether a `?` in a URL that a table names is surely one in the key of an object.
-        user_is_container: Whether the name before the `@` of a URL is that of a container.
-        may_be_signed: Whether there are signatures in URLs, also in some that the caller did not give: redirections.
-        refusals: What its refusals and the exceptions of its client mean; see `error_mapping` for those of all.
-    """
+    """The particulars of one kind of store."""
 
     schemes: tuple[str, ...]
+    # The module beside this one whose `connect` returns a transport. It imports the client, which can be large, or
+    # missing; `install` is what `pip install` takes for it, "" where the ImportError says it.
     transport: str = "fsspec_transport"
     install: str = ""
     rights: Rights = Rights.WRITE
-    remedy: str = ""
+    remedy: str = ""  # where the blobs can only be read: how to publish them in another way
+    # The storage_options that hold no secrets. All others count as secret: no list of the names of keys is complete.
     harmless_options: frozenset[str] = frozenset(_HARMLESS.split())
-    credentials: str = "the credentials in storage_options"
-    anonymous: str = "storage_options={'anon': True}"
-    bucket_alone: bool = False
-    root: str = "[^/]*"
-    has_query: bool = False
-    keys_may_have_queries: bool = False
-    user_is_container: bool = False
-    may_be_signed: bool = False
-    refusals: tuple[Refusal, ...] = ()
+    credentials: str = "the credentials in storage_options"  # where they come from
+    anonymous: str = "storage_options={'anon': True}"  # how to read a public place
+    bucket_alone: bool = False  # whether a URL begins with a bucket, and has neither user nor query nor fragment
+    root: str = "[^/]*"  # regular expression of what a URL names first: a bucket, a host or a repository
+    has_query: bool = False  # whether a URL has a query, which can be a signature
+    keys_may_have_queries: bool = False  # whether a `?` in a URL of a table is surely one in the key of an object
+    user_is_container: bool = False  # whether the name before the `@` of a URL is that of a container
+    may_be_signed: bool = False  # whether URLs hold signatures, also those of redirections, which the caller never gave
+    refusals: tuple[Refusal, ...] = ()  # of it and its client, and what they mean; see `error_mapping` for those of all
 
     def match_root(self, rest: str) -> str:
         """Return the bucket, host or repository with which a URL begins behind its scheme."""

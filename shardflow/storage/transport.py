@@ -65,24 +65,14 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """All that a transport is made of.
+    """All that a transport is made of."""
 
-    Attributes:
-        url: Of the root, with all that it may hold.
-        shown: The same for messages: without credentials and query.
-        options: The caller's storage_options.
-        classify: Decides about an exception of the client, given the URL that messages name.
-        policy: The limits of waits and retries.
-        piece_bytes: That one request writes, where a file is written in parts.
-        contact: Whether the store has ever been reached.
-    """
-
-    url: str
-    shown: str
-    options: Mapping[str, Any]
-    classify: Callable[[Exception, str], Failure]
+    url: str  # of the root, with all that it may hold
+    shown: str  # the same for messages: without credentials and query
+    options: Mapping[str, Any]  # the caller's
+    classify: Callable[[Exception, str], Failure]  # decides about an exception of the client for a URL
     policy: RetryPolicy
-    piece_bytes: int
+    piece_bytes: int  # that one request writes, where a file is written in parts
     contact: Contact
 
     def blob(self, name: str) -> str:
@@ -95,20 +85,16 @@ class Transport(abc.ABC):
 
     All run on the event loop of the process that created the transport. They raise the project's own errors; the
     abstract methods, which make one request each, raise those of the client too.
-
-    Attributes:
-        _bucket, _prefix: The first name of the path, and the prefix of the names of blobs in it.
-        _heads_by_range: Whether the head of a blob comes with its first byte, and not by `_describe`.
     """
 
-    _heads_by_range = False
+    _heads_by_range = False  # whether the head of a blob comes with its first byte, and not by `_describe`
 
     def __init__(self, connection: Connection, path: str) -> None:
         self._policy = connection.policy
         self._url = partial(blob_url, connection.shown)
         self._retry = Retries(connection.classify, connection.policy, connection.blob, connection.contact)
         self._bucket, _, prefix = path.strip("/").partition("/")
-        self._prefix = f"{prefix}/" if prefix else ""
+        self._prefix = f"{prefix}/" if prefix else ""  # of the names of blobs in the bucket
 
     @abc.abstractmethod
     def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:

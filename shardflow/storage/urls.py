@@ -116,11 +116,7 @@ def blob_url(root: str, name: str) -> str:
 
 
 class RemoteUrl:
-    """A URL with its storage_options.
-
-    Attributes:
-        store: The record of its store.
-    """
+    """A URL with its storage_options, and the record of its store."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = url

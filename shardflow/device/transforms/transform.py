@@ -34,14 +34,10 @@ class SpatialTransform(KeyedTransform):
     """A transform that masks, boxes and keypoints follow: it moves pixels, or replaces those of a place.
 
     `device.Prefetcher` draws the parameters once for an image and all that follows it.
-
-    Attributes:
-        moves_pixels: Whether pixels change their places.
-        crops_images: Whether parts of the images are cut off.
     """
 
-    moves_pixels = True
-    crops_images = True
+    moves_pixels = True  # whether pixels change their places
+    crops_images = True  # whether parts of the images are cut off
 
     @abstractmethod
     def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
