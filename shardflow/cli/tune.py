@@ -63,7 +63,7 @@ def _print_trials(report: TuneReport) -> None:
     for trial in report.trials:
         mark = "   <- recommended" if trial is report.best else ""
         say(
-            f"{trial.num_workers:7}  {trial.prefetch_factor:8}  {trial.images_per_s:9,.0f}  "
+            f"{trial.workers.count:7}  {trial.workers.prefetch_factor:8}  {trial.images_per_s:9,.0f}  "
             f"{trial.total.cpu_ms_per_image:12.2f}  {trial.first_batch_s:9.2f} s  "
             f"{trial.shared_bytes / 1e6:10,.0f} MB{mark}"
         )

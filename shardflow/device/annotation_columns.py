@@ -42,11 +42,9 @@ class Columns(NamedTuple):
 
 
 class AnnotationColumns:
-    """Finds the annotations among the fields of a batch, and moves them.
+    """Finds the annotations among the fields of a batch, and moves them as the transforms move the images.
 
-    Args:
-        transforms: The transforms of the images, in order.
-        declared: The loader's annotation fields; without them, fields are known by their names.
+    Where the loader has `declared` no annotation fields, they are known by their names.
     """
 
     def __init__(self, transforms: Sequence[object], declared: AnnotationFields | None) -> None:
@@ -69,33 +67,25 @@ class AnnotationColumns:
         else:
             masks = [field for field in fields if field == _MASK_FIELD]
             objects = [field for field in fields if is_object_field(field)]
+        followers = ", ".join(masks + objects)
         for transform, moving in zip(self._transforms, self._moving, strict=True):
-            name = type(transform).__name__
-            if isinstance(transform, MixingTransform) and (masks or objects):
-                raise ConfigError(
-                    f"{name} mixes images and their labels, not {', '.join(masks + objects)}; leave it out, or these "
-                    "fields"
-                )
-            if moving and (masks or objects):
-                raise ConfigError(
-                    f"{' and '.join(moving)} would move the images, and leave {', '.join(masks + objects)} where they "
-                    "are: use the transforms of shardflow.device, or move all of them together in batch_transform"
-                )
-            if isinstance(transform, SpatialTransform) and objects and BOXES not in objects and objects != [KEYPOINTS]:
-                raise ConfigError(
-                    f"{name} may drop boxes, and with them their {', '.join(objects)}; give the loader the field "
-                    "'boxes' too"
-                )
-            if isinstance(transform, SpatialTransform) and KEYPOINTS in objects and self._flip_pairs is None:
-                raise ConfigError(
-                    f"{name} may mirror images, and the datasets of the mix declare different flip_pairs of points: "
-                    f"leave it, or {KEYPOINTS!r}, out, and mirror in the decoders of the loaders"
-                )
-            if isinstance(transform, SpatialTransform) and transform.crops_images and _CROP in crops:
-                raise ConfigError(
-                    f"{name} crops again, and {_CROP!r} would not be the part of the stored image; leave the field "
-                    "out, or crop in the loader alone"
-                )
+            name, problem, is_spatial = type(transform).__name__, "", isinstance(transform, SpatialTransform)
+            if isinstance(transform, MixingTransform) and followers:
+                problem = f"mixes images and their labels, not {followers}; leave it out, or these fields"
+            elif moving and followers:
+                name, problem = " and ".join(moving), f"would move the images, and leave {followers} where they are: "
+                problem += "use the transforms of shardflow.device, or move all of them together in batch_transform"
+            elif is_spatial and objects and BOXES not in objects and objects != [KEYPOINTS]:
+                found = ", ".join(objects)
+                problem = f"may drop boxes, and with them their {found}; give the loader the field 'boxes' too"
+            elif is_spatial and KEYPOINTS in objects and self._flip_pairs is None:
+                problem = "may mirror images, and the datasets of the mix declare different flip_pairs of points: "
+                problem += f"leave it, or {KEYPOINTS!r}, out, and mirror in the decoders of the loaders"
+            elif isinstance(transform, SpatialTransform) and transform.crops_images and _CROP in crops:
+                problem = f"crops again, and {_CROP!r} would not be the part of the stored image; leave the field out, "
+                problem += "or crop in the loader alone"
+            if problem:
+                raise ConfigError(f"{name} {problem}")
         return Columns(masks, objects, [field for field in fields if field in _PADDING_FIELDS], crops)
 
     def move(self, fields: dict[str, Any], columns: Columns) -> dict[int, torch.Tensor]:

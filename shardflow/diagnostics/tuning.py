@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -41,8 +41,7 @@ MakeLoader = Callable[..., Loader]
 class Trial:
     """What was measured of one setting, in one or several runs."""
 
-    num_workers: int
-    prefetch_factor: int
+    workers: Workers
     measurements: list[Measurement] = field(default_factory=list)
     first_batches_s: list[float] = field(default_factory=list)  # with the start of the workers
     batch_bytes: int = 0  # of its tensors
@@ -55,12 +54,7 @@ class Trial:
     @property
     def settings(self) -> dict[str, int]:
         """The setting, as arguments of `Workers`."""
-        return {"num_workers": self.num_workers, "prefetch_factor": self.prefetch_factor}
-
-    @property
-    def workers(self) -> Workers:
-        """The setting, for a loader."""
-        return Workers(self.num_workers, prefetch_factor=self.prefetch_factor)
+        return {"num_workers": self.workers.count, "prefetch_factor": self.workers.prefetch_factor}
 
     @property
     def images_per_s(self) -> float:
@@ -70,7 +64,7 @@ class Trial:
     @property
     def shared_bytes(self) -> int:
         """The most shared memory that its batches take."""
-        return self.num_workers * (self.prefetch_factor + SLOTS_BEYOND_PREFETCH) * self.batch_bytes
+        return self.workers.count * (self.workers.prefetch_factor + SLOTS_BEYOND_PREFETCH) * self.batch_bytes
 
     @property
     def total(self) -> Measurement:
@@ -154,13 +148,14 @@ def tune(
     with warnings.catch_warnings():
         # More workers than cores are tried on purpose: they help where images come from a slow store.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        trials = [Trial(number, _DEFAULT_FACTOR) for number in numbers]
+        trials = [Trial(Workers(number, prefetch_factor=_DEFAULT_FACTOR)) for number in numbers]
         _run(make_loader, trials, share, report_run)
         first = _best(trials)
         # The default factor runs again with the others: its first runs may have been under other load.
-        others = [Trial(first.num_workers, factor) for factor in PREFETCH_FACTORS if factor != _DEFAULT_FACTOR]
+        factors = [factor for factor in PREFETCH_FACTORS if factor != _DEFAULT_FACTOR]
+        others = [Trial(replace(first.workers, prefetch_factor=factor)) for factor in factors]
         _run(make_loader, [first, *others], seconds - share, report_run)
-        trials = sorted([*trials, *others], key=lambda trial: (trial.num_workers, trial.prefetch_factor))
+        trials = sorted([*trials, *others], key=lambda trial: (*trial.settings.values(),))
         best = _best(trials)  # of all rounds, so that the recommendation is not slower than any measured setting
         loader = make_loader(num_workers=best.workers)
     bottleneck, advice = _bottleneck(best, loader, cores)
@@ -192,7 +187,7 @@ def _best(trials: Sequence[Trial]) -> Trial:
     """Return the trial with the fewest workers, then the least prefetching, of those as good as the fastest."""
     enough = _AS_GOOD * max(trial.images_per_s for trial in trials)
     good = [trial for trial in trials if trial.images_per_s >= enough]
-    return min(good, key=lambda trial: (trial.num_workers, trial.prefetch_factor))
+    return min(good, key=lambda trial: (*trial.settings.values(),))
 
 
 def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:

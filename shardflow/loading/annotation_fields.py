@@ -45,18 +45,15 @@ def _box_field(name: str) -> str:
 
 
 class AnnotationFields:
-    """The fields of a batch that come from the annotations of a dataset: how they are read, and moved.
+    """The fields of a batch that come from the annotations that a dataset declares: how they are read, and moved.
 
-    Args:
-        fields: The fields of a batch; others may be among them.
-        declared: What the dataset declares.
-        boxes: Which boxes stay.
+    Others may be among the fields.
 
     Attributes:
         names: All of the fields, masks first.
         masks: Field → part.
         objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
-        boxes: As given.
+        boxes: Which boxes stay.
         parts: Each field that the declaration offers, and its part.
         flip_pairs: The keypoints that change places where an image is mirrored; None where those of the sources of a
             mix differ, see `of_mix`.
@@ -173,15 +170,10 @@ def _of_one_dtype(masks: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class SampleAnnotations(NamedTuple):
-    """The annotations of a sample.
+    """The annotations of a sample."""
 
-    Attributes:
-        masks: For each view, field → the mask as it is in the crop, uint8 or int32 [1 or 3, H, W].
-        coordinates: Boxes and keypoints as they are in the source image.
-    """
-
-    masks: list[dict[str, torch.Tensor]]
-    coordinates: Coordinates
+    masks: list[dict[str, torch.Tensor]]  # of each view: field → the mask in its crop, uint8 or int32 [1 or 3, H, W]
+    coordinates: Coordinates  # as they are in the source image
 
 
 def _needed(declared: Annotations, objects: Sequence[str], always: Sequence[str]) -> Annotations:

@@ -31,15 +31,11 @@ Starts = Sequence[EpochStart]
 
 
 class WholeBatches:
-    """Each batch comes from one source.
-
-    Attributes:
-        sources: The sources.
-        unit: The positions of a source that go on together.
-    """
+    """Each batch comes from one source."""
 
     def __init__(self, sources: Sequence[Source], shares: Shares) -> None:
         self.sources, self._shares = list(sources), shares
+        # The positions of a source that go on together.
         self.unit = max(source.partition.global_batch for source in sources)
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:

@@ -60,11 +60,8 @@ async def range_answer(
 ) -> AsyncIterator[Answer]:
     """Yield the answer to the request of a range from `start`.
 
-    Args:
-        answering: The request.
-        start: The first byte.
-        head: Returns the head of a blob from its size and the headers of the answer.
-        head_at_end: Returns the head of a blob whose size a refusal does not say; it must end at `start` or before.
+    `head` returns the head of a blob from its size and the headers of the answer; `head_at_end` that of a blob whose
+    size a refusal does not say, and which must end at `start` or before.
 
     Raises:
         WholeFileError: The answer is the whole file.

@@ -182,11 +182,7 @@ class Attempts:
 class Retries:
     """Repeats the requests of a transport until they succeed, fail permanently, or reach a limit of the policy.
 
-    Args:
-        classify: Decides about an error, given the URL that messages name.
-        policy: The limits.
-        url: Returns the URL of a blob from its name.
-        contact: Whether the store has ever been reached.
+    `classify` decides about an error, given the URL of a blob that messages name, which `url` returns for its name.
     """
 
     def __init__(

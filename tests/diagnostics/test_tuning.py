@@ -41,7 +41,7 @@ def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
     found = tune(make_loader, seconds=2.0, workers=(1, 3), progress=lambda: tries.append(1))
     assert time.monotonic() - begin < 60
     assert found.settings["num_workers"] == 3
-    tried = {(trial.num_workers, trial.prefetch_factor) for trial in found.trials}
+    tried = {(trial.workers.count, trial.workers.prefetch_factor) for trial in found.trials}
     assert tried == {(1, 4), *((3, depth) for depth in PREFETCH_FACTORS)}
     assert found.best in found.trials
     assert len(tries) >= 5
@@ -73,13 +73,13 @@ def test_refuses_what_cannot_be_tried(make_loader: Any) -> None:
 
 def trial(workers: int, depth: int, **counted: Any) -> Trial:
     """A trial of one second with these counts."""
-    return Trial(workers, depth, [Measurement(wall_s=1.0, **counted)], [0.1], 1)
+    return Trial(shardflow.Workers(workers, prefetch_factor=depth), [Measurement(wall_s=1.0, **counted)], [0.1], 1)
 
 
 def test_the_fewest_workers_of_the_fastest_win() -> None:
     """Within 3 % of the fastest, the fewest workers win, and then the least prefetching."""
     fastest, second = trial(4, 4, images=1000), trial(4, 2, images=971)
-    assert _best([trial(2, 4, images=980), fastest, trial(8, 2, images=990)]).num_workers == 2
+    assert _best([trial(2, 4, images=980), fastest, trial(8, 2, images=990)]).workers.count == 2
     assert _best([trial(2, 4, images=960), fastest, second]) == second
 
 
