@@ -12,11 +12,12 @@ import multiprocessing
 import os
 import pickletools
 import select
+import signal
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -25,13 +26,18 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, get_worker_info
 
-from shardflow._signals import held_back, ignore
-from shardflow.errors import ConfigError, ShardflowError
+from shardflow._signals import FOR_THE_JOB, held_back, ignore
+from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
 from .shared_memory import forget
-from .worker_deaths import RUN_AGAIN, UNGUARDED, cause_of_death, is_death
 from .worker_errors import SentError
 from .worker_settings import Workers
+
+_RUN_AGAIN = 78  # the exit code of a worker that was about to start workers
+_UNGUARDED = (
+    "workers that are not forked run the training script again, and it starts workers at once: put what starts the "
+    'training below `if __name__ == "__main__":`'
+)
 
 
 class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
@@ -71,17 +77,17 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             ConfigError: The workers could not start, because the script lacks `if __name__ == "__main__"`.
         """
         if self.data_loader.num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
-            os._exit(RUN_AGAIN)  # a worker that runs the user's script: the training process explains it
+            os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process explains it
         is_start = self.data_loader._iterator is None
         try:
             with _starting(self._workers) if is_start else contextlib.nullcontext():
                 items = iter(self.data_loader)
         except BrokenPipeError:  # it ended before it had read what it was sent
-            raise ConfigError(UNGUARDED) from None
+            raise ConfigError(_UNGUARDED) from None
         except RuntimeError as error:
-            if not is_death(error):
+            if not _is_death(error):
                 raise
-            raise cause_of_death(_exit_codes(self.data_loader._iterator), error) from None  # since the last iteration
+            raise _cause_of_death(_exit_codes(self.data_loader._iterator), error) from None  # since the last iteration
         if is_start:  # before the first batch: one of them may die while those of others have arrived already
             weakref.finalize(items, forget, set(self.pids()))
             for worker in getattr(items, "_workers", ()):
@@ -93,9 +99,9 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                 except StopIteration:
                     return
                 except RuntimeError as error:
-                    if not is_death(error):
+                    if not _is_death(error):
                         raise
-                    raise cause_of_death(_exit_codes(items), error) from None
+                    raise _cause_of_death(_exit_codes(items), error) from None
                 self._silence_signal_handler()
                 if isinstance(item, SentError):
                     item = item.error()
@@ -179,6 +185,32 @@ def _starting(workers: Workers) -> Iterator[None]:
 def _exit_codes(items: Any) -> list[int | None]:
     """Return the exit codes of the workers of an iteration, which may not have begun."""
     return [worker.exitcode for worker in getattr(items, "_workers", ())]
+
+
+def _is_death(error: RuntimeError) -> bool:
+    """Return whether the DataLoader says that a worker died, or the thread that pins batches."""
+    return str(error).startswith(("DataLoader worker (pid", "Pin memory thread"))
+
+
+def _cause_of_death(codes: Sequence[int | None], error: RuntimeError) -> ShardflowError:
+    """Return the error for workers that ended with these exit codes, None for those that run."""
+    if _RUN_AGAIN in codes:
+        return ConfigError(_UNGUARDED)
+    signals = {signal.Signals(-code).name for code in codes if code is not None and code < 0}
+    remedy = "The state is still right: save it and start again"
+    if not signals and (ended := sorted({code for code in codes if code})):
+        reason = f"it ended by itself, with exit code {ended[0]}, and said why on its standard error"
+    elif not signals or signals & {"SIGKILL", "SIGBUS"}:
+        reason = "the usual reasons are too little memory or too small a /dev/shm"
+    elif sent := sorted(signals & {each.name for each in FOR_THE_JOB}):
+        reason = (
+            f"{sent[0]} ended it: Slurm sends such signals to all processes of a job (--signal, the time limit), and "
+            "Kubernetes when the grace period of a pod begins; workers ignore them once they have started"
+        )
+    else:
+        reason = f"native code crashed there ({', '.join(sorted(signals))}): a library that a transform calls, perhaps"
+    message = str(error).rstrip(". ")
+    return WorkerError(f"{message}; {reason}. {remedy}")
 
 
 def send_errors(items: Iterator[Any]) -> Iterator[Any]:

@@ -66,5 +66,6 @@ def test_only_its_own_files_are_replaced(tmp_path: Path, file: str, change: Call
     before = contents(root)
     done = CliRunner().invoke(export, ["card", str(root), "--name", "three"])
     assert isinstance(done.exception, ConfigError)
-    assert f"{file} is not a file that this command wrote, or was edited" in str(done.exception)
+    assert f"{root / file} " in str(done.exception)
+    assert "another directory" in str(done.exception)
     assert contents(root) == before
