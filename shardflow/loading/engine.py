@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -253,7 +254,7 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
         return chain
 
     def __iter__(self) -> Iterator[Any]:
-        if self.nsamples <= 0:
+        if self.nsamples <= 0 or self.repetitions != sys.maxsize:  # not by `with_epoch`
             yield from super().__iter__()
             return
         iteration = self._engine._control.iteration

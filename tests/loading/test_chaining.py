@@ -55,6 +55,8 @@ def test_with_epoch_runs_across_epochs(dataset: Path) -> None:
     assert (len(some), len(list(some))) == (5, 5)
     doubled = some.map(lambda batch: (2 * batch[0],)).with_epoch(nbatches=6)
     assert len(list(doubled)) == 6
+    lengths = [len(list(some.compose().repeat(*given))) for given in ((2,), (2, 7), (1, 7))]
+    assert lengths == [10, 7, 5]
 
 
 def test_iterations_of_with_epoch_go_on_where_the_last_ended(dataset: Path) -> None:
