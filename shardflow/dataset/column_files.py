@@ -136,10 +136,29 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
         # Keys such as 000000042 are text, whatever they look like.
         convert = csv.ConvertOptions(column_types={key: pa.string()})
         parse = csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True)
-        return csv.read_csv(file, None, parse, convert)
+        found = csv.read_csv(file, None, parse, convert)
+        numbers = [field.name for field in found.schema if pa.types.is_integer(field.type)]
+        if not numbers or len(set(found.column_names)) < len(found.column_names):
+            return found
+        file.seek(0)
+        convert = csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.string()), include_columns=numbers)
+        return _with_codes(found, csv.read_csv(file, None, parse, convert))
     if kind in (".jsonl", ".ndjson"):
         return json.read_json(file)
     raise ConfigError(f"{name} is not a table by its name; expected .parquet, .csv, .tsv or .jsonl")
+
+
+def _with_codes(found: Any, texts: Any) -> Any:
+    """Return a table whose columns of integers are text where their `texts` have more than a number: 007 is not 7."""
+    from pyarrow import compute
+
+    for name in texts.column_names:
+        has_value, text = found.column(name).is_valid(), texts.column(name)
+        is_number = compute.match_substring_regex(text, "^ *[+-]?(0|[1-9][0-9]*) *$")
+        if compute.any(compute.and_not(has_value, is_number)).as_py():
+            codes = compute.if_else(has_value, text, None)
+            found = found.set_column(found.column_names.index(name), name, codes)
+    return found
 
 
 def _target(kind: Any) -> Any:

@@ -107,6 +107,23 @@ def test_tables_of_any_kind(tmp_path: Path, suffix: str) -> None:
     assert (values(dataset, "a"), values(dataset, "b")) == (rows["a"], rows["b"])
 
 
+def test_codes_in_text_files_are_not_numbers(tmp_path: Path, dataset: Path) -> None:
+    """A column of a CSV in which a number is written as 007, or as 0x1, stays text; other integers are integers."""
+    rows = [
+        "key,patient,hex,n",
+        f"{KEYS[0]},007,1,0",
+        f"{KEYS[1]},7,0x1,-1",
+        f"{KEYS[2]},0010,,-2",
+        f"{KEYS[3]},10,2,-3",
+    ]
+    table = tmp_path / "codes.csv"
+    table.write_text("\n".join(rows))
+    assert sf.columns.add(dataset, table, key="key").columns == {"patient": "string", "hex": "string", "n": "int64"}
+    assert values(dataset, "patient")[:4] == ["007", "7", "0010", "10"]
+    assert values(dataset, "hex")[:4] == ["1", "0x1", None, "2"]
+    assert values(dataset, "n")[:4] == [0, -1, -2, -3]
+
+
 def test_the_old_version_stays(dataset: Path) -> None:
     """No file is changed but the manifest; the version before is opened without the column, and each with its own."""
     before, old = contents(dataset), sf.open(dataset).fingerprint
