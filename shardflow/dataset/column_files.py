@@ -137,7 +137,7 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
         convert = csv.ConvertOptions(column_types={key: pa.string()})
         parse = csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True)
         found = csv.read_csv(file, None, parse, convert)
-        numbers = [field.name for field in found.schema if pa.types.is_integer(field.type)]
+        numbers = [field.name for field in found.schema if str(field.type) in ("int64", "double")]
         if not numbers or len(set(found.column_names)) < len(found.column_names):
             return found
         file.seek(0)
@@ -149,13 +149,14 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
 
 
 def _with_codes(found: Any, texts: Any) -> Any:
-    """Return a table whose columns of integers are text where their `texts` have more than a number: 007 is not 7."""
+    """Return a table whose columns of numbers are text where their `texts` say more: 007, 0x7, and 20 digits."""
     from pyarrow import compute
 
     for name in texts.column_names:
         has_value, text = found.column(name).is_valid(), texts.column(name)
-        is_number = compute.match_substring_regex(text, "^ *[+-]?(0|[1-9][0-9]*) *$")
-        if compute.any(compute.and_not(has_value, is_number)).as_py():
+        is_long = "" if str(found.column(name).type) == "int64" else "|[0-9]{17,} *$"
+        is_code = compute.match_substring_regex(text, f"^ *[+-]?(0[0-9xX]{is_long})")
+        if compute.any(compute.and_(has_value, is_code)).as_py():
             codes = compute.if_else(has_value, text, None)
             found = found.set_column(found.column_names.index(name), name, codes)
     return found

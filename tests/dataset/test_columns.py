@@ -108,20 +108,22 @@ def test_tables_of_any_kind(tmp_path: Path, suffix: str) -> None:
 
 
 def test_codes_in_text_files_are_not_numbers(tmp_path: Path, dataset: Path) -> None:
-    """A column of a CSV in which a number is written as 007, or as 0x1, stays text; other integers are integers."""
-    rows = [
-        "key,patient,hex,n",
-        f"{KEYS[0]},007,1,0",
-        f"{KEYS[1]},7,0x1,-1",
-        f"{KEYS[2]},0010,,-2",
-        f"{KEYS[3]},10,2,-3",
-    ]
+    """A column of a CSV in which a number is written as 007, or 0x1, or with 20 digits, stays text; others do not."""
+    columns = {
+        "patient": ["007", "7", "0010", "10"],
+        "hex": ["1", "0x1", "", "2"],
+        "id": ["12345678901234567890", "2", "", "-3"],
+        "n": ["0", "-1", "", "1234567890123456789"],
+        "x": ["0", "0.5", "12345678901234567.5", "1e9"],
+    }
+    lines = [",".join(["key", *columns]), *map(",".join, zip(KEYS, *columns.values(), strict=False))]
     table = tmp_path / "codes.csv"
-    table.write_text("\n".join(rows))
-    assert sf.columns.add(dataset, table, key="key").columns == {"patient": "string", "hex": "string", "n": "int64"}
-    assert values(dataset, "patient")[:4] == ["007", "7", "0010", "10"]
-    assert values(dataset, "hex")[:4] == ["1", "0x1", None, "2"]
-    assert values(dataset, "n")[:4] == [0, -1, -2, -3]
+    table.write_text("\n".join(lines))
+    kinds = {"patient": "string", "hex": "string", "id": "string", "n": "int64", "x": "float64"}
+    assert sf.columns.add(dataset, table, key="key").columns == kinds
+    for name, kind in kinds.items():
+        read: Any = {"string": str, "int64": int, "float64": float}[kind]
+        assert values(dataset, name)[:4] == [read(text) if text else None for text in columns[name]]
 
 
 def test_the_old_version_stays(dataset: Path) -> None:
