@@ -90,20 +90,20 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2400,
+    "cli": 2350,
     "dataset": 5250,
     "demo": 750,
-    "device": 2050,
-    "diagnostics": 1050,
+    "device": 2040,
+    "diagnostics": 1030,
     "formats": 3200,
     "geometry": 400,
-    "interop": 650,
+    "interop": 600,
     "loading": 6250,
     "native": 5500,
     "order": 2120,
     "packing": 6950,
-    "preview": 1250,
-    "storage": 4550,
+    "preview": 1200,
+    "storage": 4500,
     "": 1250,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
