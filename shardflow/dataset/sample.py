@@ -10,26 +10,16 @@ from shardflow.errors import IntegrityError, ShardflowError
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """One sample of a split.
+    """One sample of a split."""
 
-    Attributes:
-        parts: Part → payload, "jpg" → the encoded image; writable. Parts that are not used can be left out.
-        image_size: Width and height of its image in pixels, from the index; (0, 0) if it has no image, or one of
-            unknown size.
-        shard: Number of its shard in the split.
-        record: Its number in the shard.
-        url: The shard, as messages name it.
-        key_source: Its key, or a function that reads the key of a record.
-        has_table: Whether a seek table in its image was made when it was packed, so that it may be used.
-    """
-
+    # Part → payload, "jpg" → the encoded image; writable. Parts that are not used can be left out.
     parts: Mapping[str, memoryview]
-    image_size: tuple[int, int]
-    shard: int
-    record: int
-    url: str
-    key_source: str | Callable[[int], str]
-    has_table: bool = False
+    image_size: tuple[int, int]  # width and height of its image in pixels, from the index; (0, 0) if not known
+    shard: int  # number of its shard in the split
+    record: int  # its number in the shard
+    url: str  # the shard, as messages name it
+    key_source: str | Callable[[int], str]  # its key, or a function that reads the key of a record
+    has_table: bool = False  # whether a seek table in its image was made when it was packed, so that it may be used
 
     @property
     def key(self) -> str:

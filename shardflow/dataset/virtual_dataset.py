@@ -139,27 +139,16 @@ def used_bytes(dataset: Dataset, split: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The contents of a virtual dataset.
+    """The contents of a virtual dataset."""
 
-    Attributes:
-        selected: The samples, read once.
-        splits: Names of the splits; one without samples is left out.
-        classes: The class names, None without labels.
-        recipe: That of the samples; empty where there is not one for all.
-        annotations: Those of the samples.
-        made_by: The command, and the datasets it read, for the manifest.
-        kinds: Column → the type of its values.
-        bad: The samples that were left out; no quarantine is written if there are none.
-    """
-
-    selected: Iterable[SelectedRows]
-    splits: Sequence[str]
-    classes: tuple[str, ...] | None
-    recipe: Mapping[str, Any]
-    annotations: Annotations
-    made_by: str
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    bad: Sequence[Quarantined] = ()
+    selected: Iterable[SelectedRows]  # the samples, read once
+    splits: Sequence[str]  # names of the splits; one without samples is left out
+    classes: tuple[str, ...] | None  # the class names, None without labels
+    recipe: Mapping[str, Any]  # that of the samples; empty where there is not one for all
+    annotations: Annotations  # those of the samples
+    made_by: str  # the command, and the datasets it read, for the manifest
+    kinds: Mapping[str, str] = field(default_factory=dict)  # column → the type of its values
+    bad: Sequence[Quarantined] = ()  # the samples that were left out; no quarantine is written if there are none
 
 
 def build_virtual_dataset(

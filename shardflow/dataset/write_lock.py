@@ -41,17 +41,11 @@ _ATTEMPTS = 8  # one is enough unless other writers begin or end at the same mom
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLock:
-    """The right to write to a storage until a dataset, or a version of it, is committed there.
-
-    Attributes:
-        storage: The storage.
-        extends: Fingerprint of the version to which something is added; None where there is no dataset yet.
-        blob: What the lock's blob holds; None where the kernel's lock keeps all other writers out.
-    """
+    """The right to write to a storage until a dataset, or a version of it, is committed there."""
 
     storage: Storage
-    extends: str | None
-    blob: bytes | None
+    extends: str | None  # fingerprint of the version to which something is added; None where there is no dataset yet
+    blob: bytes | None  # what the lock's blob holds; None where the kernel's lock keeps all other writers out
 
     @property
     def name(self) -> str:

@@ -22,42 +22,26 @@ _JPEG = re.compile(rb"\xff\xd8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageType:
-    """An image format.
+    """An image format."""
 
-    Attributes:
-        name: Pillow's name of the format: "JPEG".
-        parts: The names of a part of a sample that holds such an image, which are also the extensions of files: "jpg".
-        signature: Matches the first bytes.
-        read_size: Returns width and height from the header; None where only a decoder knows them.
-        in_shards: Whether readers of a dataset take such a part for the image of a sample. `pack` takes all of them.
-        animated: Whether a file can hold an animation or several pages, of which the first is packed.
-        for_masks: Whether a mask can be such a file: it has to be lossless.
-        decode_bytes: Memory that decoding and cropping take at their peak, in bytes per pixel. JPEGs of several scans
-            take more (`image_limits`).
-        pillow_feature: Pillow's name of the codec, if some builds of Pillow lack it.
-        extra: The extra of shardflow without which Pillow cannot read the format: "heic".
-        plugin: The module that registers the format with Pillow: "pillow_heif.HeifImagePlugin".
-        by_pillow: Whether Pillow decodes it.
-        packed_as: What a recipe calls the format: "jpeg"; empty where `pack` does not write it.
-        longest: The longest side in pixels that a packed image can have.
-        is_lossy: Whether files of it seldom have the exact pixels: its encoder has a `quality`.
-    """
-
-    name: str
-    parts: tuple[str, ...]
-    signature: re.Pattern[bytes]
+    name: str  # Pillow's name of the format: "JPEG"
+    parts: tuple[str, ...]  # names of parts of a sample that hold such an image, and extensions of files: "jpg"
+    signature: re.Pattern[bytes]  # matches the first bytes
+    # Returns width and height from the header; None where only a decoder knows them.
     read_size: Callable[[memoryview | bytes], tuple[int, int]] | None = None
-    in_shards: bool = False
-    animated: bool = False
-    for_masks: bool = False
+    in_shards: bool = False  # whether readers of a dataset take such a part for the image; `pack` takes all of them
+    animated: bool = False  # whether a file can hold an animation or several pages, of which the first is packed
+    for_masks: bool = False  # whether a mask can be such a file: it has to be lossless
+    # Memory that decoding and cropping take at their peak, in bytes per pixel; for JPEGs of several scans see
+    # `image_limits`.
     decode_bytes: int = 10
-    pillow_feature: str | None = None
-    extra: str | None = None
-    plugin: str = ""
-    by_pillow: bool = True
-    packed_as: str = ""
-    longest: int = 0
-    is_lossy: bool = False
+    pillow_feature: str | None = None  # Pillow's name of the codec, if some builds of Pillow lack it
+    extra: str | None = None  # the extra of shardflow without which Pillow cannot read the format: "heic"
+    plugin: str = ""  # the module that registers the format with Pillow: "pillow_heif.HeifImagePlugin"
+    by_pillow: bool = True  # whether Pillow decodes it
+    packed_as: str = ""  # what a recipe calls the format: "jpeg"; empty where `pack` does not write it
+    longest: int = 0  # the longest side in pixels that a packed image can have
+    is_lossy: bool = False  # whether files of it seldom have the exact pixels: its encoder has a `quality`
 
 
 def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:

@@ -16,21 +16,13 @@ _Object = TypeVar("_Object", bound="JsonObject")
 
 
 class Entry(NamedTuple):
-    """How a field is written to a file.
+    """How a field is written to a file."""
 
-    Attributes:
-        name: Name of the entry; that of the field if empty.
-        write: Turns the value of the field into one that `json` writes.
-        read: The inverse of `write`.
-        fingerprinted: Whether the entry counts for a fingerprint.
-        optional: Whether the entry is left out of the file where the value is empty or None.
-    """
-
-    name: str = ""
-    write: Callable[[Any], Any] = lambda value: value
-    read: Callable[[Any], Any] = lambda value: value
-    fingerprinted: bool = True
-    optional: bool = False
+    name: str = ""  # name of the entry; that of the field if empty
+    write: Callable[[Any], Any] = lambda value: value  # turns the value of the field into one that `json` writes
+    read: Callable[[Any], Any] = lambda value: value  # the inverse of `write`
+    fingerprinted: bool = True  # whether the entry counts for a fingerprint
+    optional: bool = False  # whether the entry is left out of the file where the value is empty or None
 
 
 def entry(**declared: Any) -> dict[type[Entry], Entry]:

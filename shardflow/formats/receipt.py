@@ -34,19 +34,12 @@ _BYTES_BESIDE_PATH = 43  # content and identity, quotes and commas, and the digi
 
 
 class InputRecord(NamedTuple):
-    """What a receipt says of one input.
+    """What a receipt says of one input."""
 
-    Attributes:
-        size: Bytes of the image; -1 where it could not be read.
-        content: 16 hexadecimal digits, digest of what was read: the image, its label and all other parts.
-        identity: 16 hexadecimal digits, digest of what was known before it was read: see `Item.identity`.
-        is_packed: Whether it is in the shard; otherwise it was quarantined.
-    """
-
-    size: int
-    content: str
-    identity: str
-    is_packed: bool
+    size: int  # bytes of the image; -1 where it could not be read
+    content: str  # 16 hexadecimal digits, digest of what was read: the image, its label and all other parts
+    identity: str  # 16 hexadecimal digits, digest of what was known before it was read: see `Item.identity`
+    is_packed: bool  # whether it is in the shard; otherwise it was quarantined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

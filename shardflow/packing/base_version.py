@@ -51,21 +51,13 @@ class State(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseVersion:
-    """A version of a dataset to which inputs can be added.
-
-    Attributes:
-        manifest: Its manifest.
-        sharding: How its inputs were cut into shards.
-        receipts: The receipts of all jobs by their names.
-        skipped: Images that are not in it because their kind was not read.
-        parts: The parts that all samples have, other than image and label.
-    """
+    """A version of a dataset to which inputs can be added."""
 
     manifest: Manifest
-    sharding: Sharding
-    receipts: Mapping[str, Receipt]
-    skipped: Sequence[Quarantined]
-    parts: frozenset[str]
+    sharding: Sharding  # how its inputs were cut into shards
+    receipts: Mapping[str, Receipt]  # the receipts of all jobs by their names
+    skipped: Sequence[Quarantined]  # images that are not in it because their kind was not read
+    parts: frozenset[str]  # the parts that all samples have, other than image and label
 
     @classmethod
     def read(cls, dataset: Dataset) -> BaseVersion:

@@ -40,29 +40,17 @@ _CHECKED_INPUTS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """The plan of a pack. Its counts are those of a dry run: for them nothing is written, and no image is read.
+    """The plan of a pack. Its counts are those of a dry run: for them nothing is written, and no image is read."""
 
-    Attributes:
-        ledger: The receipts in the destination.
-        source: The inputs that are to be packed; its labels continue the numbering of the base version.
-        recipe: How inputs become samples.
-        sharding: How all inputs are cut into shards, those of the base version included.
-        jobs: The shards to make.
-        max_errors: How many inputs may be left out.
-        base: The version that is extended; None for a new dataset.
-        known: Number of inputs of the source that the base version has.
-        conflicting: Paths of the inputs that conflict with one of the base version.
-    """
-
-    ledger: Ledger
-    source: Source
-    recipe: SampleRecipe
-    sharding: Sharding
-    jobs: Sequence[Job]
-    max_errors: int = 0
-    base: BaseVersion | None = None
-    known: int = 0
-    conflicting: Sequence[str] = ()
+    ledger: Ledger  # the receipts in the destination
+    source: Source  # the inputs that are to be packed; its labels continue the numbering of the base version
+    recipe: SampleRecipe  # how inputs become samples
+    sharding: Sharding  # how all inputs are cut into shards, those of the base version included
+    jobs: Sequence[Job]  # the shards to make
+    max_errors: int = 0  # how many inputs may be left out
+    base: BaseVersion | None = None  # the version that is extended; None for a new dataset
+    known: int = 0  # number of inputs of the source that the base version has
+    conflicting: Sequence[str] = ()  # paths of the inputs that conflict with one of the base version
 
     @classmethod
     def of(cls, source: Source, ledger: Ledger, recipe: SampleRecipe, sharding: Sharding, **others: Any) -> PackPlan:

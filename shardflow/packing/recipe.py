@@ -55,23 +55,14 @@ _WITH_SEEK_TABLES = ("jpeg", KEEP)
 
 
 class Setting(NamedTuple):
-    """The properties of a setting beside its type and default.
+    """The properties of a setting beside its type and default."""
 
-    Attributes:
-        help: Its line in the help of the command line.
-        choices: All values that it can have; empty for numbers and flags.
-        most: The largest number; the least is 1. None for no limit.
-        optional: Whether it can be None.
-        encoders: The formats to whose encoder it belongs, under the same name; it means nothing for others.
-        is_further: Whether the manifest has it only where it is not the default, so that the digests of other recipes
-            are as they were without it.
-    """
-
-    help: str
-    choices: Sequence[str] = ()
-    most: int | None = None
-    optional: bool = False
-    encoders: Sequence[str] = ()
+    help: str  # its line in the help of the command line
+    choices: Sequence[str] = ()  # all values that it can have; empty for numbers and flags
+    most: int | None = None  # the largest number; the least is 1. None for no limit
+    optional: bool = False  # whether it can be None
+    encoders: Sequence[str] = ()  # the formats to whose encoder it belongs, under the same name
+    # Whether the manifest has it only where it is not the default: then the digests of other recipes stay.
     is_further: bool = False
 
 

@@ -70,19 +70,12 @@ def pack_array(data: bytes, recipe: Recipe) -> EncodedImage:
 
 
 class _StoredArray(NamedTuple):
-    """The values of an image file.
+    """The values of an image file."""
 
-    Attributes:
-        pixels: uint8 or uint16 [H, W, C], as stored.
-        orientation: How to turn them upright, 1 … 8, as in EXIF.
-        turned: Whether they have been turned upright already.
-        more_frames: Whether the file has further images, which are left out.
-    """
-
-    pixels: Array
-    orientation: int = 1
-    turned: bool = False
-    more_frames: bool = False
+    pixels: Array  # uint8 or uint16 [H, W, C], as stored
+    orientation: int = 1  # how to turn them upright, 1 … 8, as in EXIF
+    turned: bool = False  # whether they have been turned upright already
+    more_frames: bool = False  # whether the file has further images, which are left out
 
 
 def _read_array(data: bytes, max_pixels: int) -> _StoredArray:

@@ -36,19 +36,12 @@ _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 class AdaptedSample(NamedTuple):
-    """A sample in one form.
+    """A sample in one form."""
 
-    Attributes:
-        image: The image, in any form.
-        label: Its label.
-        parts: Texts, bytes, or images, by the names of the parts they become.
-        mask: The part among them that is known to be a mask; None where there is none.
-    """
-
-    image: Any
+    image: Any  # the image, in any form
     label: Named
-    parts: Mapping[str, Any]
-    mask: str | None = None
+    parts: Mapping[str, Any]  # texts, bytes, or images, by the names of the parts they become
+    mask: str | None = None  # the part among them that is known to be a mask; None where there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
