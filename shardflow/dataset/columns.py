@@ -154,7 +154,8 @@ def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: 
 
 
 def _check_names(dataset: Dataset, table: Table, replaces: bool) -> None:
-    parts = {part for split in dataset.values() for rows in [split.reader.rows(0)] if rows for part in rows.parts()}
+    first = [split.reader.rows(0) for split in dataset.values() if len(split)]
+    parts = {part for rows in first if rows for part in rows.parts()}
     parts |= {mask_field(part) for part in dataset.manifest.annotations.masks}
     for name in table.columns:
         if not NAME.fullmatch(name):

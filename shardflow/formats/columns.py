@@ -29,6 +29,7 @@ HAS = "has_"
 """Before the name of a column, the field of a batch that says which samples have a value."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_STEM = re.compile(rf"{NAME.pattern}(-[1-9][0-9]{{0,8}})?")
 TEXT = "string"
 NUMBERS = ("bool", "int64", "float32", "float64")
 MOST_IN_LIST = 1 << 20
@@ -97,8 +98,7 @@ class Column(JsonObject):
 
     def __post_init__(self) -> None:
         parse_kind(self.kind)
-        if not (isinstance(self.stem, str) and NAME.fullmatch(self.stem.partition("-")[0])):
-            raise ManifestError(f"a column has files named {self.stem!r}, which is not a name; restore the manifest")
+        check_stems([self.stem])
 
     def file(self, split: str, number: int, shard: Shard) -> ColumnFile | None:
         """Return the file beside a shard, given its number in the split; None where its samples have no values."""
@@ -122,6 +122,13 @@ class Column(JsonObject):
 def file_name(shard: Shard, stem: str) -> str:
     """Return the name of the file of a column beside a shard."""
     return f"{shard.name.removesuffix('.tar')}.{stem}.parquet"
+
+
+def check_stems(stems: Sequence[object]) -> None:
+    """Check that files can be named by these: names of columns, some with a number; ManifestError if not."""
+    for stem in stems:
+        if not (isinstance(stem, str) and _STEM.fullmatch(stem)):
+            raise ManifestError(f"a column has files named {stem!r}, which is not a name; restore the manifest")
 
 
 def stem_of(name: str, past: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from shardflow.errors import ConfigError, ManifestError
 
 from .annotations import Annotations
-from .columns import Column, check_columns
+from .columns import Column, check_columns, check_stems
 from .json_object import JsonObject, by_name, entries, entry, nested
 from .shard import MAX_BYTES, SHA256, Shard, is_count, is_name
 from .shard_layout import Sharding
@@ -138,7 +138,10 @@ class Manifest(JsonObject):
             raise ManifestError(f"a shard lies in none of the roots {sorted(self.roots)}")
         if not set(self.table_roots) <= self.roots.keys():
             raise ManifestError(f"seek_tables must name roots of {sorted(self.roots)}, found {list(self.table_roots)}")
+        if self.sharding is not None and self.sharding.jobs.keys() != self.splits.keys():  # they name the receipts
+            raise ManifestError(f"layout of {sorted(self.sharding.jobs)} in a dataset with {sorted(self.splits)}")
         check_columns(self.columns, self.splits)
+        check_stems(self.past_columns)
 
     @property
     def samples(self) -> int:

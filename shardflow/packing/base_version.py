@@ -82,7 +82,7 @@ class BaseVersion:
         if len(skipped) != made.skipped:
             message = f"{storage} lacks its quarantine, which names the {made.skipped} images that were skipped"
             raise NotFoundError(f"{message}; restore it from where it was packed")
-        parts = frozenset.intersection(*map(_parts, dataset.values()))
+        parts = frozenset.intersection(*(_parts(split) for split in dataset.values() if len(split)))
         return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts)
 
     def compare(self, source: Source) -> dict[str, npt.NDArray[np.int8]]:

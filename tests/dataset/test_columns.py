@@ -400,11 +400,26 @@ def test_manifests_are_checked(dataset: Path) -> None:
     ):
         with pytest.raises(ManifestError):
             replace(made, columns=changed)
-    for wrong in ({"kind": "object"}, {"kind": f"int64[{2**21}]"}, {"stem": "../a"}):
+    for wrong in ({"kind": "object"}, {"kind": f"int64[{2**21}]"}, {"stem": "../a"}, {"stem": "a-/../../b"}, {"stem": "a-"}):
         with pytest.raises(ManifestError):
             replace(column, **wrong)
     with pytest.raises(ManifestError):
         replace(column.splits["train"], bytes=(1,))
+    with pytest.raises(ManifestError):
+        replace(made, past_columns=(5,))
+
+
+def test_a_split_whose_inputs_were_all_damaged(tmp_path: Path) -> None:
+    """A dataset with a split that has no sample takes columns, and is extended."""
+    source = image_folder(tmp_path / "photos/train", 4)
+    write_tree(tmp_path / "photos/val/cat", {"x.jpg": b"damaged"})
+    sf.pack(source.parent, tmp_path / "set", max_errors=1, executor="serial")
+    keys = [f"train:{n:09}" for n in range(4)]
+    sf.columns.add(tmp_path / "set", pa.table({"key": keys, "a": range(4)}), key="key")
+    assert values(tmp_path / "set", "a") == [0, 1, 2, 3]
+    assert values(tmp_path / "set", "a", "val") == []
+    image_folder(source, 6)
+    assert sf.extend(source.parent, tmp_path / "set", max_errors=1, executor="serial").packed == 2
 
 
 CHOICES = st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=9, max_size=9)

@@ -118,6 +118,20 @@ def test_wrong_statistics_are_refused(statistics: Any) -> None:
         manifest.from_bytes(fingerprinted({**content, "statistics": statistics}))
 
 
+@pytest.mark.parametrize("split", ["../../other", "test", "a/b"])
+def test_a_layout_of_other_splits_is_refused(split: str) -> None:
+    """A layout names the receipts, which are copied by their names: it has the splits of the dataset, and no other."""
+    counts = {"train": 2, "val": 1}
+    sharding = Sharding(shard_samples=4, shuffle=False, seed=0, jobs=counts, inputs=counts)
+    written = example(sharding=sharding)
+    assert manifest.from_bytes(written.to_bytes()) == written
+    content = json.loads(written.to_bytes())
+    for count in ("jobs", "inputs"):
+        content["layout"][count] = {split: 1, **counts}
+    with pytest.raises(ManifestError):
+        manifest.from_bytes(fingerprinted(content))
+
+
 SEGMENTS = st.text("abcXYZ019._-", min_size=1, max_size=8).filter(lambda segment: segment not in (".", ".."))
 
 
@@ -247,7 +261,7 @@ def test_versions_that_never_were_are_refused(version: Any) -> None:
 def test_entries_of_newer_versions_are_named(edit: Callable[[dict[str, Any]], Any]) -> None:
     """Unknown entries under a right fingerprint are a newer shardflow's; under a wrong one, damage or an edit."""
     statistics = {"train": Statistics(), "val": Statistics()}
-    sharding = Sharding(shard_samples=4, shuffle=False, seed=0, jobs={"train": 2}, inputs={"train": 5})
+    sharding = Sharding(shard_samples=4, shuffle=False, seed=0, jobs={"train": 2, "val": 1}, inputs={"train": 5, "val": 1})
     content = json.loads(example(statistics=statistics, sharding=sharding).to_bytes())
     assert manifest.from_bytes(fingerprinted(content)).sharding == sharding
     edit(content)
