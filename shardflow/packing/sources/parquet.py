@@ -37,7 +37,7 @@ from shardflow.storage.urls import (
     strip_file_scheme,
 )
 
-from .items import Item, Items, encode_more
+from .items import Item, Items, encode_more, identity_of
 from .labelling import number_labels, unlabelled_input
 from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema
 from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
@@ -58,7 +58,7 @@ _SPLIT_WORDS = dict(zip(SPLITS, SPLITS, strict=True)) | {
     "eval": "test",
     "evaluation": "test",
 }
-_OF = re.compile(r"(.*)-\d+-of-(\d+)[^/]*")
+_OF = re.compile(r"(.*)-(\d+)-of-(\d+)[^/]*")
 _NESTED_BYTES = re.compile(r"\b(large_|fixed_size_)?binary(_view)?(?=[\[,>]|$| not)")  # other than a name of a field
 _NOT_IN_PART = re.compile(r"[^a-z0-9_.]+")
 
@@ -122,7 +122,7 @@ class Parquet(SourceKind):
         storage = open_storage(root, remote_options(root, self.storage_options))
         first = ParquetFile(storage, next(iter(splits)))
         columns, names = self._columns(first.schema), class_names(first.schema)
-        read = functools.partial(_list_file, storage, first, columns.label, columns.split)
+        read = functools.partial(_list_file, storage, first, columns)
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
             listed = list(pool.map(read, splits))
         unlabelled = Items.of(counted(self._unlabelled_inputs(columns, splits, listed, names), "listing"))
@@ -142,7 +142,7 @@ class Parquet(SourceKind):
         self, columns: _Columns, splits: Mapping[str, str], listed: Sequence[_ListedFile], names: Mapping[str, object]
     ) -> Iterator[Item]:
         more = encode_more(
-            parts=[*columns.parts, *(["txt"] if columns.caption else []), *(["json"] if columns.json else [])]
+            parts=[*dict(columns.parts), *(["txt"] if columns.caption else []), *(["json"] if columns.json else [])]
         )
         for (name, split), file in zip(splits.items(), listed, strict=True):
             for row, label in enumerate(file.labels):
@@ -210,7 +210,7 @@ class Parquet(SourceKind):
         if left_out := [name for name in rest if _NESTED_BYTES.search(str(schema.field(name).type))]:
             logger.warning("%s: left out: %s, which holds lists of bytes", self, ", ".join(left_out))
         others = tuple(name for name in rest if name not in left_out)
-        return _Columns(image, label, split, caption, self.caption is not None, parts, others)
+        return _Columns(image, label, split, caption, self.caption is not None, tuple(parts.items()), others)
 
 
 class _Columns(NamedTuple):
@@ -221,13 +221,17 @@ class _Columns(NamedTuple):
     split: str | None
     caption: str | None
     needs_caption: bool
-    parts: Mapping[str, str]  # part → column of bytes
+    parts: tuple[tuple[str, str], ...]  # part and column of bytes
     json: tuple[str, ...]
 
     @property
     def read(self) -> tuple[str, ...]:
         """The columns that are read to pack a row."""
-        return self.image, *([self.caption] if self.caption else []), *self.parts.values(), *self.json
+        return self.image, *([self.caption] if self.caption else []), *dict(self.parts).values(), *self.json
+
+    def identity(self, file: ParquetFile) -> int:
+        """Return the identity of the rows of a file: other columns of it, such as another caption, are other inputs."""
+        return identity_of(file.identity, self.image, self.caption, self.needs_caption, self.parts, self.json)
 
 
 class _ListedFile(NamedTuple):
@@ -248,8 +252,8 @@ class ParquetReader(Reader):
     def _input(self, item: Item, more: Mapping[str, Any]) -> Input:  # noqa: ARG002 - the path says all
         name, _, number = item.path.rpartition("#")
         columns = self.columns
-        row = _open(self.base, StorageOptions(self.storage_options), name, item.identity, columns.read).row(int(number))
-        parts = {part: _bytes(row[column], column) for part, column in columns.parts.items()}
+        row = _open(self.base, StorageOptions(self.storage_options), name, item.identity, columns).row(int(number))
+        parts = {part: _bytes(row[column], column) for part, column in columns.parts}
         if columns.caption and (columns.needs_caption or row[columns.caption] is not None):
             parts["txt"] = caption_text(row[columns.caption]).encode(errors="replace")
         if text := to_json({column: row[column] for column in columns.json}):
@@ -270,20 +274,20 @@ def _bytes(value: Any, column: str) -> bytes:
 
 
 @functools.lru_cache(maxsize=2)  # a page of each can be a row group
-def _open(base: str, options: StorageOptions, name: str, identity: int, columns: tuple[str, ...]) -> ParquetFile:
+def _open(base: str, options: StorageOptions, name: str, identity: int, columns: _Columns) -> ParquetFile:
     """Return an open file of this process, if it is the one that was listed."""
-    file = ParquetFile(process_storage(base, options), name, columns)
-    if file.identity != identity:
+    file = ParquetFile(process_storage(base, options), name, columns.read)
+    if columns.identity(file) != identity:
         raise SampleError("its file has changed since it was listed; run the same command again")
     return file
 
 
-def _list_file(storage: Storage, first: ParquetFile, label: str | None, split: str | None, name: str) -> _ListedFile:
+def _list_file(storage: Storage, first: ParquetFile, columns: _Columns, name: str) -> _ListedFile:
     file = ParquetFile(storage, name)
     if describe_schema(file.schema) != describe_schema(first.schema):
         raise ConfigError(f"{file.url} has other columns, or names of classes, than {first.url}; pack it by itself")
-    splits = None if split is None else file.column(split)
-    return _ListedFile(file.column(label), splits, file.identity, file.group_rows)
+    splits = None if columns.split is None else file.column(columns.split)
+    return _ListedFile(file.column(columns.label), splits, columns.identity(file), file.group_rows)
 
 
 def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:
@@ -312,7 +316,7 @@ def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:
 def _refuse_incomplete(splits: Mapping[str, str], where: object) -> None:
     """Refuse configurations side by side, whose rows may be the same images, and sets that lack a file."""
     folders: dict[str, str] = {}
-    sets: dict[tuple[str, int], int] = {}
+    sets: dict[tuple[str, int], list[int]] = {}
     for name, split in splits.items():
         folder = os.path.dirname(name)
         if (other := folders.setdefault(split, folder)) != folder:
@@ -321,8 +325,10 @@ def _refuse_incomplete(splits: Mapping[str, str], where: object) -> None:
                 "forms of the same images; name one folder, or the files with a pattern"
             )
         if match := _OF.fullmatch(name):
-            key = match[1], int(match[2])
-            sets[key] = sets.get(key, 0) + 1
-    if lacking := [(key, count) for key, count in sets.items() if count != key[1]]:
-        (name, expected), count = lacking[0]
-        raise ConfigError(f"{where} has {count} of the {expected} files {name!r}; get the others, or use a pattern")
+            sets.setdefault((match[1], int(match[3])), []).append(int(match[2]))
+    for (name, expected), numbers in sets.items():
+        if len(set(numbers)) < len(numbers):
+            raise ConfigError(f"{where} has two files of the same number among {name!r}; remove one, or use a pattern")
+        if len(numbers) != expected:
+            found = f"{len(numbers)} of the {expected} files {name!r}"
+            raise ConfigError(f"{where} has {found}; get the others, or use a pattern")

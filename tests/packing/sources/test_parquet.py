@@ -145,6 +145,26 @@ def test_bytes_do_not_depend_on_workers_or_resuming(tmp_path: Path, shuffle: boo
     assert len(labels) == 150
 
 
+def test_other_columns_are_other_inputs(tmp_path: Path) -> None:
+    """A pack that goes on with another caption, or with image and mask exchanged, keeps nothing of the first attempt."""
+    texts = {lang: [f"{lang} {number}" for number in range(8)] for lang in ("en", "fr")}
+    table = _plain(tmp_path / "t.parquet", image=[photo(number) for number in range(8)], **texts)
+
+    def stop(progress: Any) -> None:
+        if progress.done >= 4:
+            raise KeyboardInterrupt
+
+    settings = {**SMALL, "shard_samples": 2, "shuffle": False}
+    with pytest.raises(KeyboardInterrupt):
+        sf.pack(Parquet(table, caption="en"), tmp_path / "out", progress=stop, **settings)
+    assert len([*tmp_path.glob("out/train/*.json")])
+    sf.pack(Parquet(table, caption="fr"), tmp_path / "out", **settings)
+    assert [sample["txt"].decode() for sample in sf.open(tmp_path / "out")["train"]] == texts["fr"]
+    with pytest.raises(ConfigError, match="conflict"):
+        sf.extend(Parquet(table, caption="en"), tmp_path / "out", executor="serial")
+    assert sf.extend(Parquet(table, caption="fr"), tmp_path / "out", executor="serial").known == 8
+
+
 def test_extending_knows_the_rows_of_a_file_that_was_copied(tmp_path: Path) -> None:
     """Rows of another file are added; those of a file with another identity and the same content are known."""
     _hugging_face(tmp_path / "in" / "train-a.parquet", range(4))
@@ -214,6 +234,8 @@ def test_names_that_are_not_clear(tmp_path: Path) -> None:
     _hugging_face(tmp_path / "two" / "en" / "train-0.parquet", [1])
     _hugging_face(tmp_path / "two" / "de" / "train-0.parquet", [1])
     _hugging_face(tmp_path / "few" / "train-00000-of-00003.parquet", [1])
+    for commit in "ab":
+        _hugging_face(tmp_path / "twice" / f"train-00000-of-00002-{commit}.parquet", [1])
     _hugging_face(tmp_path / "some" / "train-0.parquet", [1])
     _hugging_face(tmp_path / "some" / "x.parquet", [1])
     _hugging_face(tmp_path / "other" / "a.parquet", [1])
@@ -221,6 +243,7 @@ def test_names_that_are_not_clear(tmp_path: Path) -> None:
     for folder, facts in (
         ("two", "'de' and 'en'"),
         ("few", "1 of the 3"),
+        ("twice", "two files"),
         ("some", "x.parquet"),
         ("other", "b.parquet"),
     ):
