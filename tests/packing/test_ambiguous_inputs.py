@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -45,6 +46,27 @@ def test_a_list_of_classes(tmp_path: Path) -> None:
     """A list of different classes is several labels."""
     sf.pack([{"image": photo(0), "label": [2, 0]}, {"image": photo(1), "label": (1,)}], tmp_path / "dst", **SMALL)
     assert [json.loads(sample["labels.json"]) for sample in sf.open(tmp_path / "dst")["train"]] == [[0, 2], [1]]
+
+
+def test_arrays_become_lists(tmp_path: Path) -> None:
+    """Arrays and numbers of numpy and torch are lists and numbers in `.json`, whole, and what is missing is null."""
+    others: dict[str, Any] = {
+        "long": np.arange(2000),
+        "boxes": [torch.tensor([1.5, 2.0])],
+        "area": np.float32(0.5),
+        "missing": [float("nan"), pd.NA, np.datetime64("NaT")],
+        "days": np.array(["2026-01-02"], "datetime64[D]"),
+    }
+    sf.pack([{"image": photo(0), **others}, (photo(1), {"box": np.zeros(4)})], tmp_path / "dst", **SMALL)
+    first, second = (json.loads(sample["json"]) for sample in sf.open(tmp_path / "dst")["train"])
+    assert first == {
+        "long": [*range(2000)],
+        "boxes": [[1.5, 2.0]],
+        "area": 0.5,
+        "missing": [None, None, None],
+        "days": ["2026-01-02"],
+    }
+    assert second == {"box": [0.0] * 4}
 
 
 def test_a_missing_caption_is_not_a_text(tmp_path: Path) -> None:

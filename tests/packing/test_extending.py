@@ -218,6 +218,22 @@ print(sorted(path for path in opened if path.endswith(".bmp")))
     assert told == "['0.bmp', '1.bmp']\n"
 
 
+@pytest.mark.parametrize("labels", [("0", "1"), ("cat", "dog")])
+def test_numbers_and_names_of_classes(tmp_path: Path, labels: tuple[str, str]) -> None:
+    """Labels that are numbers are not new classes of a dataset with names, nor names those of one with numbers."""
+    write_tree(tmp_path, {f"{number}.bmp": bitmap(number) for number in range(4)})
+    others = ("cat", "dog") if labels[0] == "0" else ("0", "1")
+    for name, used, numbers in (("old", others, (0, 1)), ("new", labels, (2, 3))):
+        rows = "".join(f"{number}.bmp,{label}\n" for number, label in zip(numbers, used, strict=True))
+        (tmp_path / f"{name}.csv").write_text(f"path,label\n{rows}")
+    sf.pack(tmp_path / "old.csv", tmp_path / "dst", **SETTINGS)
+    with pytest.raises(ConfigError, match="--classes"):
+        sf.extend(tmp_path / "new.csv", tmp_path / "dst", executor="serial")
+    named = sf.sources.Table(tmp_path / "new.csv", classes=others) if labels[0] == "0" else tmp_path / "old.csv"
+    sf.extend(named, tmp_path / "dst", executor="serial")
+    assert sf.open(tmp_path / "dst").classes == others
+
+
 def test_other_labels_and_captions(tmp_path: Path) -> None:
     """The content of an input is more than its image: a row with another label, caption or mask conflicts."""
     write_tree(tmp_path, {"1.bmp": bitmap(1), "2.bmp": bitmap(2)})

@@ -90,6 +90,20 @@ def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], oth
         raise ConfigError(f"{message} {other}, but the labels of the boxes are numbers already; use the same order")
 
 
+def _refuse_numbers(classes: Sequence[str], old: Sequence[str]) -> None:
+    """Refuse numbers beside names: a label 0 would become a new class that is named "0", whatever 0 meant before."""
+
+    def are_numbers(names: Sequence[str]) -> bool:
+        return [*names] == [str(number) for number in range(len(names))]
+
+    begin_alike = all(name == other for name, other in zip(classes, old, strict=False))
+    if (are_numbers(classes) and not begin_alike) or (are_numbers(old) and set(old).isdisjoint(classes)):
+        raise ConfigError(
+            f"the source has classes such as {classes[0]!r}, and the dataset such as {old[0]!r}: numbers and names "
+            "would be different classes; list the source's in a file for --classes, by the names of the dataset"
+        )
+
+
 def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
     """Return a source whose labels continue the numbering of a dataset: its classes first, new ones after them."""
     if (source.classes is None) != (old is None):
@@ -99,6 +113,7 @@ def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
         raise ConfigError(message + hint)
     if source.classes is None or old is None:
         return source
+    _refuse_numbers(source.classes, old)
     known = set(old)
     classes = (*old, *(name for name in source.classes if name not in known))
     refuse_lookalikes(classes, "the dataset with the source")

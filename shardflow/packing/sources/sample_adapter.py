@@ -159,8 +159,21 @@ def caption_text(value: Any) -> str:
 
 def to_json(values: Mapping[str, Any]) -> str:
     """Return values as a JSON object, "" for none. Types that JSON lacks become text, and NaN becomes null."""
-    content = {name: None if value != value else value for name, value in values.items()}
-    return json.dumps(content, ensure_ascii=False, default=str) if content else ""
+    return json.dumps(_in_json(dict(values)), ensure_ascii=False, default=str) if values else ""
+
+
+def _in_json(value: Any) -> Any:
+    """Return a value with None in place of NaN, and with arrays and numbers of numpy and torch as lists and numbers."""
+    if isinstance(value, Mapping):
+        return {name: _in_json(each) for name, each in value.items()}
+    is_time = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # of which lists would be bare numbers
+    if isinstance(value, list | tuple) or (is_time and value.ndim):
+        return [_in_json(each) for each in value]
+    if hasattr(value, "tolist") and not is_time:
+        return _in_json(value.tolist())
+    with contextlib.suppress(TypeError):  # of pandas' NA
+        return value if value == value else None
+    return None
 
 
 def is_image(value: object) -> bool:
