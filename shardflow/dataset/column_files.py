@@ -91,7 +91,7 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
     check_installed()
     import pyarrow as pa
 
-    shown = f"{table!r:.80}" if isinstance(table, (str, os.PathLike)) else f"the {type(table).__name__}"
+    shown = repr(os.fspath(table)) if isinstance(table, (str, os.PathLike)) else f"the {type(table).__name__}"
     wanted = None if only is None else [key, *only]
     if not isinstance(table, (str, os.PathLike)) and not hasattr(table, "__arrow_c_stream__"):
         raise ConfigError(f"{shown} is neither a path nor a table: no method __arrow_c_stream__ (Arrow PyCapsule)")
@@ -119,7 +119,7 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
 
 def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapping[str, Any] | None) -> Any:
     import pyarrow as pa
-    from pyarrow import csv, json, parquet
+    from pyarrow import compute, csv, json, parquet
 
     storage, _, name = open_folder_of(url, options)
     local = storage.local_path(name)
@@ -144,7 +144,12 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
         convert = csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.string()), include_columns=numbers)
         return _with_codes(found, csv.read_csv(file, None, parse, convert))
     if kind in (".jsonl", ".ndjson"):
-        return json.read_json(file)
+        found = json.read_json(file)
+        for column in found.column_names:
+            if str(found.column(column).type) == "double" and compute.any(_is_rounded(found.column(column))).as_py():
+                message = f"{name}: column {column!r} has whole numbers that neither int64 nor float64 holds exactly"
+                raise ConfigError(f"{message}; write them as text")
+        return found
     raise ConfigError(f"{name} is not a table by its name; expected .parquet, .csv, .tsv or .jsonl")
 
 
@@ -154,12 +159,21 @@ def _with_codes(found: Any, texts: Any) -> Any:
 
     for name in texts.column_names:
         has_value, text = found.column(name).is_valid(), texts.column(name)
-        is_long = "" if str(found.column(name).type) == "int64" else "|[0-9]{17,} *$"
+        is_long = "" if str(found.column(name).type) == "int64" else "|[0-9]{16,} *$"
         is_code = compute.match_substring_regex(text, f"^ *[+-]?(0[0-9xX]{is_long})")
         if compute.any(compute.and_(has_value, is_code)).as_py():
             codes = compute.if_else(has_value, text, None)
             found = found.set_column(found.column_names.index(name), name, codes)
     return found
+
+
+def _is_rounded(values: Any) -> Any:
+    """Return of each float whether another whole number may have been written in its place."""
+    from pyarrow import compute
+
+    return compute.and_(
+        compute.greater_equal(compute.abs(values), float(1 << 53)), compute.less(compute.abs(values), 1e22)
+    )
 
 
 def _target(kind: Any) -> Any:

@@ -31,7 +31,7 @@ from shardflow.storage.interface import Writer
 from .column_files import FilesOfColumn, Table, Values, is_ours, load_table, take
 from .open_dataset import Dataset, open_dataset
 from .receipts import find_receipt
-from .selection import selected_contents
+from .selection import image_checksums, selected_contents
 from .virtual_dataset import SelectedRows, build_virtual_dataset, refuse_virtual
 from .write_lock import WriteLock, acquire_to_extend
 
@@ -191,13 +191,16 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
                 continue
             keys = _paths(dataset, shard) if by_path else _keys(dataset, name, number, shard)
             example = example or keys[0]
+            keys = [key.encode(errors="backslashreplace").decode() for key in keys]  # names of files may not be UTF-8
             choices = [pa.array(keys, pa.large_string())]
             if not by_path:
                 choices.insert(0, pa.array([f"{name}:{key}" for key in keys], pa.large_string()))
             matches = [compute.index_in(choice, value_set=table.keys) for choice in choices]
             found.append(compute.fill_null(compute.coalesce(*matches), -1).to_numpy().astype(np.int64))
         rows[name] = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
-    if not by_path:
+    if by_path:
+        _refuse_other_images(dataset, table, rows)
+    else:
         _refuse_shared(table, rows)
     return rows, example
 
@@ -233,6 +236,20 @@ def _refuse_shared(table: Table, rows: _Rows) -> None:
         else:
             remedy = "join by path (--path)"
         raise ConfigError(f"{message}, in {' and '.join(splits)}; {remedy}")
+
+
+def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:
+    """Refuse paths from which different images were packed, such as `extend` adds; copies of one have one value."""
+    used = np.concatenate([*rows.values()])
+    if len(np.unique(used[used >= 0])) == (used >= 0).sum():
+        return
+    indexes = (split.reader.index(number) for split in dataset.values() for number in range(len(split.shards)))
+    images = np.concatenate([image_checksums(index) for index in indexes])
+    numbers, counts = np.unique(np.unique(np.stack([used, images])[:, used >= 0], axis=1)[0], return_counts=True)
+    if len(shared := numbers[counts > 1]):
+        example = table.keys[int(shared[0])].as_py()
+        message = f"different images were packed from {example!r}, and from {len(shared) - 1} other paths"
+        raise ConfigError(f"{message}; join by key (--key)")
 
 
 def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict[str, Any]:

@@ -126,6 +126,25 @@ def test_codes_in_text_files_are_not_numbers(tmp_path: Path, dataset: Path) -> N
         assert values(dataset, name)[:4] == [read(text) if text else None for text in columns[name]]
 
 
+def test_digits_of_a_text_are_kept(tmp_path: Path) -> None:
+    """Numbers of CSV that would lose digits, such as 007 or those of an id, stay text; JSON is refused."""
+    dataset, long = make_dataset(tmp_path / "set", [2]), "18446744073709551617"
+    rows = f"key,zip,id,mixed,n,f,none\n000000000,007,{long},1.5,1,1.5,\n"
+    rows += "000000001,12,2,9007199254740993,-20,1e300,0\n"
+    (tmp_path / "t.csv").write_text(rows)
+    found = sf.columns.add(dataset, tmp_path / "t.csv", key="key").columns
+    kept = {"n": "int64", "f": "float64", "none": "int64"}
+    assert found == {**dict.fromkeys(("zip", "id", "mixed"), "string"), **kept}
+    assert values(dataset, "zip") == ["007", "12"]
+    assert values(dataset, "id") == [long, "2"]
+    assert values(dataset, "none") == [None, 0]
+    (tmp_path / "t.jsonl").write_text(f'{{"key": "000000000", "id": {long}}}\n')
+    with pytest.raises(ConfigError, match="text"):
+        sf.columns.add(dataset, tmp_path / "t.jsonl", key="key", replace=True)
+    (tmp_path / "t.jsonl").write_text('{"key": "000000000", "big": 1e300, "whole": 2.0}\n')
+    assert sf.columns.add(dataset, tmp_path / "t.jsonl", key="key").matched == {"train": 1}
+
+
 def test_the_old_version_stays(dataset: Path) -> None:
     """No file is changed but the manifest; the version before is opened without the column, and each with its own."""
     before, old = contents(dataset), sf.open(dataset).fingerprint
@@ -257,6 +276,22 @@ def test_paths_join_what_was_packed(tmp_path: Path) -> None:
             receipt.unlink()
     with pytest.raises(NotFoundError, match="--key"):
         sf.columns.add(tmp_path / "set", pa.table({"file": paths, "b": paths}), path="file")
+
+
+def test_a_path_of_different_images(tmp_path: Path) -> None:
+    """A path joins all copies of one image, and none where it has been the path of several; its bytes may be any."""
+    source = write_tree(tmp_path / "in", {"cat/1.jpg": photo(1), "cat/2.jpg": photo(2), "cat/\udce9.jpg": photo(3)})
+    sf.pack(source, tmp_path / "set", executor="serial")
+    write_tree(tmp_path / "other", {"cat/1.jpg": photo(4)})
+    sf.extend(tmp_path / "other", tmp_path / "set", on_conflict="add", executor="serial")
+    sf.columns.add(tmp_path / "set", pa.table({"file": ["cat/2.jpg"], "a": [2]}), path="file")
+    assert sorted(values(tmp_path / "set", "a"), key=str) == [2, None, None, None]
+    with pytest.raises(ConfigError, match=r"cat/1\.jpg.*--key"):
+        sf.columns.add(tmp_path / "set", pa.table({"file": ["cat/1.jpg"], "b": [2]}), path="file")
+    (tmp_path / "t.csv").write_text("image\nin/cat/1.jpg\nin/cat/1.jpg\n")
+    sf.pack(tmp_path / "t.csv", tmp_path / "twice", executor="serial")
+    sf.columns.add(tmp_path / "twice", pa.table({"file": ["in/cat/1.jpg"], "b": [2]}), path="file")
+    assert values(tmp_path / "twice", "b") == [2, 2]
 
 
 class Stopped(BaseException):
@@ -400,7 +435,13 @@ def test_manifests_are_checked(dataset: Path) -> None:
     ):
         with pytest.raises(ManifestError):
             replace(made, columns=changed)
-    for wrong in ({"kind": "object"}, {"kind": f"int64[{2**21}]"}, {"stem": "../a"}, {"stem": "a-/../../b"}, {"stem": "a-"}):
+    for wrong in (
+        {"kind": "object"},
+        {"kind": f"int64[{2**21}]"},
+        {"stem": "../a"},
+        {"stem": "a-/../../b"},
+        {"stem": "a-"},
+    ):
         with pytest.raises(ManifestError):
             replace(column, **wrong)
     with pytest.raises(ManifestError):
