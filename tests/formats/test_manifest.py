@@ -261,7 +261,9 @@ def test_versions_that_never_were_are_refused(version: Any) -> None:
 def test_entries_of_newer_versions_are_named(edit: Callable[[dict[str, Any]], Any]) -> None:
     """Unknown entries under a right fingerprint are a newer shardflow's; under a wrong one, damage or an edit."""
     statistics = {"train": Statistics(), "val": Statistics()}
-    sharding = Sharding(shard_samples=4, shuffle=False, seed=0, jobs={"train": 2, "val": 1}, inputs={"train": 5, "val": 1})
+    sharding = Sharding(
+        shard_samples=4, shuffle=False, seed=0, jobs={"train": 2, "val": 1}, inputs={"train": 5, "val": 1}
+    )
     content = json.loads(example(statistics=statistics, sharding=sharding).to_bytes())
     assert manifest.from_bytes(fingerprinted(content)).sharding == sharding
     edit(content)

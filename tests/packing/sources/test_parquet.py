@@ -146,7 +146,7 @@ def test_bytes_do_not_depend_on_workers_or_resuming(tmp_path: Path, shuffle: boo
 
 
 def test_other_columns_are_other_inputs(tmp_path: Path) -> None:
-    """A pack that goes on with another caption, or with image and mask exchanged, keeps nothing of the first attempt."""
+    """A pack that goes on with another caption, or with image and mask exchanged, keeps nothing of the first."""
     texts = {lang: [f"{lang} {number}" for number in range(8)] for lang in ("en", "fr")}
     table = _plain(tmp_path / "t.parquet", image=[photo(number) for number in range(8)], **texts)
 
