@@ -28,6 +28,9 @@ from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_folder_of
 
+MOST_VALUES = 1 << 29
+"""The most values of a column beside one shard, which are read at once."""
+
 MAX_TABLE_BYTES = 1 << 36
 """The most bytes of a table behind a URL, which is read into memory."""
 
@@ -74,6 +77,9 @@ def check_installed() -> None:
 def no_values(kind: str, samples: int) -> Values:
     """Return a column of this type without any value."""
     scalar, width = parse_kind(kind)
+    if samples * (width or 1) > MOST_VALUES:
+        found = f"{samples * (width or 1):,} values beside one shard; {MOST_VALUES:,} are the most"
+        raise IntegrityError(f"a column has {found}: pack fewer samples per shard, or add shorter lists")
     shape = (samples,) if width is None else (samples, width)
     empty = np.full(shape, "", dtype=object) if scalar == TEXT else np.zeros(shape, dtype=scalar)
     return Values(empty, np.zeros(samples, dtype=np.bool_))

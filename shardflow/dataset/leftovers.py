@@ -18,7 +18,8 @@ _FOLDERS = ("", "manifests", *SPLITS)
 _FOLDERS_OF_ROOTS = re.compile(rf"bases|({'|'.join(SPLITS)})/\d+")
 _NAME = re.compile(
     re.escape(TEMPORARY)
-    + r"((ray|.+\.(npy|tar)|((shardflow|unfinished|quarantine)(-[0-9a-z]+)?|[0-9a-f]{64}|\d{6,})\.\w+)\.[0-9a-f]{8}"
+    + r"((ray|.+\.(npy|tar|parquet)|((shardflow|unfinished|quarantine)(-[0-9a-z]+)?|[0-9a-f]{64}|\d{6,})\.\w+)"
+    + r"\.[0-9a-f]{8}"
     + r"|\d{6,}\.(tar|\d{9,}))"
 )
 """Files that are being published, and the partial tars of a job."""

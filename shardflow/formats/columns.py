@@ -33,6 +33,8 @@ _STEM = re.compile(rf"{NAME.pattern}(-[1-9][0-9]{{0,8}})?")
 TEXT = "string"
 NUMBERS = ("bool", "int64", "float32", "float64")
 MOST_IN_LIST = 1 << 20
+MAX_FILE_BYTES = 1 << 32
+"""The largest file of a column: it is read whole."""
 
 _KIND = re.compile(rf"{TEXT}|({'|'.join(NUMBERS)})(?:\[([1-9][0-9]{{0,6}})\])?")
 _DIGITS = re.compile(r"[0-9a-f]*")
@@ -75,8 +77,10 @@ class ColumnFiles(JsonObject):
         digits = isinstance(self.sha256, str) and _DIGITS.fullmatch(self.sha256)
         if not digits or len(self.sha256) != 64 * len(self.bytes):
             raise ManifestError("the files of a column have a size and a SHA-256 each; restore the manifest")
-        if not all(is_count(number, 0, MAX_BYTES) for number in (*self.bytes, self.nulls)):
-            raise ManifestError("sizes of the files of a column must be integers, 0 or more; restore the manifest")
+        sizes_fit = all(is_count(number, 0, MAX_FILE_BYTES) for number in self.bytes)
+        if not sizes_fit or not is_count(self.nulls, 0, MAX_BYTES):
+            message = f"sizes of the files of a column must be integers up to {MAX_FILE_BYTES:,}"
+            raise ManifestError(f"{message}; restore the manifest, or pack fewer samples per shard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

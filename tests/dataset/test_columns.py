@@ -447,7 +447,11 @@ def test_manifests_are_checked(dataset: Path) -> None:
     with pytest.raises(ManifestError):
         replace(column.splits["train"], bytes=(1,))
     with pytest.raises(ManifestError):
+        replace(column.splits["train"], bytes=(1, 2**40))
+    with pytest.raises(ManifestError):
         replace(made, past_columns=(5,))
+    with pytest.raises(IntegrityError):  # 4 TB of memory, for a file without a value
+        column_files.no_values(f"float32[{2**20}]", 10**6)
 
 
 def test_a_split_whose_inputs_were_all_damaged(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ OURS = (
     "train/.tmp-000000.tar",
     "train/.tmp-000000.000000032",
     "train/.tmp-000000.json.0123abcd",
+    "train/.tmp-000000.score-2.parquet.0123abcd",
     f"manifests/.tmp-{'a' * 64}.json.0123abcd",
     "val/0/some/where/.tmp-x.npy.0123abcd",
     "bases/0/train/.tmp-000000.tar.0123abcd",

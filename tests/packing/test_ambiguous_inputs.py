@@ -69,6 +69,39 @@ def test_arrays_become_lists(tmp_path: Path) -> None:
     assert second == {"box": [0.0] * 4}
 
 
+@pytest.mark.parametrize("rows_before", [1, 150])
+def test_json_lines_that_begin_without_a_label(tmp_path: Path, rows_before: int) -> None:
+    """A row that leaves out its label or split does not make images of all rows without labels, for training."""
+    write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(3)})
+    rows: list[dict[str, str]] = [{"image": "0.jpg", "label": "cat", "split": "train"}] * 4
+    rows += [{"image": "2.jpg", "label": "dog", "split": "val"}]
+    for use in ("label", "split"):
+        first = [{name: value for name, value in rows[0].items() if name != use}] * rows_before
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*first, *rows]))
+        if rows_before > 1 or use == "split":
+            with pytest.raises(ConfigError, match=use):
+                list_source(tmp_path / "t.jsonl")
+            continue
+        with list_source(tmp_path / "t.jsonl") as source:
+            assert {split: [item.label for item in items] for split, items in source.splits.items()} == {
+                "train": [None, 0, 0, 0, 0],
+                "val": [1],
+            }
+            with pytest.raises(SampleError, match="label"):
+                source.reader.read(source.splits["train"][0])
+
+
+def test_classes_that_are_not_utf8(tmp_path: Path) -> None:
+    """Two names of classes in another encoding are refused: as text that is not readable, they would be one class."""
+    for number, name in enumerate((b"caf\xe9", b"caf\xe8")):
+        write_tree(tmp_path / "in", {f"{number}.jpg": photo(number), f"{number}.cls": name})
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for file in sorted((tmp_path / "in").iterdir()):
+            tar.add(file, file.name)
+    with pytest.raises(ConfigError, match="UTF-8"):
+        list_source(tmp_path / "in.tar")
+
+
 def test_a_missing_caption_is_not_a_text(tmp_path: Path) -> None:
     """None and NaN are named in the quarantine, and text stays as it is."""
     samples = [

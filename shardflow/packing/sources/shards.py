@@ -219,9 +219,9 @@ def _pop_label(tar: TarBytes | None, locations: dict[str, Any], *, own: bool) ->
     payload = bytes(tar.read(offset, size))
     if checksum not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 differs")
-    text = payload.decode(errors="replace").strip()
+    text = payload.decode(errors="surrogateescape").strip()
     if part == CLASS_PART and not own and not NUMBER.fullmatch(text):
-        return text
+        return text  # which is refused where it is not UTF-8
     try:
         found = parse_labels(part, payload)
     except DecodeError as error:

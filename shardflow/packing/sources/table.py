@@ -139,6 +139,9 @@ class Table(SourceKind):
         def unlabelled(numbered: tuple[int, Row]) -> Item:
             number, row = numbered
             row = _parsed(row, as_they_are) if is_text else row
+            if late := next((use for use in ("label", "split") if use in row and getattr(columns, use) is None), None):
+                message = f"{self}, row {number} has {late!r}, which none of the first {_HEAD} rows has"
+                raise ConfigError(f"{message}; write it into the first row too, or name the column with {late}=")
             return _unlabelled_input(row, columns, self._split(row, columns.split, number), number, folder, base)
 
         yield from map_in_threads(unlabelled, enumerate(itertools.chain(head, rows), 1))
@@ -148,7 +151,9 @@ class Table(SourceKind):
 
         `head` is the first rows. Only a column whose values repeat can be meant as the label.
         """
-        row = head[0]
+        row: Row = {}
+        for each in head:  # of JSON lines, a row may leave out what others have
+            row = {**each, **row}
         named = _Columns(self.image, self.label, self.split, self.caption, self.mask)
         for column in named:
             if column is not None and column not in row:
