@@ -205,9 +205,10 @@ def map_in_threads(function: Callable[[T], R], values: Iterable[T]) -> Iterator[
 
 
 def place_state(base: str, place: str) -> tuple[int, int]:
-    """Return size and identity of a file; -1 and 0 behind a URL."""
-    path = local_path(base, place)
-    return (-1, 0) if path is None else file_state(path)
+    """Return size and identity of a file; behind a URL -1, and what tells relative places below other URLs apart."""
+    if (path := local_path(base, place)) is not None:
+        return file_state(path)
+    return -1, 0 if is_remote(place) else identity_of(public_name(base))
 
 
 def is_place(text: str) -> bool:

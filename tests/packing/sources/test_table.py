@@ -335,6 +335,19 @@ def test_paths_below_another_folder(tmp_path: Path, kind: str) -> None:
     assert exit_code("verify", str(tmp_path / "dst"), "--source", str(table), folder) == 0
 
 
+def test_one_name_below_two_urls(tmp_path: Path) -> None:
+    """Images of one name below different URLs are different inputs: `extend` compares them, and loses none."""
+    for number, month in enumerate(("may", "june")):
+        with fsspec.open(f"memory://{month}/1.jpg", "wb") as file:
+            file.write(photo(number))
+    table = _write(tmp_path / "t.csv", [{"image": "1.jpg"}])
+    may, june = (sf.sources.Table(table, images=f"memory://{month}") for month in ("may", "june"))
+    sf.pack(may, tmp_path / "dst", executor="serial")
+    assert sf.extend(may, tmp_path / "dst", executor="serial").known == 1
+    with pytest.raises(ConfigError, match="conflict"):
+        sf.extend(june, tmp_path / "dst", executor="serial")
+
+
 def test_a_remote_table_names_no_file_below_a_folder_of_this_machine(tmp_path: Path) -> None:
     """Paths of a table behind a URL stay below the folder that the user names."""
     write_tree(tmp_path, {"secret.jpg": photo(1), "img/1.jpg": photo(2)})
