@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from shardflow.formats.labels import Label
 from shardflow.storage.file_names import given_path, name_bytes
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.urls import strip_file_scheme
+
+logger = logging.getLogger(__name__)
 
 Classes: TypeAlias = "Sequence[str] | str | os.PathLike[str] | None"
 """Class names in the order of their labels, a file with one name a line, or None to find them in the source."""
@@ -33,14 +36,21 @@ def is_unicode(name: str) -> bool:
 
 
 def refuse_lookalikes(names: Iterable[str], where: object) -> None:
-    """Refuse names of classes that differ only in blanks around them, or in how Unicode composes their letters."""
+    """Refuse names of classes that differ only in blanks around them, or in how Unicode composes their letters.
+
+    Warn of words that differ only in upper and lower case: `Cat` in one split may be `cat` in another.
+    """
     shown: dict[str, str] = {}
+    in_lower_case: dict[str, str] = {}
     for name in names:
         same = shown.setdefault(unicodedata.normalize("NFC", name.strip()), name)
         if same != name:
             raise ConfigError(
                 f"{where} has the classes {same!a} and {name!a}, which look alike; rename one as the other is written"
             )
+        if (other := in_lower_case.setdefault(name.lower(), name)) != name and len(name) > 1:
+            message = "%s has the classes %a and %a, which differ in upper and lower case alone; are they one class?"
+            logger.warning(message, where, other, name)
 
 
 class LabelNumbering:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ConfigError, SampleError
@@ -67,6 +68,26 @@ def test_arrays_become_lists(tmp_path: Path) -> None:
         "days": ["2026-01-02"],
     }
     assert second == {"box": [0.0] * 4}
+
+
+@pytest.mark.parametrize(
+    "value", [[photo(0)], {"mask": photo(0)}, [Image.new("L", (2, 2))]], ids=["list", "map", "image"]
+)
+def test_images_inside_of_other_values(tmp_path: Path, value: Any) -> None:
+    """Bytes and images that are not values of a sample by themselves are refused: as text they would be lost."""
+    with pytest.raises(ConfigError, match="inside"):
+        sf.pack([{"image": photo(0), "others": value}], tmp_path / "dst", **SMALL)
+
+
+def test_classes_that_differ_in_case_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A class that is written in another case in another split is named in a warning; letters may be classes."""
+    write_tree(tmp_path / "in", {"train/Cat/1.jpg": photo(1), "val/cat/1.jpg": photo(2)})
+    list_source(tmp_path / "in")
+    assert [record.levelname for record in caplog.records if "'Cat'" in record.getMessage()] == ["WARNING"]
+    caplog.clear()
+    write_tree(tmp_path / "letters", {"a/1.jpg": photo(1), "A/1.jpg": photo(2)})
+    list_source(tmp_path / "letters")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("rows_before", [1, 150])

@@ -201,7 +201,10 @@ class Parquet(SourceKind):
         split = self.split or ("split" if "split" in names else None)
         caption = self.caption or ("caption" if "caption" in names else None)
         used = {image, label, split, caption, self.mask}
-        parts = {_NOT_IN_PART.sub("_", name.lower()): name for name in in_bytes if name not in used}
+        parts: dict[str, str] = {}
+        for name in (name for name in in_bytes if name not in used):
+            if (other := parts.setdefault(_NOT_IN_PART.sub("_", name.lower()), name)) != name:
+                raise ConfigError(f"{self}: columns {other!r} and {name!r} would be one part; rename or remove one")
         if wrong := [name for part, name in parts.items() if part in {*SOURCE_PARTS, *LABEL_PARTS, "txt", "json"}]:
             raise ConfigError(f"{self}: column {wrong[0]!r} would be a part of that name beside the image; rename it")
         if self.mask is not None:

@@ -159,7 +159,13 @@ def caption_text(value: Any) -> str:
 
 def to_json(values: Mapping[str, Any]) -> str:
     """Return values as a JSON object, "" for none. Types that JSON lacks become text, and NaN becomes null."""
-    return json.dumps(_in_json(dict(values)), ensure_ascii=False, default=str) if values else ""
+    return json.dumps(_in_json(dict(values)), ensure_ascii=False, default=_as_text) if values else ""
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | memoryview | Image.Image):
+        raise SampleError(f"has {type(value).__name__} inside of another value, where it would be lost: name it apart")
+    return str(value)
 
 
 def _in_json(value: Any) -> Any:

@@ -240,7 +240,9 @@ def test_names_that_are_not_clear(tmp_path: Path) -> None:
     _hugging_face(tmp_path / "some" / "x.parquet", [1])
     _hugging_face(tmp_path / "other" / "a.parquet", [1])
     _plain(tmp_path / "other" / "b.parquet", image=[photo(1)], label=[1])
+    _plain(tmp_path / "parts" / "a.parquet", image=[photo(1)], Depth=[b"1"], depth=[b"2"])
     for folder, facts in (
+        ("parts", "'Depth' and 'depth'"),
         ("two", "'de' and 'en'"),
         ("few", "1 of the 3"),
         ("twice", "two files"),
