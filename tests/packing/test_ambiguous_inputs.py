@@ -34,8 +34,9 @@ SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": Fals
         [1, 0],
         [[1], [2]],
         {"a": 1},
+        True,
     ],
-    ids=["one-hot", "multi-hot", "box", "list", "pair", "nested", "mapping"],
+    ids=["one-hot", "multi-hot", "box", "list", "pair", "nested", "mapping", "bool"],
 )
 def test_vectors_are_not_lists_of_classes(label: Any, tmp_path: Path) -> None:
     """A vector of zeros and ones, or of coordinates, would give all samples the same classes."""

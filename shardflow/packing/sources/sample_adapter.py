@@ -107,7 +107,7 @@ def _pair(image: Any, target: Any = None) -> AdaptedSample:
 
 def _label(value: Any) -> Named:
     """Return a label as the number or the name of a class, or a list of those; -1 means no class."""
-    if value is None or isinstance(value, str):
+    if value is None or isinstance(value, str | bool):  # a bool is refused, as in any source
         return value
     if isinstance(value, bytes):
         try:
