@@ -23,7 +23,7 @@ from shardflow._wording import plural
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
 from shardflow.formats.annotations import mask_field
-from shardflow.formats.columns import COMPUTED_FIELDS, HAS, NAME, Column, stem_of
+from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, Column, stem_of
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Writer
@@ -340,7 +340,7 @@ def _write(lock: WriteLock, name: str, data: bytes) -> None:
     """Write the file of a column; only one that an unfinished attempt has left may be there."""
     storage = lock.storage
     if storage.version(name) is not None:
-        found = storage.read(name, most_bytes=1 << 40)
+        found = storage.read(name, most_bytes=MAX_FILE_BYTES)
         if found == data:
             return
         if not is_ours(found):

@@ -97,7 +97,8 @@ def _refuse_numbers(classes: Sequence[str], old: Sequence[str]) -> None:
         return [*names] == [str(number) for number in range(len(names))]
 
     begin_alike = all(name == other for name, other in zip(classes, old, strict=False))
-    if (are_numbers(classes) and not begin_alike) or (are_numbers(old) and set(old).isdisjoint(classes)):
+    are_named = are_numbers(old) and set(old).isdisjoint(classes) and not all(map(str.isdecimal, classes))
+    if (are_numbers(classes) and not begin_alike) or are_named:
         raise ConfigError(
             f"the source has classes such as {classes[0]!r}, and the dataset such as {old[0]!r}: numbers and names "
             "would be different classes; list the source's in a file for --classes, by the names of the dataset"
