@@ -159,7 +159,10 @@ def caption_text(value: Any) -> str:
 
 def to_json(values: Mapping[str, Any]) -> str:
     """Return values as a JSON object, "" for none. Types that JSON lacks become text, and NaN becomes null."""
-    return json.dumps(_in_json(dict(values)), ensure_ascii=False, default=_as_text) if values else ""
+    try:
+        return json.dumps(_in_json(dict(values)), ensure_ascii=False, default=_as_text) if values else ""
+    except RecursionError as error:
+        raise SampleError("has values that are nested too deeply") from error
 
 
 def _as_text(value: Any) -> str:

@@ -226,9 +226,12 @@ def _unlabelled_input(row: Row, columns: _Columns, split: str, number: int, fold
     if reason := next(filter(None, (refusal(each, url) for each in (place, mask) for url in (folder, base))), ""):
         bad = f"row {number}: {reason}"
     parts: dict[str, object] = {}
-    if columns.caption is not None and not bad:
+    if not bad:
         try:
-            parts["txt"] = caption_text(row[columns.caption])
+            if columns.caption is not None:
+                parts["txt"] = caption_text(row[columns.caption])
+            if rest := to_json({column: value for column, value in row.items() if column not in columns}):
+                parts["json"] = rest
         except SampleError as error:
             bad = f"row {number} {error}"
     path = (public_name(place) if is_place(place) else "") or f"row {number}"
@@ -238,8 +241,6 @@ def _unlabelled_input(row: Row, columns: _Columns, split: str, number: int, fold
     if columns.mask is not None:
         parts[MASK_PART] = [str(row[columns.mask])]
         identity = identity_of(identity, place_state(base, str(row[columns.mask])))
-    if rest := to_json({column: value for column, value in row.items() if column not in columns}):
-        parts["json"] = rest
     more = encode_more(image=[place] if path != place else [], parts=parts)
     return unlabelled_input(split, row[columns.label] if columns.label else None, path, size, identity, more)
 

@@ -335,6 +335,18 @@ def test_paths_below_another_folder(tmp_path: Path, kind: str) -> None:
     assert exit_code("verify", str(tmp_path / "dst"), "--source", str(table), folder) == 0
 
 
+def test_values_that_json_cannot_hold(tmp_path: Path) -> None:
+    """A row is bad whose other values are nested too deeply, or hold bytes; the others are packed."""
+    write_tree(tmp_path, {f"{n}.jpg": photo(n) for n in range(2)})
+    deep = "[" * 600 + "]" * 600
+    (tmp_path / "t.jsonl").write_text(f'{{"image": "0.jpg", "a": {deep}}}\n{{"image": "1.jpg", "a": 1}}\n')
+    assert sf.pack(tmp_path / "t.jsonl", tmp_path / "dst", max_errors=1, executor="serial").packed == 1
+    table = pyarrow.table({"image": ["0.jpg", "1.jpg"], "thumb": [photo(0), None]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    source = sf.sources.Table(tmp_path / "t.parquet")
+    assert sf.pack(source, tmp_path / "other", max_errors=1, executor="serial").packed == 1
+
+
 def test_one_name_below_two_urls(tmp_path: Path) -> None:
     """Images of one name below different URLs are different inputs: `extend` compares them, and loses none."""
     for number, month in enumerate(("may", "june")):
