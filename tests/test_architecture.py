@@ -91,7 +91,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2350,
-    "dataset": 5300,
+    "dataset": 5250,
     "demo": 750,
     "device": 2040,
     "diagnostics": 1030,
@@ -101,7 +101,7 @@ BUDGET = {
     "loading": 6250,
     "native": 5500,
     "order": 2120,
-    "packing": 7000,
+    "packing": 6950,
     "preview": 1200,
     "storage": 4500,
     "": 1250,
