@@ -282,12 +282,12 @@ class Loader(Engine):
 
         The stages of the workers make it, in this process; `batch_transform` and what happens on a device are left out.
         With `samples_per_epoch`, `epoch` counts the passes over the split. Of a sample that comes several times, the
-        first. A `sample` that was read already, as `loader.split[number]`, is not read again.
+        first. A `sample` that a reader of the split returned already is not read again.
 
         >>> loader.explain(17, epoch=3).images[0]      # doctest: +SKIP
 
         Raises:
-            ConfigError: The loader returns no images, or the sample does not exist.
+            ConfigError: The loader returns no images, or the sample does not exist, or is another.
         """
         if "image" not in self.fields:
             raise ConfigError(f"the loader returns no images; add 'image' to its fields, found {self.fields}")
@@ -295,7 +295,11 @@ class Loader(Engine):
         visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._streams)
         if visit is None:
             return None
-        sample = self.split.reader.read(*self.split.locate(number)) if sample is None else sample
+        shard, record = self.split.locate(number)
+        if sample is None:
+            sample = self.split.reader.read(shard, record)
+        elif (sample.url, sample.record) != (self.split.reader.url(shard), record):
+            raise ConfigError(f"the sample that was read is record {sample.record} of {sample.url}, not {number}")
         return explain_sample(self.source, sample, visit)
 
     def describe(self) -> dict[str, Any]:

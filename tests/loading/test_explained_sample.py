@@ -146,6 +146,18 @@ def test_passes_over_the_split(url: Path) -> None:
     assert sizes == {20, 12, 28}
 
 
+def test_a_sample_that_was_read_is_the_one_that_is_asked_for(url: Path) -> None:
+    """A sample that a reader returned is not read again, and another one is refused."""
+    loader = shardflow.Loader(url, batch_size=4, num_workers=0, fields=("image",))
+    read = [loader.split.reader.read(*loader.split.locate(number)) for number in (2, 3)]
+    made, again = loader.explain(2), loader.explain(2, sample=read[0])
+    assert made is not None
+    assert again is not None
+    assert torch.equal(made.images[0], again.images[0])
+    with pytest.raises(ConfigError, match="not 2"):
+        loader.explain(2, sample=read[1])
+
+
 def test_a_loader_without_images(url: Path) -> None:
     """A loader that returns no images makes none."""
     loader = shardflow.Loader(url, batch_size=4, num_workers=0, fields=("label",))
