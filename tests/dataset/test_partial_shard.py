@@ -198,10 +198,18 @@ def test_locks_and_requests_of_a_sample_are_one_wait(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that waits for stalled downloads of a tar and its index begins its own while it has time left."""
-    now, waited = [0.0], dict[str, float]()
+    now, waited, real_pause = [0.0], dict[str, float](), cache_directory.pause
+
+    def pause(seconds: float) -> None:
+        """Let the clock of the reader go on; the thread that touches locks really waits."""
+        if threading.current_thread() is not threading.main_thread():
+            real_pause(seconds)
+        else:
+            now[0] += seconds
+
     monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for module in (cache_directory, reader_module):
-        monkeypatch.setattr(module, "pause", lambda seconds: now.__setitem__(0, now[0] + seconds))
+        monkeypatch.setattr(module, "pause", pause)
     shard, cache = shardflow.open(root).manifest.splits["train"][0], Cache(tmp_path / "cache")
     storage = CountingStorage(
         root, tmp_path / "log", before=lambda name: waited.setdefault(name, retry.current_wait().idle_s())
