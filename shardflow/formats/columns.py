@@ -61,17 +61,11 @@ class ColumnFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFiles(JsonObject):
-    """The files of a column beside the shards of a split, in their order. Shards beyond those have no values.
+    """The files of a column beside the shards of a split, in their order. Shards beyond those have no values."""
 
-    Args:
-        bytes: The size of each.
-        sha256: Of each 64 hexadecimal digits, joined.
-        nulls: Number of samples without a value, in these files.
-    """
-
-    bytes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))
-    sha256: str
-    nulls: int
+    bytes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))  # the size of each
+    sha256: str  # of each 64 hexadecimal digits, joined
+    nulls: int  # number of samples without a value, in these files
 
     def __post_init__(self) -> None:
         digits = isinstance(self.sha256, str) and _DIGITS.fullmatch(self.sha256)
@@ -87,18 +81,13 @@ class ColumnFiles(JsonObject):
 class Column(JsonObject):
     """A column of a dataset.
 
-    Args:
-        kind: The type of its values: "string", "bool", "int64", "float32", "float64", or a list, "float32[768]".
-        stem: Its name, or its name with a number, in the names of its files.
-        splits: Split → its files.
-
     Raises:
         ManifestError: A value is out of its range.
     """
 
-    kind: str
-    stem: str
-    splits: Mapping[str, ColumnFiles] = field(metadata=by_name(ColumnFiles))
+    kind: str  # the type of its values: "string", "bool", "int64", "float32", "float64", or a list, "float32[768]"
+    stem: str  # its name, or its name with a number, in the names of its files
+    splits: Mapping[str, ColumnFiles] = field(metadata=by_name(ColumnFiles))  # split → its files
 
     def __post_init__(self) -> None:
         parse_kind(self.kind)

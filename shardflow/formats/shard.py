@@ -24,22 +24,15 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 class Shard(JsonObject):
     """The entry of one shard.
 
-    Args:
-        name: Path of the tar below the dataset, with forward slashes: "train/000000.tar".
-        samples: Number of samples, 1 … 2³²-1.
-        bytes: Size of the tar, 1 … 2⁶³-1.
-        sha256: Of the tar, 64 hexadecimal digits.
-        index_sha256: Of the index beside it: a wrong index would pair intact members wrongly.
-
     Raises:
         ManifestError: A value is out of its range.
     """
 
-    name: str
-    samples: int
-    bytes: int
-    sha256: str
-    index_sha256: str
+    name: str  # path of the tar below the dataset, with forward slashes: "train/000000.tar"
+    samples: int  # number of samples, 1 … 2³²-1
+    bytes: int  # size of the tar, 1 … 2⁶³-1
+    sha256: str  # of the tar, 64 hexadecimal digits
+    index_sha256: str  # of the index beside it: a wrong index would pair intact members wrongly
 
     def __post_init__(self) -> None:
         if not is_name(self.name) or not self.name.endswith(".tar"):

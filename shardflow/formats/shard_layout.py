@@ -29,22 +29,15 @@ def sample_key(ordinal: int) -> str:
 class Sharding(JsonObject):
     """How inputs were dealt out to jobs. Each job packed one shard, or none where all of its inputs were quarantined.
 
-    Args:
-        shard_samples: Inputs per job, 1 or more. The last job of a `pack` or an `extend` may have fewer.
-        shuffle: Whether the inputs of a `pack` or an `extend` were shuffled before they were cut.
-        seed: Seed of the shuffle.
-        jobs: Split → number of jobs, 1 or more.
-        inputs: Split → number of inputs, 1 or more, the quarantined ones included.
-
     Raises:
         ManifestError: A value is out of its range.
     """
 
-    shard_samples: int
-    shuffle: bool
-    seed: int
-    jobs: Mapping[str, int] = field(metadata=_COUNTS)
-    inputs: Mapping[str, int] = field(metadata=_COUNTS)
+    shard_samples: int  # inputs per job, 1 or more. The last job of a `pack` or an `extend` may have fewer
+    shuffle: bool  # whether the inputs of a `pack` or an `extend` were shuffled before they were cut
+    seed: int  # seed of the shuffle
+    jobs: Mapping[str, int] = field(metadata=_COUNTS)  # split → number of jobs, 1 or more
+    inputs: Mapping[str, int] = field(metadata=_COUNTS)  # split → number of inputs, the quarantined ones included
 
     def __post_init__(self) -> None:
         counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values())
