@@ -132,12 +132,14 @@ def cut_patches(
         )
     ((dtype, channels),) = kinds
     ends = list(itertools.accumulate((image[0].numel() // patch**2 for image in images), initial=0))
-    patches = allocate((ends[-1], channels * patch**2 * dtype.itemsize)).view(dtype)
+    patches = allocate((ends[-1], channels * patch**2 * dtype.itemsize))
+    row = np.dtype(("V", patch * dtype.itemsize))  # of a patch: copied as a whole, several times faster than by values
     for image, (begin, end) in zip(images, itertools.pairwise(ends), strict=True):
-        rows, columns = image.shape[-2] // patch, image.shape[-1] // patch
-        cut = image.reshape(channels, rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
-        patches[begin:end].view(cut.shape).copy_(cut)
-    return patches
+        values = image.contiguous().view(torch.uint8).numpy()
+        values = values.reshape(channels, -1, patch, image.shape[-1] // patch, row.itemsize)
+        cut = values.view(row)[..., 0].transpose(1, 3, 0, 2)
+        patches[begin:end].numpy().view(row).reshape(cut.shape)[:] = cut
+    return patches.view(dtype)
 
 
 def cumulative_patches(sizes: torch.Tensor, patch: int) -> torch.Tensor:

@@ -27,19 +27,49 @@ def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.N
         capacity: The most that the items of a bin have together.
         groups: The group of each item, an integer from 0; only items of one group meet in a bin.
     """
+    if not len(lengths):
+        return np.empty(0, dtype=np.int64)
     width = capacity + 1
-    kinds = groups.astype(np.int64) * width + lengths  # a kind of item is a length in a group; length 0 ends a group
+    kinds = groups.astype(np.int64) * width + lengths
     order = np.argsort(kinds, kind="stable")
-    firsts = np.arange(int(groups.max(initial=-1)) + 1) * width
-    left = np.bincount(kinds, minlength=len(firsts) * width)
-    steps: list[tuple[I64, I64, I64, I64]] = []  # of each: kinds, items of it in a bin, such bins, and the first bin
-    used, filling = np.zeros(len(firsts), dtype=np.int64), np.arange(len(firsts))
-    next_below = _Below(left, firsts)
+    count = int(groups.max()) + 1
+    steps, used = _steps(np.bincount(kinds, minlength=count * width), capacity, count)
+    kind, taken, times, first = (np.concatenate(column) for column in zip(*steps, strict=True))
+    by_kind = np.argsort(kind, kind="stable")
+    taken, times, first, group = taken[by_kind], times[by_kind], first[by_kind], kind[by_kind] // width
+    first += (np.cumsum(used) - used)[group]
+    counts = taken * times
+    within = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
+    bins = np.empty(len(lengths), dtype=np.int64)
+    bins[order] = np.repeat(first, counts) + within // np.repeat(taken, counts)
+    return bins
+
+
+def bins_needed(lengths: npt.NDArray[Any], capacity: int) -> int:
+    """Return how many bins one group of items needs."""
+    return int(_steps(np.bincount(lengths, minlength=capacity + 1), capacity, 1)[1][0])
+
+
+def _steps(left: I64, capacity: int, groups: int) -> tuple[list[tuple[I64, I64, I64, I64]], I64]:
+    """Return the steps, and how many bins each group needs.
+
+    Args:
+        left: How many items of each kind there are, a length in a group; it is used up. No item has length 0.
+        capacity: The longest length; so there are `capacity` + 1 kinds in a group.
+        groups: The number of groups.
+
+    Returns:
+        Of each step: kinds, the items of each in a bin, the number of such bins, and the first of them in its group.
+    """
+    firsts = np.arange(groups) * (capacity + 1)
+    steps: list[tuple[I64, I64, I64, I64]] = []
+    used, filling = np.zeros(groups, dtype=np.int64), np.arange(groups)
+    next_below, most = _Below(left, firsts), int(left.sum())
     while len(filling):
         parts: list[tuple[I64, I64, I64]] = []
         group, room = filling, np.full(len(filling), capacity)
         below = firsts[group] + capacity
-        repeats = np.full(len(firsts), len(lengths))
+        repeats = np.full(groups, most)
         while len(group):
             kind = next_below(np.minimum(below, firsts[group] + room))
             fits = kind > firsts[group]
@@ -55,17 +85,7 @@ def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.N
             steps.append((kind, taken, repeats[group], used[group]))
         filling = parts[0][0]  # the groups that had an item left
         used[filling] += repeats[filling]
-    if not steps:
-        return np.empty(0, dtype=np.int64)
-    kind, taken, times, first = (np.concatenate(column) for column in zip(*steps, strict=True))
-    by_kind = np.argsort(kind, kind="stable")
-    taken, times, first, group = taken[by_kind], times[by_kind], first[by_kind], kind[by_kind] // width
-    first += (np.cumsum(used) - used)[group]
-    counts = taken * times
-    within = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
-    bins = np.empty(len(lengths), dtype=np.int64)
-    bins[order] = np.repeat(first, counts) + within // np.repeat(taken, counts)
-    return bins
+    return steps, used
 
 
 class _Below:

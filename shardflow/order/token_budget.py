@@ -5,7 +5,7 @@
     bins      of a window, permuted by hash(seed, epoch); position p has a bin of stream p % C, so that a rank reads its
               shards as without bins. Streams that have bins to spare hand them on to others
     length    the same in every epoch, so that any position of any epoch is found by arithmetic: that of a reference
-              order, and 1/128 more. Where an epoch needs fewer bins, some are cut in two. Where it needs more, its
+              order, and 1/512 more. Where an epoch needs fewer bins, some are cut in two. Where it needs more, its
               windows have several streams each, and at last all samples. Then the bins suffice, since how many first
               fit decreasing needs depends on the lengths alone
 
@@ -25,7 +25,7 @@ from shardflow._wording import plural
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
-from .bin_packing import first_fit_decreasing
+from .bin_packing import bins_needed, first_fit_decreasing
 from .keyed_rng import I64
 from .sampler import EpochPlan, EpochSampler, Facts, known_sizes, per_sample, shard_spans
 from .shuffle_plan import ShuffledEpochs
@@ -34,7 +34,7 @@ from .shuffle_settings import BUFFER
 MOST_TOKENS = 1 << 24
 _CHUNK_SAMPLES = 1 << 21
 _CHUNK_KINDS = 1 << 22
-_SPARE = 128
+_SPARE = 512
 
 I32 = npt.NDArray[np.int32]
 
@@ -195,7 +195,7 @@ class TokenEpochs(EpochSampler):
         if not len(packed):
             raise ConfigError(f"{budget!r}: no sample of split {facts.split!r} fits; raise tokens")
         reference = len(self._pack(self._stream.plan(seed=0, epoch=0, streams=1), 1, self._window).starts)
-        fewest = int(first_fit_decreasing(packed, self._tokens, np.zeros(len(packed), dtype=np.int8)).max()) + 1
+        fewest = bins_needed(packed, self._tokens)
         spare = reference // _SPARE if self._shuffles else 0
         self.length = min(len(packed), max(fewest, reference + spare))
         self.fill = int(packed.sum(dtype=np.int64)) / (self.length * self._tokens)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardflow.order.bin_packing import first_fit_decreasing
+from shardflow.order.bin_packing import bins_needed, first_fit_decreasing
 
 
 def by_definition(lengths: list[int], capacity: int) -> list[list[int]]:
@@ -35,6 +35,7 @@ def test_every_group_is_packed_as_alone(capacity: int, items: list[tuple[int, in
         found = [sorted(lengths[(groups == group) & (bins == number)].tolist()) for number in sorted(set(own.tolist()))]
         assert set(own.tolist()) == set(range(before, before + len(expected)))
         assert sorted(found) == sorted(map(sorted, expected))
+        assert bins_needed(lengths[groups == group], capacity) == len(expected)
         before += len(expected)
 
 

@@ -16,7 +16,7 @@ from shardflow.order.shuffle_settings import Shuffle
 from shardflow.order.token_budget import TokenEpochs, patch_grids, shrunk_grids
 from shardflow.samplers import TokenBudget
 
-ORDER_SHA256 = "1a9cd57289eacd1f365ee40fb84f49731e89530a9bafd5f7dc1e4a5c7dfd558b"
+ORDER_SHA256 = "28e91913f68f3da09a2457dd1e96861afd3a8dd2060de3cfdc249746ec0338e4"
 SHUFFLE = Shuffle(buffer=16)
 LENGTHS = st.lists(st.integers(0, 70), min_size=1, max_size=120).filter(lambda lengths: min(lengths) <= 60)
 
