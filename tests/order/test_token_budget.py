@@ -111,12 +111,16 @@ def test_ranks_have_equal_steps_and_resume_on_any_number_of_them(
     assert sorted(seen + left) == sorted(chain(*bins))
 
 
-def test_windows_stay_with_their_streams() -> None:
-    """A rank reads the shards that it reads without bins, and few others; the bins are 95 % full and more."""
+@pytest.mark.parametrize("window", [1024, 4096])
+def test_windows_stay_with_their_streams(window: int) -> None:
+    """A rank reads the shards that it reads without bins, and few others; the bins are 95 % full and more.
+
+    So do ranks whose streams are shorter than a window, and are packed several together.
+    """
     rng = np.random.default_rng(0)
     sizes = rng.choice([256, 341, 384, 455], (30_000, 2))
     known = facts(30_000, shard=300, sizes=sizes, shuffle=Shuffle(buffer=512))
-    epochs = bind(TokenBudget(4096, text=rng.integers(8, 120, 30_000), window=1024), known)
+    epochs = bind(TokenBudget(4096, text=rng.integers(8, 120, 30_000), window=window), known)
     plan = epochs.plan(seed=1, epoch=0, streams=16)
     assert epochs.fill > 0.95
     for rank in range(4):
