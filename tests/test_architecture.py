@@ -100,7 +100,7 @@ BUDGET = {
     "interop": 600,
     "loading": 6250,
     "native": 5500,
-    "order": 2120,
+    "order": 2150,
     "packing": 6950,
     "preview": 1200,
     "storage": 4500,
