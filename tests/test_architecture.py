@@ -61,7 +61,8 @@ LIBRARIES = {
     "braceexpand": ("dataset/finding_tars.py",),
     "ray": ("packing/executors/ray.py",),
     "datasets": ("packing/sources/collection.py",),
-    "pyarrow": ("packing/sources/table.py", "dataset/column_files.py", "dataset/columns.py"),
+    "pyarrow": ("packing/sources/table.py", "dataset/column_files.py", "dataset/columns.py", "dataset/sample_table.py"),
+    "duckdb": ("dataset/sample_table.py",),
     "PIL": (
         "_pillow.py",
         "_colour.py",
@@ -90,8 +91,8 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2350,
-    "dataset": 5250,
+    "cli": 2400,
+    "dataset": 5500,
     "demo": 750,
     "device": 2040,
     "diagnostics": 1030,

@@ -28,10 +28,11 @@ _NAMED = 5
     type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
     help="File with sample keys, one per line; train:000000042 for a key in several splits.",
 )
+@click.option("--where", metavar="CONDITION", help="SQL over key, class, width, height, bytes, split and the columns.")
 @click.option("--fraction", type=float, help="Share of each split, such as 0.1.")
 @click.option("--limit", type=int, help="Maximum number of samples per split.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --fraction and --limit.")
-def subset(url: str, dst: str, classes: str | None, samples: Path | None, **settings: Any) -> None:
+def subset(url: str, dst: str, classes: str | None, samples: Path | None, where: str | None, **settings: Any) -> None:
     """Select samples of a dataset as a new dataset at DST, without copying tars.
 
     DST holds a manifest and indexes. It can be read like any dataset, as long as the tars stay where they are. Classes
@@ -42,15 +43,16 @@ def subset(url: str, dst: str, classes: str | None, samples: Path | None, **sett
       shardflow subset photos256/ cats256/ --classes cat,kitten
       shardflow subset s3://bucket/photos256 tenth256/ --fraction 0.1
       shardflow subset photos256/ good256/ --samples good.txt
+      shardflow subset photos256/ sharp256/ --where "score > 0.5 and width >= 512 and class in ('cat', 'dog')"
     """
     names, keys = None if classes is None else split_names(classes), None
     if samples is not None:
         lines = samples.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         keys = [line.strip() for line in lines if line.strip()]
     dataset = shardflow.open(url)
-    passes = (names is not None) + (keys is not None)
+    passes = (names is not None) + (keys is not None) + (where is not None)
     with shard_bar(dataset.shards * passes, "reading") as progress:
-        report = shardflow.subset(url, dst, classes=names, samples=keys, progress=progress, **settings)
+        report = shardflow.subset(url, dst, classes=names, samples=keys, where=where, progress=progress, **settings)
     print_report(report, dst)
     if names is not None and (known := dataset.classes):
         numbers = ", ".join(f"{first_few([name], 1)} {known.index(name)}" for name in names[:_NAMED])

@@ -253,19 +253,24 @@ def encode(name: str, kind: str, column: Values) -> bytes:
     import pyarrow as pa
     from pyarrow import parquet
 
-    scalar, width = parse_kind(kind)
-    values, absent = column.values, ~column.present
-    if width is not None:
-        ends = np.concatenate([[0], np.cumsum(column.present, dtype=np.int64) * width])
-        offsets = pa.array(ends, mask=np.append(absent, False))
-        array = pa.LargeListArray.from_arrays(offsets, pa.array(values[column.present].reshape(-1)))
-    else:
-        array = pa.array(values, pa.large_string() if scalar == TEXT else None, mask=absent)
-    table = pa.table({name: array}).replace_schema_metadata({_OURS: kind})
+    table = pa.table({name: to_arrow(kind, column)}).replace_schema_metadata({_OURS: kind})
     written = io.BytesIO()
     options = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
-    parquet.write_table(table, written, row_group_size=max(1, len(absent)), **options)
+    parquet.write_table(table, written, row_group_size=max(1, len(table)), **options)
     return written.getvalue()
+
+
+def to_arrow(kind: str, column: Values) -> Any:
+    """Return values as an Arrow array, null where a sample has none."""
+    import pyarrow as pa
+
+    scalar, width = parse_kind(kind)
+    values, absent = column.values, ~column.present
+    if width is None:
+        return pa.array(values, pa.large_string() if scalar == TEXT else None, mask=absent)
+    ends = np.concatenate([[0], np.cumsum(column.present, dtype=np.int64) * width])
+    offsets = pa.array(ends, mask=np.append(absent, False))
+    return pa.LargeListArray.from_arrays(offsets, pa.array(values[column.present].reshape(-1)))
 
 
 def decode(data: bytes, name: str, kind: str, samples: int) -> Values:

@@ -23,7 +23,7 @@ from shardflow._wording import plural
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
 from shardflow.formats.annotations import mask_field
-from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, Column, stem_of
+from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, TABLE_FIELDS, Column, stem_of
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Writer
@@ -31,6 +31,7 @@ from shardflow.storage.interface import Writer
 from .column_files import FilesOfColumn, Table, Values, is_ours, load_table, take
 from .open_dataset import Dataset, open_dataset
 from .receipts import find_receipt
+from .sample_table import shard_keys
 from .selection import image_checksums, selected_contents
 from .virtual_dataset import SelectedRows, build_virtual_dataset, refuse_virtual
 from .write_lock import WriteLock, acquire_to_extend
@@ -164,6 +165,8 @@ def _check_names(dataset: Dataset, table: Table, replaces: bool) -> None:
             name in COMPUTED_FIELDS or name in parts or name in _FIELDS_OF_ANNOTATIONS or name.startswith(("box_", HAS))
         ):
             problem = f"that is another field of a batch; so are {', '.join(sorted({*COMPUTED_FIELDS, *parts}))}"
+        elif name in TABLE_FIELDS:
+            problem = f"that is what conditions call something else; so are {', '.join(TABLE_FIELDS)}"
         elif name in dataset.manifest.columns and not replaces:
             problem = "the dataset has it; --replace puts this one in its place, in a new version"
         else:
@@ -189,7 +192,7 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
             if only_split not in (None, name):
                 found.append(np.full(shard.samples, -1, dtype=np.int64))
                 continue
-            keys = _paths(dataset, shard) if by_path else _keys(dataset, name, number, shard)
+            keys = _paths(dataset, shard) if by_path else shard_keys(split, number)
             example = example or keys[0]
             keys = [key.encode(errors="backslashreplace").decode() for key in keys]  # names of files may not be UTF-8
             choices = [pa.array(keys, pa.large_string())]
@@ -203,17 +206,6 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
     else:
         _refuse_shared(table, rows)
     return rows, example
-
-
-def _keys(dataset: Dataset, split: str, number: int, shard: Shard) -> list[str]:
-    """Return the keys of a shard: from its receipt, or else from its tar."""
-    made = None if dataset.manifest.roots else find_receipt(dataset.storage, shard.receipt_name, shard)
-    if made is not None:
-        return made.keys()
-    reader = dataset[split].reader
-    keys = [reader.key(number, record) for record in range(shard.samples)]
-    reader.close(number)
-    return keys
 
 
 def _paths(dataset: Dataset, shard: Shard) -> Sequence[str]:

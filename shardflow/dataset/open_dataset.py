@@ -33,7 +33,7 @@ from shardflow.storage.virtual import virtual_storage
 from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
 from .reader import ShardReader, are_local
-from .receipts import read_receipt
+from .receipts import find_receipt, read_receipt
 
 
 class Split:
@@ -150,6 +150,11 @@ class Split:
             made = read_receipt(self._storage, entry.receipt_name, entry)
             self._receipt = shard, made, {key: place for place, key in enumerate(made.keys())}
         return self._receipt[1:]
+
+    def receipt(self, number: int) -> Receipt | None:
+        """Return the receipt of a shard; None where it is lost, or is that of another tar."""
+        entry = self.shards[number]
+        return find_receipt(self._storage, entry.receipt_name, entry)
 
     def locate(self, number: int) -> tuple[int, int]:
         """Return the shard and the record of sample `number`; raise an IndexError if it does not exist."""

@@ -15,6 +15,7 @@ from shardflow.formats.shard import Shard
 
 from .class_labels import read_labels
 from .open_dataset import Dataset, open_dataset
+from .sample_table import select
 from .selection import Mask, read_records, sample_hashes, select_lowest, selected_contents
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
@@ -27,6 +28,7 @@ def subset(
     *,
     classes: Collection[str] | None = None,
     samples: Collection[str] | None = None,
+    where: str | None = None,
     fraction: float | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -40,6 +42,7 @@ def subset(
     inside the tars.
 
     >>> shardflow.subset("photos256", "cats256", classes=["cat", "kitten"])      # doctest: +SKIP
+    >>> shardflow.subset("photos256", "good256", where="score > 0.5 and width >= 512")      # doctest: +SKIP
     >>> shardflow.subset("s3://bucket/photos256", "tenth256", fraction=0.1)      # doctest: +SKIP
 
     Args:
@@ -47,6 +50,9 @@ def subset(
         dst: A directory or URL without a dataset; on this machine if `src` is.
         classes: Names of classes: keep their samples.
         samples: Keys: keep these samples; "train:000000042" if several splits have the key.
+        where: A condition in SQL over the columns that were added and split, shard, number, key, class, classes, width,
+            height and bytes, such as "score > 0.5 and class in ('cat', 'dog')". A sample that lacks a value which the
+            condition needs is not kept. The samples are chosen now: later changes of columns do not change the subset.
         fraction: Keep this share at random, above 0 and below 1, rounded to whole samples. The same seed keeps the same
             samples, and a smaller share is part of a larger one.
         limit: Keep at most this many samples of each split, at random in the same way.
@@ -63,8 +69,8 @@ def subset(
         DatasetExistsError: `dst` holds a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
-    if all(condition is None for condition in (classes, samples, fraction, limit)):
-        raise ConfigError("nothing says which samples to keep; give classes, samples, fraction or limit")
+    if all(condition is None for condition in (classes, samples, where, fraction, limit)):
+        raise ConfigError("nothing says which samples to keep; give classes, samples, where, fraction or limit")
     for name, names in (("classes", classes), ("samples", samples)):
         if isinstance(names, str):
             raise ConfigError(f"{name} must be a list of names, found {names!r}")
@@ -79,13 +85,23 @@ def subset(
         _keep_classes(dataset, masks, classes, progress)
     if samples is not None:
         _keep_samples(dataset, masks, samples, progress)
+    if where is not None:
+        for name, mask in masks.items():
+            mask &= select(dataset[name], dataset.classes, where, progress)
     if fraction is not None or limit is not None:
         for split, mask in masks.items():
             count = int(mask.sum())
             if fraction is not None:
                 count = round(count * fraction)
             masks[split] = select_lowest(mask, sample_hashes(dataset, split, seed), min(count, limit or count))
-    conditions = {"classes": classes, "samples": samples, "fraction": fraction, "limit": limit, "seed": seed or None}
+    conditions = {
+        "classes": classes,
+        "samples": samples,
+        "where": where,
+        "fraction": fraction,
+        "limit": limit,
+        "seed": seed or None,
+    }
     selection = {split: (split, mask) for split, mask in masks.items()}
     contents = selected_contents(dataset, selection, f"subset of {dataset.fingerprint}: {_summary(conditions)}")
     return build_virtual_dataset(dst, contents, storage_options=dst_options)
@@ -128,7 +144,7 @@ def _keep_samples(
 
 def _summary(conditions: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} {value if isinstance(value, float | int) else f'{len(value)} given'}"
+        f"{name} {value if isinstance(value, float | int | str) else f'{len(value)} given'}"
         for name, value in conditions.items()
         if value is not None
     )

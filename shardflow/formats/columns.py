@@ -25,6 +25,9 @@ COMPUTED_FIELDS = (
 )  # fmt: skip
 """The fields of a batch that are neither a part of the samples nor a column."""
 
+TABLE_FIELDS = ("split", "shard", "number", "key", "class", "classes", "width", "height", "bytes")
+"""What the table of samples says of each beside its columns: see `dataset.sample_table`."""
+
 HAS = "has_"
 """Before the name of a column, the field of a batch that says which samples have a value."""
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from shardflow._wording import plural
 from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Split
+from shardflow.dataset.sample_table import select
 from shardflow.errors import ConfigError
 from shardflow.formats.columns import NUMBERS
 from shardflow.order.epochs import limited
@@ -42,6 +43,7 @@ def split_facts(
         image_sizes=split.image_sizes,
         load=load_numbers,
         column=partial(column_numbers, split),
+        where=partial(select, split, classes),
     )
 
 

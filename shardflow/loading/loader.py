@@ -72,6 +72,7 @@ _ELSEWHERE = {
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers have their own limits",
     "transforms": "use transform, called with each image, or batch_transform",
+    "where": "sampler=shardflow.samplers.Subset('score > 0.5') selects samples by a condition",
     "weights": "sampler=shardflow.samplers.Weighted(...) draws samples by weight",
     "worker_init_fn": "transforms are seeded for each sample, so workers need none",
     "workers": "use num_workers",
@@ -129,7 +130,7 @@ class Loader(Engine):
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps. Each iteration yields that many
             samples, and the next one continues after them. By default an epoch is one pass over the split.
         sampler: Which samples make an epoch, and how they form batches; by default each sample comes once. One of
-            `shardflow.samplers`, such as `Weighted("balanced")`, `Subset(numbers)`, `ClassBatches(4)`,
+            `shardflow.samplers`, such as `Weighted("balanced")`, `Subset("score > 0.5")`, `ClassBatches(4)`,
             `AspectBuckets([(224, 224), ...])` and `TokenBudget(8192)`, or one that you write. `shuffle` and `limit`
             apply to it too.
         max_errors: Number of different damaged samples that may be replaced by others of their batch, so that all ranks

@@ -44,6 +44,7 @@ class Facts:
         load: Returns the numbers in a file, by its path.
         column: Returns the numbers in a column of the dataset, one per sample of the whole split; None if there is none
             of the name; ConfigError where samples lack a value.
+        where: Returns which samples fulfil a condition, bool [split_samples].
     """
 
     split: str
@@ -57,6 +58,7 @@ class Facts:
     image_sizes: Callable[[], I64]
     load: Callable[[Any], npt.NDArray[Any]]
     column: Callable[[str], npt.NDArray[Any] | None] = lambda _: None
+    where: Callable[[str], npt.NDArray[np.bool_]] = lambda _: np.empty(0, dtype=np.bool_)
 
     @property
     def samples(self) -> int:

@@ -16,32 +16,32 @@ from .weights import Weights, as_numbers
 
 
 class Subset:
-    """Some samples of a split: a sample comes as often as its number is named.
+    """Some samples of a split: those that fulfil a condition, or by their numbers, each as often as it is named.
 
     With `shuffle=False` they come in the order given, as those of PyTorch's `Subset`. Shards are then read as this
     order needs them, so numbers that go back and forth keep many open.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Subset([3, 8]))
     ...     # doctest: +SKIP
+    >>> sharp = shardflow.samplers.Subset("score > 0.5 and class in ('cat', 'dog')")      # doctest: +SKIP
 
     Args:
-        indices: Numbers of samples, 0 … N-1: integers, shape [M].
+        indices: Numbers of samples, 0 … N-1: integers, shape [M]. Or a condition, as for `shardflow.subset(where=...)`.
+            It is evaluated when the loader is made; a checkpoint fits the same samples alone.
 
     Raises:
         ConfigError: They are not a list of integers.
     """
 
-    def __init__(self, indices: npt.ArrayLike) -> None:
-        self.indices = as_numbers("Subset takes a list of sample numbers", indices)
+    def __init__(self, indices: npt.ArrayLike | str) -> None:
+        self.where = indices if isinstance(indices, str) else None
+        self.indices = as_numbers("Subset takes a list of sample numbers", [] if self.where is not None else indices)
         if self.indices.ndim != 1 or (self.indices.dtype.kind not in "iu" and len(self.indices)):
             found = f"dtype {self.indices.dtype} of shape {self.indices.shape}"
             raise ConfigError(f"Subset takes a list of sample numbers, found {found}")
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def __repr__(self) -> str:
-        return f"Subset({len(self)} samples)"
+        return f"Subset({self.where!r})" if self.where is not None else f"Subset({len(self.indices)} samples)"
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return epochs of these samples; those that a limit leaves out do not come."""
@@ -52,6 +52,8 @@ class Subset:
                 f"0 … {facts.split_samples - 1}"
             )
         numbers = self.indices.astype(np.int64)
+        if self.where is not None and not len(numbers := np.flatnonzero(facts.where(self.where))):
+            raise ConfigError(f"no sample of split {facts.split!r} fulfils the condition {self.where!r}")
         numbers = numbers[numbers < facts.samples]
         if facts.shuffle is None and (np.diff(numbers) < 0).any():  # in ascending order, the split's order is theirs
             return ListedEpochs(numbers, facts.shard_samples)

@@ -28,17 +28,23 @@ class Weighted:
     >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Weighted("balanced"))
     ...     # doctest: +SKIP
 
+    >>> cats = shardflow.samplers.Weighted("score", where="class = 'cat'")      # doctest: +SKIP
+
     Args:
         weights: A number per sample ([N], the name of a column of the dataset, or the path of a `.npy`), or one for
             all. A mapping from class to number, 1 for classes that it does not name. "balanced": each class equally
             often; "sqrt": a class in proportion to the square root of its images; both keep the length of the epoch.
+        where: Only samples that fulfil this condition come, see `Subset`; frequencies are counted among them.
     """
 
-    def __init__(self, weights: npt.ArrayLike | str | Mapping[str | int, float] | Any) -> None:
-        self.weights = weights
+    def __init__(
+        self, weights: npt.ArrayLike | str | Mapping[str | int, float] | Any, *, where: str | None = None
+    ) -> None:
+        self.weights, self.where = weights, where
 
     def __repr__(self) -> str:
-        return f"Weighted({self.weights!r:.60})"
+        where = "" if self.where is None else f", where={self.where!r}"
+        return f"Weighted({self.weights!r:.60}{where})"
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return epochs of samples by weight."""
@@ -46,15 +52,20 @@ class Weighted:
 
     def _of(self, facts: Facts) -> Weights:
         given, samples = self.weights, facts.samples
+        mask = None if self.where is None else facts.where(self.where)[:samples]
         if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
             if isinstance(given, str) and facts.column(given) is not None:
                 raise ConfigError(f"{self!r} means a rule, and also a column of the dataset; pass the column's values")
             classes, labels = facts.classes or (), facts.labels()[:samples]
             if isinstance(given, Mapping):
-                return Weights(_of_classes(given, classes), facts.shard_samples, labels)
-            by_class = _by_frequency(labels, len(classes), _POWERS[given])
+                by_class = _of_classes(given, classes)
+            else:
+                by_class = _by_frequency(labels if mask is None else labels[mask], len(classes), _POWERS[given])
+            if mask is not None:
+                return Weights(by_class[labels] * mask, facts.shard_samples)
             return Weights(by_class, facts.shard_samples, labels)
-        return Weights(per_sample(facts, given, "Weighted"), facts.shard_samples)
+        values = per_sample(facts, given, "Weighted")
+        return Weights(values if mask is None else values * mask, facts.shard_samples)
 
 
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -1,0 +1,237 @@
+"""The table of samples: what the indexes and the columns of a dataset say of each, as Arrow; and conditions over it.
+
+A condition is one expression of SQL, which DuckDB reads and evaluates. It reaches no file, network, extension or
+setting, and no other row: aggregates and windows are refused. Like in SQL, where it is NULL, it selects nothing; so it
+is where it compares a value that a sample lacks, or NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardflow._validation import did_you_mean
+from shardflow.errors import ConfigError, DatasetExistsError
+from shardflow.formats.columns import TABLE_FIELDS
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.shard import Shard
+from shardflow.formats.shard_index import KEY_PART
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.staging import temporary_staging
+from shardflow.storage.urls import remote_options, split_name, strip_file_scheme
+
+from .class_labels import read_labels
+from .column_files import Values, check_installed, no_values, to_arrow
+from .open_dataset import Split, open_dataset
+from .selection import Mask
+
+Progress = Callable[[Shard], None] | None
+
+_TABLE_BYTES = 1 << 24  # of rows that are evaluated, or written, at a time: shards are small, and calls take a while
+_IMAGES = [part.encode() for part in IMAGE_PARTS]
+_SETTINGS = {
+    "allow_community_extensions": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "enable_external_access": "false",
+    "memory_limit": "2GB",
+    "python_enable_replacements": "false",  # names of Python's variables are not tables
+    "temp_directory": "",
+    "threads": "1",  # a loader forks its workers later
+}
+
+
+def select(split: Split, classes: Sequence[str] | None, where: str, progress: Progress = None) -> Mask:
+    """Return which samples of a split fulfil a condition: bool [N].
+
+    Only what the condition names is read: keys may be in the tars alone.
+
+    Args:
+        split: The split.
+        classes: The class names; None without labels.
+        where: The condition, such as "score > 0.5 and width >= 512 and class in ('cat', 'dog')".
+        progress: Called after each shard.
+
+    Raises:
+        ConfigError: It is not a condition over the table, or a library is missing.
+    """
+    check_installed()
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ConfigError("conditions need duckdb: pip install 'shardflow[parquet]'") from error
+    names = [*TABLE_FIELDS, *split.columns.kinds]
+    used = ["number", *(name for name in names if re.search(rf"\b{name}\b", where, re.IGNORECASE) and name != "number")]
+    if len({name.lower() for name in used}) < len(used):
+        raise ConfigError(f"the condition {where!r} names columns that differ in case alone, which SQL does not tell")
+    mask = np.zeros(len(split), dtype=np.bool_)
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    try:
+        connection.execute("SET lock_configuration = true")
+        empty = connection.from_arrow(_empty(split, names))
+        kinds = empty.filter(where).select(duckdb.SQLExpression(where)).types
+        if [str(kind) for kind in kinds] != ["BOOLEAN"]:
+            raise ConfigError(f"the condition {where!r} is not true or false; write a comparison, such as score > 0.5")
+        for table in _grouped(sample_tables(split, classes, used, progress, is_condition=True)):
+            mask[connection.from_arrow(table).filter(where).project("number").fetchnumpy()["number"]] = True
+    except duckdb.Error as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"the condition {where!r}: {reason}; it can name {', '.join(names)}") from error
+    finally:
+        connection.close()
+    return mask
+
+
+def to_parquet(
+    url: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    only: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress = None,
+) -> int:
+    """Write the table of the samples of a dataset as one Parquet file; return its number of rows.
+
+    It has a row per sample, in order: split, shard, number (in the split), key, class (NULL unless it has exactly one),
+    classes, width and height (of its image), bytes (of its parts), and all columns that were added.
+
+    >>> shardflow.columns.to_parquet("photos256", "photos256.parquet")      # doctest: +SKIP
+
+    Args:
+        url: A dataset, a directory or a URL.
+        to: Path or URL of a new `.parquet` file.
+        only: Names of the columns to write; by default all.
+        storage_options: Options of fsspec's file systems, for those of `url` and `to` that are URLs.
+        progress: Called after each shard.
+
+    Raises:
+        NotFoundError: There is no dataset.
+        ConfigError: An argument is wrong, or pyarrow is missing.
+        DatasetExistsError: The file exists.
+        StoreError: A place cannot be read or written.
+    """
+    check_installed()
+    from pyarrow import parquet
+
+    folder, name = split_name(strip_file_scheme(to))
+    if not name.endswith(".parquet"):
+        raise ConfigError(f"{name!r} is not the name of a .parquet file")
+    dataset = open_dataset(url, storage_options=storage_options)
+    known = [*TABLE_FIELDS, *dataset.manifest.columns]
+    names = known if only is None else list(dict.fromkeys(only))
+    if lacking := [each for each in names if each not in known]:
+        hint = did_you_mean(lacking[0], known)
+        raise ConfigError(f"{dataset.url} has no column {lacking[0]!r}{hint}; there are {', '.join(known)}")
+    storage = open_storage(folder, remote_options(folder, storage_options), to_write=True)
+    if storage.version(name) is not None:
+        raise DatasetExistsError(f"{storage.url(name)} exists; remove it, or choose another name")
+    with temporary_staging() as (staging, _):
+        schema = _empty(next(iter(dataset.values())), names).schema
+        with parquet.ParquetWriter(staging / name, schema) as writer:
+            for split in dataset.values():
+                for table in _grouped(sample_tables(split, dataset.classes, names, progress)):
+                    writer.write_table(table)
+        storage.put(name, staging / name, new=True)
+    return dataset.manifest.samples
+
+
+def sample_tables(
+    split: Split,
+    classes: Sequence[str] | None,
+    names: Collection[str],
+    progress: Progress = None,
+    *,
+    is_condition: bool = False,
+) -> Iterator[Any]:
+    """Yield the table of the samples of each shard with these columns; for a condition, NaN is null."""
+    import pyarrow as pa
+
+    schema, first = _empty(split, names).schema, 0
+    labels: Iterator[tuple[int, ...]] = iter(())
+    if classes is not None and {"class", "classes"} & set(names):
+        labels = read_labels(split, len(classes))
+    for shard, entry in enumerate(split.shards):
+        known: dict[str, Any] = {"split": [split.name] * entry.samples, "shard": [entry.name] * entry.samples}
+        known["number"] = np.arange(first, first + entry.samples)
+        first += entry.samples
+        if "key" in names:
+            known["key"] = shard_keys(split, shard)
+        if {"class", "classes"} & set(names):
+            known |= _classes(list(itertools.islice(labels, entry.samples)), classes or (), entry.samples)
+            if is_condition and "class" in names and any(len(each) > 1 for each in known["classes"]):
+                remedy = "write list_contains(classes, 'cat')"
+                raise ConfigError(f"samples of {entry.name} have several classes, so `class` is not one; {remedy}")
+        if {"width", "height", "bytes"} & set(names):
+            known |= _of_index(split, shard)
+        for name in split.columns.kinds:
+            if name in names:
+                values, present = split.columns.read(name, shard)
+                if is_condition and values.dtype.kind == "f" and values.ndim == 1:
+                    present = present & ~np.isnan(values)
+                known[name] = to_arrow(split.columns.kinds[name], Values(values, present))
+        yield pa.table({name: known[name] for name in names}, schema=schema)
+        if progress is not None:
+            progress(entry)
+
+
+def shard_keys(split: Split, number: int) -> list[str]:
+    """Return the keys of the samples of a shard: from its receipt, or else from its tar."""
+    made = split.receipt(number)
+    if made is not None and len(made.sources) == split.shards[number].samples:
+        return made.keys()
+    keys = [split.reader.key(number, record) for record in range(split.shards[number].samples)]
+    split.reader.close(number)
+    return keys
+
+
+def _classes(labels: Sequence[tuple[int, ...]], classes: Sequence[str], samples: int) -> dict[str, Any]:
+    """Return the class of each sample, and all its classes; none for samples without labels."""
+    names = [[classes[label] for label in each if label < len(classes)] for each in labels or [()] * samples]
+    return {"class": [each[0] if len(each) == 1 else None for each in names], "classes": names}
+
+
+def _of_index(split: Split, shard: int) -> dict[str, Any]:
+    """Return width and height of the first image of each sample of a shard, and the bytes of its parts."""
+    import pyarrow as pa
+
+    index, samples = split.reader.index(shard), split.shards[shard].samples
+    members = index[index["part"] != KEY_PART]
+    images = members[np.isin(members["part"], _IMAGES)]
+    records, first = np.unique(images["record"], return_index=True)
+    found: dict[str, Any] = {"bytes": np.bincount(members["record"], members["size"], samples).astype(np.int64)}
+    for side in ("width", "height"):
+        values = np.zeros(samples, dtype=np.int64)
+        values[records] = images[side][first]
+        found[side] = pa.array(values, mask=values == 0)
+    return found
+
+
+def _empty(split: Split, names: Collection[str]) -> Any:
+    """Return a table with these columns, and without rows."""
+    import pyarrow as pa
+
+    known: dict[str, Any] = {name: pa.array([], pa.int64()) for name in ("number", "width", "height", "bytes")}
+    known |= {name: pa.array([], pa.string()) for name in ("split", "shard", "key", "class")}
+    known["classes"] = pa.array([], pa.list_(pa.string()))
+    known |= {name: to_arrow(kind, no_values(kind, 0)) for name, kind in split.columns.kinds.items()}
+    return pa.table({name: known[name] for name in names})
+
+
+def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
+    """Yield tables in groups of some megabytes."""
+    import pyarrow as pa
+
+    group, size = [], 0
+    for table in tables:
+        group.append(table)
+        size += table.nbytes
+        if size >= _TABLE_BYTES:
+            yield pa.concat_tables(group)
+            group, size = [], 0
+    if group:
+        yield pa.concat_tables(group)
