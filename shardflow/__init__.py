@@ -2,6 +2,7 @@
 
     shardflow.pack(src, dst)        images -> dataset; src: a folder, a table, a COCO set, tars, or one of `sources`
     shardflow.extend(src, dst)      new images -> new shards of a dataset
+    shardflow.remove(url, keys)     dataset -> the same dataset without some samples
     shardflow.Loader(url, ...)      dataset -> batches of tensors
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .order.shuffle_settings import Shuffle as Shuffle
     from .packing.creating import pack as pack
     from .packing.extending import extend as extend
+    from .packing.removing import remove as remove
     from .packing.repairing import repair as repair
     from .packing.verifying import verify as verify
     from .storage.cache import Cache as Cache

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .dataset.verifying import Finding as Finding
     from .dataset.virtual_dataset import VirtualReport as VirtualReport
     from .packing.pack_report import PackReport as PackReport
+    from .packing.removing import RemovalReport as RemovalReport
     from .packing.repairing import RepairReport as RepairReport
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

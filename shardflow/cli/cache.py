@@ -13,6 +13,7 @@ from shardflow._validation import size_in_bytes
 from shardflow._wording import plural, size_text
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
+from shardflow.packing.removing import contents_of
 from shardflow.storage.cache import LIMIT, Cache
 
 from .options import PathOrUrl, json_option
@@ -77,9 +78,12 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
 @cache.command()
 @click.option("--limit", callback=_size, metavar="SIZE", help="Size to keep at most, such as 10GB.")
 @click.option("--all", "everything", is_flag=True, help="Remove all files.")
+@click.option(
+    "--dataset", metavar="URL", type=PathOrUrl(), help="Remove the files of a dataset, removed samples included."
+)
 @click.option("--damaged", is_flag=True, help="Read all files, and remove those that are damaged.")
 @_directory
-def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | None) -> None:
+def prune(limit: int | None, everything: bool, dataset: str | None, damaged: bool, cache_dir: str | None) -> None:
     """Remove files from the cache, the least recently used first.
 
     These are shards and decoded images. A process that is reading a file can read it to the end.
@@ -88,13 +92,18 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     Examples:
       shardflow cache prune --limit 10GB
       shardflow cache prune --all
+      shardflow cache prune --dataset s3://bucket/photos256
       shardflow cache prune --damaged
     """
-    if (limit is not None) + everything + damaged != 1:
-        raise click.UsageError("give one of --limit, --all and --damaged")
+    if (limit is not None) + everything + damaged + (dataset is not None) != 1:
+        raise click.UsageError("give one of --limit, --all, --dataset and --damaged")
     found = _existing(cache_dir)
+    contents = set() if dataset is None else contents_of(shardflow.open(dataset, cache=found))
     with show_waiting("reading all files" if damaged else "removing files"):
-        removed = found.prune_damaged() if damaged else found.prune(limit or 0)
+        if dataset is not None:
+            removed = found.remove_contents(contents)
+        else:
+            removed = found.prune_damaged() if damaged else found.prune(limit or 0)
     say(f"removed {plural(len(removed), 'file')}, {size_text(sum(blob.bytes for blob in removed))}")
 
 

@@ -39,6 +39,7 @@ COMMANDS = {
     "split": "Hold out validation samples, without copying tars.",
     "merge": "Merge datasets, without copying tars.",
     "columns": "Add captions, scores or embeddings, without rewriting tars.",
+    "remove": "Remove samples for good.",
     "table": "Write what is known of each sample as a Parquet file.",
     "diff": "Compare two datasets.",
     "export": "Write index files for other tools.",

@@ -47,6 +47,12 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for row in rows for name in row if name.strip()]
 
 
+def read_keys(file: Path) -> list[str]:
+    """Return the keys of samples in a file, one per line."""
+    lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
 def writable_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - click's
     """Check that the folder of an output file exists, before the command starts its work."""
     if value is not None and not Path(value).parent.is_dir():

@@ -11,7 +11,7 @@ import shardflow
 from shardflow._wording import first_few
 from shardflow.storage.urls import shown_url
 
-from .options import PathOrUrl, split_names
+from .options import PathOrUrl, read_keys, split_names
 from .output import print_lines, print_report
 from .progress_bars import shard_bar
 
@@ -45,10 +45,8 @@ def subset(url: str, dst: str, classes: str | None, samples: Path | None, where:
       shardflow subset photos256/ good256/ --samples good.txt
       shardflow subset photos256/ sharp256/ --where "score > 0.5 and width >= 512 and class in ('cat', 'dog')"
     """
-    names, keys = None if classes is None else split_names(classes), None
-    if samples is not None:
-        lines = samples.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        keys = [line.strip() for line in lines if line.strip()]
+    names = None if classes is None else split_names(classes)
+    keys = None if samples is None else read_keys(samples)
     dataset = shardflow.open(url)
     passes = (names is not None) + (keys is not None) + (where is not None)
     with shard_bar(dataset.shards * passes, "reading") as progress:

@@ -317,7 +317,7 @@ def _add_version(
     made, written = _NewFiles(dataset, table, rows), deque[Future[None]]()
     with ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
         for shard, files in made:
-            written += [pool.submit(_write, lock, name, data) for name, data in files]
+            written += [pool.submit(write_file, lock, name, data) for name, data in files]
             while len(written) > _FILES_AT_A_TIME:
                 written.popleft().result()
             if progress is not None:
@@ -328,7 +328,7 @@ def _add_version(
     return _publish(dataset, lock, {**dataset.manifest.columns, **made.columns()})
 
 
-def _write(lock: WriteLock, name: str, data: bytes) -> None:
+def write_file(lock: WriteLock, name: str, data: bytes) -> None:
     """Write the file of a column; only one that an unfinished attempt has left may be there."""
     storage = lock.storage
     if storage.version(name) is not None:
@@ -347,9 +347,13 @@ def _publish(dataset: Dataset, lock: WriteLock, columns: Mapping[str, Column]) -
     gone = tuple(
         column.stem for column in old.columns.values() if column.stem not in {c.stem for c in columns.values()}
     )
-    new: Manifest = replace(old, columns=columns, past_columns=(*old.past_columns, *gone))
+    return publish_version(dataset, lock, replace(old, columns=columns, past_columns=(*old.past_columns, *gone)))
+
+
+def publish_version(dataset: Dataset, lock: WriteLock, new: Manifest) -> str:
+    """Publish a version of a dataset that has the same quarantine; return its fingerprint."""
     name, bad = dataset.read_quarantine() or (quarantine.FILE_NAME, b"")
-    shared = name == quarantine.FILE_NAME and not old.roots  # which later versions find too
+    shared = name == quarantine.FILE_NAME and not new.roots  # which later versions find too
     lock.replace_version(new.fingerprint, new.to_bytes(), None if shared or not bad else bad)
     lock.release()
     return new.fingerprint

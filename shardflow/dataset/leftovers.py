@@ -14,7 +14,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.storage.interface import TEMPORARY
 from shardflow.storage.local_files import map_os_errors
 
-_FOLDERS = ("", "manifests", *SPLITS)
+_FOLDERS = ("", "manifests", "removals", *SPLITS)
 _FOLDERS_OF_ROOTS = re.compile(rf"bases|({'|'.join(SPLITS)})/\d+")
 _NAME = re.compile(
     re.escape(TEMPORARY)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from shardflow._validation import did_you_mean
 from shardflow.errors import ConfigError, DatasetExistsError
 from shardflow.formats.columns import TABLE_FIELDS
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard
 from shardflow.formats.shard_index import KEY_PART
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.staging import temporary_staging
@@ -29,8 +29,6 @@ from .class_labels import read_labels
 from .column_files import Values, check_installed, no_values, to_arrow
 from .open_dataset import Split, open_dataset
 from .selection import Mask
-
-Progress = Callable[[Shard], None] | None
 
 _TABLE_BYTES = 1 << 24  # of rows that are evaluated, or written, at a time: shards are small, and calls take a while
 _IMAGES = [part.encode() for part in IMAGE_PARTS]
@@ -46,7 +44,7 @@ _SETTINGS = {
 }
 
 
-def select(split: Split, classes: Sequence[str] | None, where: str, progress: Progress = None) -> Mask:
+def select(split: Split, classes: Sequence[str] | None, where: str, progress: OnShard = None) -> Mask:
     """Return which samples of a split fulfil a condition: bool [N].
 
     Only what the condition names is read: keys may be in the tars alone.
@@ -93,7 +91,7 @@ def to_parquet(
     *,
     only: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Progress = None,
+    progress: OnShard = None,
 ) -> int:
     """Write the table of the samples of a dataset as one Parquet file; return its number of rows.
 
@@ -144,7 +142,7 @@ def sample_tables(
     split: Split,
     classes: Sequence[str] | None,
     names: Collection[str],
-    progress: Progress = None,
+    progress: OnShard = None,
     *,
     is_condition: bool = False,
 ) -> Iterator[Any]:

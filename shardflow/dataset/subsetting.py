@@ -15,8 +15,8 @@ from shardflow.formats.shard import Shard
 
 from .class_labels import read_labels
 from .open_dataset import Dataset, open_dataset
-from .sample_table import select
-from .selection import Mask, read_records, sample_hashes, select_lowest, selected_contents
+from .sample_table import select, shard_keys
+from .selection import Mask, sample_hashes, select_lowest, selected_contents
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3
@@ -84,7 +84,8 @@ def subset(
     if classes is not None:
         _keep_classes(dataset, masks, classes, progress)
     if samples is not None:
-        _keep_samples(dataset, masks, samples, progress)
+        for split, mask in find_keys(dataset, samples, progress).items():
+            masks[split] &= mask
     if where is not None:
         for name, mask in masks.items():
             mask &= select(dataset[name], dataset.classes, where, progress)
@@ -122,24 +123,34 @@ def _keep_classes(
         masks[name] &= np.fromiter((not wanted.isdisjoint(each) for each in labels), dtype=np.bool_)
 
 
-def _keep_samples(
-    dataset: Dataset, masks: dict[str, Mask], samples: Collection[str], progress: Callable[[Shard], None] | None
-) -> None:
-    wanted, found, repeated = set(samples), set[str](), set[str]()
+def find_keys(
+    dataset: Dataset,
+    keys: Collection[str],
+    progress: Callable[[Shard], None] | None = None,
+    *,
+    gone: Collection[str] = (),
+) -> dict[str, Mask]:
+    """Return which samples of each split have these keys; ConfigError where one has none, unless it is `gone`."""
+    wanted, found, repeated = set(keys), set[str](), set[str]()
+    masks: dict[str, Mask] = {}
     for name, split in dataset.items():
         kept: list[bool] = []
-        for key in read_records(split, split.reader.key, progress):
-            matches = {key, f"{name}:{key}"} & wanted
-            kept.append(bool(matches))
-            repeated |= matches & found
-            found |= matches
-        masks[name] &= np.array(kept, dtype=np.bool_)
-    if missing := sorted(wanted - found):
+        for number, shard in enumerate(split.shards):
+            for key in shard_keys(split, number):
+                matches = {key, f"{name}:{key}"} & wanted
+                kept.append(bool(matches))
+                repeated |= matches & found
+                found |= matches
+            if progress is not None:
+                progress(shard)
+        masks[name] = np.array(kept, dtype=np.bool_)
+    if missing := sorted(wanted - found - set(gone)):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
         raise ConfigError(f"{dataset.url} lacks {len(missing)} of the {len(wanted)} samples, such as {shown}")
     if repeated:
         key = min(repeated)
         raise ConfigError(f"{dataset.url} has more than one sample {key!r}; name its split, as in 'train:{key}'")
+    return masks
 
 
 def _summary(conditions: Mapping[str, Any]) -> str:

@@ -57,8 +57,9 @@ class Receipt(JsonObject):
         statistics: Counts over the packed images.
         shard: The shard's entry in the manifest; None where every input was quarantined.
         index_bytes: Size of the index.
-        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read.
+        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read, or was removed.
         contents, identities: 16 hexadecimal digits for each input in that order, see `InputRecord`.
+        removed: The positions of those whose samples were removed later, of which only the content's digest is known.
     """
 
     first: int
@@ -85,21 +86,23 @@ class Receipt(JsonObject):
     sizes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))
     contents: str
     identities: str
+    removed: tuple[int, ...] = field(default=(), metadata=entry(read=tuple, optional=True))
 
     @property
     def items(self) -> int:
         """Number of inputs of the job."""
-        return len(self.sources) + len(self.quarantined)
+        return len(self.sources) + len(self.quarantined) + len(self.removed)
 
     def inputs(self) -> list[str]:
-        """Return the paths of all inputs in the job's order."""
-        sources, quarantined, skipped = iter(self.sources), iter(self.quarantined), set(self.skipped)
-        return [next(quarantined).path if slot in skipped else next(sources) for slot in range(self.items)]
+        """Return the paths of all inputs in the job's order; "" of one that was removed."""
+        paths = dict(zip(self.packed_slots(), self.sources, strict=True))
+        paths |= {slot: bad.path for slot, bad in zip(self.skipped, self.quarantined, strict=True)}
+        return [paths.get(slot, "") for slot in range(self.items)]
 
     def packed_slots(self) -> list[int]:
         """Return the number of the input of each record of the shard."""
-        skipped = set(self.skipped)
-        return [slot for slot in range(self.items) if slot not in skipped]
+        others = {*self.skipped, *self.removed}
+        return [slot for slot in range(self.items) if slot not in others]
 
     def keys(self) -> list[str]:
         """Return the key of each record of the shard."""
@@ -108,7 +111,9 @@ class Receipt(JsonObject):
     def record(self, slot: int) -> InputRecord:
         """Return the record of an input by its number in the order of `inputs`."""
         place = slice(16 * slot, 16 * slot + 16)
-        return InputRecord(self.sizes[slot], self.contents[place], self.identities[place], slot not in self.skipped)
+        return InputRecord(
+            self.sizes[slot], self.contents[place], self.identities[place], slot not in (*self.skipped, *self.removed)
+        )
 
     def to_bytes(self) -> bytes:
         """Return the contents of the file.
@@ -168,9 +173,11 @@ def _check_records(receipt: Receipt) -> None:
     for name in ("first", "bytes_in", "index_bytes"):
         if not is_count(value := getattr(receipt, name), 0, _MAX_COUNT):
             raise FormatError(f"{name} must be a whole number, 0 or more, found {value!r}")
-    slots = (-1, *receipt.skipped, count)
-    if not all(type(slot) is int for slot in slots) or not all(a < b for a, b in itertools.pairwise(slots)):
-        raise FormatError(f"skipped must be ascending numbers below {count}")
+    for slots in ((-1, *receipt.skipped, count), (-1, *receipt.removed, count)):
+        if not all(type(slot) is int for slot in slots) or not all(a < b for a, b in itertools.pairwise(slots)):
+            raise FormatError(f"skipped and removed must be ascending numbers below {count}")
+    if not {*receipt.skipped}.isdisjoint(receipt.removed):
+        raise FormatError("an input is both skipped and removed")
     samples = len(receipt.sources) if receipt.shard is None else receipt.shard.samples
     if len(receipt.skipped) != len(receipt.quarantined) or len(receipt.sources) != samples:
         raise FormatError("its inputs do not add up")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from shardflow.errors import ManifestError
 
 from .json_object import JsonObject, entry
+from .shard import is_name
 
 MOST_JOBS = 1 << 22
 """The most jobs of a split: eight times the shards of the largest manifest. Readers ask for the receipt of each job."""
 
-_COUNTS = entry(write=dict, read=lambda counts: dict(sorted(counts.items())))
+_COUNTS: Any = {"write": dict, "read": lambda counts: dict(sorted(counts.items()))}
 
 
 def job_name(split: str, number: int) -> str:
@@ -36,23 +40,34 @@ class Sharding(JsonObject):
     shard_samples: int  # inputs per job, 1 or more. The last job of a `pack` or an `extend` may have fewer
     shuffle: bool  # whether the inputs of a `pack` or an `extend` were shuffled before they were cut
     seed: int  # seed of the shuffle
-    jobs: Mapping[str, int] = field(metadata=_COUNTS)  # split → number of jobs, 1 or more
-    inputs: Mapping[str, int] = field(metadata=_COUNTS)  # split → number of inputs, the quarantined ones included
+    jobs: Mapping[str, int] = field(metadata=entry(**_COUNTS))  # split → number of jobs, 1 or more
+    inputs: Mapping[str, int] = field(metadata=entry(**_COUNTS))  # split → inputs, quarantined and removed ones too
+    removed: Mapping[str, int] = field(default_factory=dict, metadata=entry(**_COUNTS, optional=True))  # of those
+    retired: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
+    """Names of the jobs whose shards were written anew without removed samples, by later jobs."""
 
     def __post_init__(self) -> None:
-        counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values())
+        counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values(), *self.removed.values())
         if not all(type(count) is int and count > 0 for count in counts) or self.jobs.keys() != self.inputs.keys():
             raise ManifestError("sharding: jobs and inputs of each split must be integers, 1 or more")
         if max(self.jobs.values(), default=0) > MOST_JOBS:
             raise ManifestError(f"sharding: a split has {max(self.jobs.values()):,} jobs, {MOST_JOBS:,} are the most")
+        if not self.removed.keys() <= self.inputs.keys() or not all(map(is_name, self.retired)):
+            raise ManifestError("sharding: removed names splits, and retired names jobs")
         if type(self.shuffle) is not bool or type(self.seed) is not int:
             raise ManifestError(
                 f"sharding: seed must be an integer and shuffle true or false, found {self.seed!r} and {self.shuffle!r}"
             )
 
     def names(self) -> Iterator[str]:
-        """Yield the names of all jobs, in order."""
-        return (job_name(split, number) for split, jobs in self.jobs.items() for number in range(jobs))
+        """Yield the names of all jobs that are not retired, in order."""
+        names = (job_name(split, number) for split, jobs in self.jobs.items() for number in range(jobs))
+        return itertools.filterfalse(frozenset(self.retired).__contains__, names)
+
+    @property
+    def kept_inputs(self) -> int:
+        """Number of inputs that were not removed."""
+        return sum(self.inputs.values()) - sum(self.removed.values())
 
     def extended(self, jobs: Mapping[str, int], inputs: Mapping[str, int]) -> Sharding:
         """Return the sharding after so many jobs with so many inputs were added to each split."""
@@ -61,4 +76,14 @@ class Sharding(JsonObject):
             self,
             jobs={split: self.jobs.get(split, 0) + jobs.get(split, 0) for split in splits},
             inputs={split: self.inputs.get(split, 0) + inputs.get(split, 0) for split in splits},
+        )
+
+    def without(self, removed: Mapping[str, int], retired: Sequence[str]) -> Sharding:
+        """Return the sharding after inputs of each split were removed, and new jobs took the places of the retired."""
+        jobs = Counter(name.partition("/")[0] for name in retired)
+        return replace(
+            self,
+            jobs={split: count + jobs[split] for split, count in self.jobs.items()},
+            removed=dict(sorted((Counter(self.removed) + Counter(removed)).items())),
+            retired=(*self.retired, *retired),
         )

@@ -69,6 +69,10 @@ class Statistics(JsonObject):
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(**{slot.name: getattr(self, slot.name) + getattr(other, slot.name) for slot in fields(self)})
 
+    def __sub__(self, other: Statistics) -> Statistics:
+        """Return the counts without those of some of the images."""
+        return Statistics(**{slot.name: getattr(self, slot.name) - getattr(other, slot.name) for slot in fields(self)})
+
 
 def median(histogram: Mapping[int, int]) -> int:
     """Return the (lower) median of a histogram, value → count; 0 where it is empty."""

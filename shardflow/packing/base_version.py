@@ -85,6 +85,10 @@ class BaseVersion:
         parts = frozenset.intersection(*(_parts(split) for split in dataset.values() if len(split)))
         return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts)
 
+    def shard_names(self) -> list[str]:
+        """Return the names of the jobs whose shards the base has, in its order."""
+        return [shard.name.removesuffix(".tar") for shards in self.manifest.splits.values() for shard in shards]
+
     def compare(self, source: Source) -> dict[str, npt.NDArray[np.int8]]:
         """Return the `State` of each input of a source, by split; refuse inputs that have other names in the base."""
         self._refuse_other_names(source)
@@ -132,6 +136,8 @@ class BaseVersion:
         for split, items in source.splits.items():
             rows = {item.path: row for row, item in enumerate(items)}
             for name, receipt in self._of_split(split):
+                if receipt.removed:
+                    continue  # its digest is of inputs that are not known any more
                 paths = receipt.inputs()
                 found = items.take(np.array([rows[path] for path in paths if path in rows], dtype=np.int64))
                 if len(found) and (len(found) < len(paths) or digest_of(found, receipt.first) != receipt.items_sha256):

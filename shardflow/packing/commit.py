@@ -60,10 +60,11 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         lock.put(listed, quarantine.to_bytes(new_bad))
         raise PackIncompleteError(_refusal(plan, ledger.storage.url(listed), new_bad))
     if lock.blob is None:
-        ledger.remove_others(plan.sharding.names())
+        ledger.remove_others([*plan.sharding.names(), *plan.sharding.retired])  # which earlier versions have
 
     splits: dict[str, list[Shard]] = {split: [] for split in plan.sharding.jobs}
-    for name in plan.sharding.names():
+    before_names = base.shard_names() if base is not None else []
+    for name in dict.fromkeys([*before_names, *plan.sharding.names()]):  # columns go by the order that was before
         if name in shards:
             splits[name.partition("/")[0]].append(shards[name])
     pixels = before.pixels + totals.pixels
@@ -72,7 +73,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         classes=plan.source.classes,
         recipe=plan.recipe.image.describe(),
         tools={"shardflow": __version__, **codec_versions()},
-        inputs=sum(plan.sharding.inputs.values()) + len(skipped),
+        inputs=plan.sharding.kept_inputs + len(skipped),
         skipped=len(skipped),
         mean=pixels.mean,
         std=pixels.std,
@@ -102,6 +103,9 @@ def _warn_of_copies(before: Totals, new: Totals) -> None:
     if copies := int(np.isin(added[added != 0], old).sum()):
         message = "%s of the %d new have the same content as inputs that the dataset has under other names: %s"
         _log.warning(message, plural(copies, "input"), len(added), "if files were moved, pack all into a new dataset")
+    if again := int(np.isin(added[added != 0], np.frombuffer(bytes(before.removed), np.uint64)).sum()):
+        message = "%s of the %d new have the content of samples that were removed from the dataset: remove them from %s"
+        _log.warning(message, plural(again, "input"), len(added), "the source, and with `shardflow remove` once more")
 
 
 def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:

@@ -194,6 +194,8 @@ def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor,
         receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
     except FormatError as error:
         raise IntegrityError(f"{error}; restore it, or repair from a copy") from error
+    if receipt.removed:
+        raise NotFoundError(f"{shard.name} was written by `shardflow remove`, and not packed; repair it from a copy")
     recipe, slots = SampleRecipe.of(dataset.manifest), range(receipt.items)
     found = find_inputs(sources, [(shard, receipt, slots)])
     with temporary_staging() as (folder, _):

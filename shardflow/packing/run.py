@@ -34,6 +34,7 @@ class Totals:
     pixels: PixelSums = field(default_factory=PixelSums)
     quarantined: list[Quarantined] = field(default_factory=list)
     contents: bytearray = field(default_factory=bytearray)  # 8 bytes for each input, see `InputRecord`
+    removed: bytearray = field(default_factory=bytearray)  # those of the inputs that were removed
 
     def add(self, name: str, receipt: Receipt) -> None:
         """Add the receipt of the job of a name."""
@@ -42,7 +43,12 @@ class Totals:
         self.statistics[name.partition("/")[0]] += receipt.statistics
         self.pixels += receipt.pixels
         self.quarantined += receipt.quarantined
-        self.contents += bytes.fromhex(receipt.contents)
+        contents = bytearray.fromhex(receipt.contents)
+        for slot in receipt.removed:
+            place = slice(8 * slot, 8 * slot + 8)
+            self.removed += contents[place]
+            contents[place] = bytes(8)
+        self.contents += contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,21 @@ class Cache:
             self._files.create()
             return [blob for blob in self.blobs() if self._is_damaged(blob.path) and self._files.remove(blob.path)]
 
+    def remove_contents(self, sha256s: Container[str]) -> list[CachedFile]:
+        """Remove the files of these contents, and all decoded images, whose names do not tell of what they are.
+
+        Return the files that were removed. A process that reads one can read it to the end.
+        """
+        if not self.directory.is_dir():
+            return []
+        with map_os_errors(self.directory):
+            self._files.create()
+            for partials in (paths for sha256, paths in self._files.partials().items() if sha256 in sha256s):
+                for path in partials:
+                    self._files.remove(path)
+            files = [*(blob for blob in self.blobs() if blob.path.name in sha256s), *self.decoded()]
+            return [file for file in files if self._files.remove(file.path)]
+
     def discard(self, sha256: str, damaged: os.stat_result) -> None:
         """Remove a blob that turned out to be damaged, unless another file has taken its place."""
         path = self._files.blobs / sha256

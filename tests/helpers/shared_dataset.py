@@ -57,6 +57,7 @@ class Scenario:
             write_tree(folder / name, {**files, **({} if name == "h" else {f"{label}/bad.png": b""})})
         sf.pack(folder / "base", folder / "copy", **SETTINGS)
         copy = contents(folder / "copy")
+        self._removed = sf.open(folder / "copy")["train"][-1]["__key__"]
         self.initial = {} if begins else {**copy, DAMAGED: b"damaged"}
         self.versions: dict[str, Version] = {}
         self._add_versions(copy, ["base"])
@@ -73,6 +74,7 @@ class Scenario:
             self.commands |= {"pack base, too": self._pack("base"), "pack h": self._pack("h")}
             del self.commands["extend g, too"]
         else:
+            self.commands["remove x"] = self._remove
             self.commands["repair"] = lambda url, options: sf.repair(url, folder / "copy", storage_options=options)
 
     def _pack(self, source: str) -> Command:
@@ -81,6 +83,10 @@ class Scenario:
     def _extend(self, source: str) -> Command:
         arguments = {"max_errors": 1, "executor": "serial"}
         return lambda url, options: sf.extend(self._folder / source, url, **arguments, storage_options=options)
+
+    def _remove(self, url: str, options: dict[str, Any]) -> Any:
+        """Remove a sample; in the model, that is a source of its own."""
+        return sf.remove(url, keys=[self._removed], storage_options=options)
 
     def _after(self, files: Mapping[str, bytes], command: Command) -> dict[str, bytes]:
         place = MemoryPlace(files)
@@ -92,10 +98,13 @@ class Scenario:
 
     def _add_versions(self, files: Mapping[str, bytes], sources: Sequence[str]) -> None:
         """Add a dataset of these sources, and all that extending makes of it."""
-        self.versions[_fingerprint(files[manifest.FILE_NAME])] = Version(files, frozenset(sources))
-        for source in ("g", "h"):
-            if source not in sources:
-                self._add_versions(self._after(files, self._extend(source)), [*sources, source])
+        timeless = {name: data for name, data in files.items() if not name.startswith("removals/")}
+        self.versions[_fingerprint(files[manifest.FILE_NAME])] = Version(timeless, frozenset(sources))
+        commands = {source: self._extend(source) for source in ("g", "h")}
+        if self.initial:
+            commands["x"] = self._remove
+        for source in sorted(commands.keys() - set(sources)):
+            self._add_versions(self._after(files, commands[source]), [*sources, source])
 
     def source_of(self, name: str) -> str:
         """Return the source of a command, which its second word names."""

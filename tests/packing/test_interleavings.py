@@ -71,6 +71,7 @@ def test_a_clean_up_that_wakes_up_spares_the_lock_of_another(scenarios: Mapping[
         ("extends", "sync", "amid g"),
         ("extends", "extend g, too", "amid h"),
         ("extends", "extend g, too", "after h"),
+        ("extends", "remove x", "amid h"),
         ("begins", "pack base, too", "amid h"),
     ],
 )

@@ -1,0 +1,446 @@
+"""Removing: samples leave a dataset for good. Their shards are written anew without them, as a new version.
+
+New shards have the next numbers and the places of the old ones; columns and receipts follow, and keys stay. As with an
+extension, no file is changed but the manifest. A purge then deletes all files of earlier versions. What was removed,
+when, and by which rule, stands in `removals/DIGEST.json`, named after the new version: keys and digests, no content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardflow.dataset.column_files import decode, encode, is_ours
+from shardflow.dataset.columns import publish_version, write_file
+from shardflow.dataset.leftovers import remove_leftovers
+from shardflow.dataset.open_dataset import Dataset, Split, open_dataset
+from shardflow.dataset.sample_table import select
+from shardflow.dataset.selection import Mask
+from shardflow.dataset.shard_rows import ShardRows, read_index
+from shardflow.dataset.subsetting import find_keys
+from shardflow.dataset.virtual_dataset import refuse_virtual
+from shardflow.dataset.write_lock import WriteLock, abort_uploads, acquire_to_extend
+from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
+from shardflow.formats import manifest, quarantine, ustar
+from shardflow.formats import receipt as receipts
+from shardflow.formats.columns import ColumnFiles, file_name
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import sample_labels
+from shardflow.formats.manifest import SPLITS, Manifest
+from shardflow.formats.receipt import UNREAD, Receipt
+from shardflow.formats.shard import OnShard, Shard
+from shardflow.formats.shard_layout import job_name
+from shardflow.formats.statistics import Statistics
+from shardflow.storage.cache import Cache
+from shardflow.storage.interface import TEMPORARY, Storage, Writer
+from shardflow.storage.local_files import map_os_errors
+
+from . import shard_writer
+from .base_version import BaseVersion
+
+_RECORD = re.compile(r"removals/[0-9a-f]{64}\.json")
+_OURS = re.compile(
+    rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json|\w+(-\d+)?\.parquet)"
+    r"|manifests/[0-9a-f]{64}\.json|quarantine-[0-9a-f]{64}\.jsonl"
+)
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalReport:
+    """Samples that were removed.
+
+    Attributes:
+        fingerprint: Of the version without them.
+        removed: Split → number of samples that this call removed; none where an earlier one had.
+        shards: Number of shards that were written anew.
+        receipt: Place of the record of what was removed, "" where this call removed nothing.
+        purged, purged_bytes: Files of earlier versions that were deleted.
+    """
+
+    fingerprint: str
+    removed: Mapping[str, int]
+    shards: int
+    receipt: str
+    purged: int
+    purged_bytes: int
+
+
+def remove(
+    url: str | os.PathLike[str],
+    *,
+    keys: Collection[str] | None = None,
+    where: str | None = None,
+    purge: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: OnShard = None,
+) -> RemovalReport:
+    """Remove samples from a dataset: a new version has shards without them. The same call goes on after a kill.
+
+    Other samples keep their keys, their order and their bytes. Without `purge`, earlier versions still have the
+    samples. Mean, standard deviation and sizes before packing stay those of all images that were packed.
+
+    >>> shardflow.remove("photos256", keys=["train:000000042"], purge=True)      # doctest: +SKIP
+
+    Args:
+        url: A dataset with its receipts, a directory or a URL; none over tars that lie elsewhere.
+        keys: The keys of the samples; "train:000000042" if several splits have the key.
+        where: Or a condition, as for `shardflow.subset`.
+        purge: Delete all earlier versions: manifests, tars, indexes, receipts and columns, and copies of the removed
+            shards in the user's cache on this machine. A bucket with versioning or soft delete keeps what is deleted.
+        storage_options: Options of fsspec's file system, if `url` is a URL.
+        progress: Called after each shard that was written anew.
+
+    Raises:
+        NotFoundError: The dataset or one of its receipts is missing.
+        ConfigError: An argument is wrong, no sample is selected, or all are; or the dataset is virtual.
+        IntegrityError: A shard is damaged.
+        DatasetExistsError: Another process made a version meanwhile.
+        StoreError: The dataset cannot be read or written, or another process is writing to it.
+    """
+    if (keys is None) == (where is None):
+        raise ConfigError("nothing says which samples to remove, or two things do; give keys or where")
+    if isinstance(keys, str):
+        raise ConfigError(f"keys must be a list of keys, found {keys!r}")
+    dataset = open_dataset(url, storage_options=storage_options)  # before a directory is made for a missing one
+    elsewhere = "leave the samples out when the tars are made, and index these anew"
+    refuse_virtual(dataset, "tars", "remove the samples from", elsewhere)
+    rule = {"where": where} if keys is None else {"keys": len(set(keys))}
+    with dataset.storage.exclusive_writer() as writer:
+        dataset = open_dataset(url, storage_options=storage_options)
+        removed, shards, record, purged = Counter[str](), 0, "", (0, 0)
+        records = list(_records(dataset.storage))
+        if keys is not None:
+            gone = {key for each in records for split in each["samples"] for key in each["samples"][split]}
+            gone |= {f"{split}:{key}" for each in records for split, some in each["samples"].items() for key in some}
+            masks = find_keys(dataset, keys, gone=gone)
+            is_done = True
+        else:
+            masks = {name: select(split, dataset.classes, str(where)) for name, split in dataset.items()}
+            is_done = any(each["rule"] == rule for each in records)
+        removed.update({split: int(mask.sum()) for split, mask in masks.items() if mask.any()})
+        if sum(removed.values()) == dataset.manifest.samples:
+            raise ConfigError(f"no sample would be left; to remove all, delete what is below {dataset.url}")
+        fingerprint = dataset.fingerprint
+        if removed:
+            fingerprint, shards = _remove(dataset, masks, rule, writer, progress)
+            record = dataset.storage.url(_record_name(fingerprint))
+        elif not is_done or (keys is not None and not keys):
+            raise ConfigError(f"no sample of {dataset.url} is selected; it is as it was")
+        if purge:
+            purged = _purge(dataset.storage, fingerprint, writer)
+    return RemovalReport(
+        fingerprint=fingerprint,
+        removed=dict(removed),
+        shards=shards,
+        receipt=record,
+        purged=purged[0],
+        purged_bytes=purged[1],
+    )
+
+
+def contents_of(dataset: Dataset) -> set[str]:
+    """Return the SHA-256s of the files of a dataset, and of those that held samples which were removed from it."""
+    shards = {sha256 for shard in dataset.shards for sha256 in (shard.sha256, shard.index_sha256)}
+    columns = {file.sha256 for split in dataset.values() for file in split.columns.files()}
+    return shards | columns | removed_contents(dataset.storage)
+
+
+def removed_contents(storage: Storage) -> set[str]:
+    """Return the SHA-256s of the files that held samples which were removed from a dataset."""
+    return {sha256 for each in _records(storage) for sha256 in each["files"]}
+
+
+def _record_name(fingerprint: str) -> str:
+    return f"removals/{fingerprint.removeprefix('sha256:')}.json"
+
+
+def _records(storage: Storage) -> Iterator[dict[str, Any]]:
+    """Yield what is recorded of earlier removals."""
+    for name in filter(_RECORD.fullmatch, storage.listing()):
+        try:
+            found = json.loads(storage.read(name))
+            yield {"rule": found["rule"], "files": list(found["files"]), "samples": dict(found["samples"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"{storage.url(name)} is not a record of a removal: restore it, or remove it") from error
+
+
+def _remove(
+    dataset: Dataset,
+    masks: Mapping[str, Mask],
+    rule: Mapping[str, Any],
+    writer: Writer,
+    progress: OnShard,
+) -> tuple[str, int]:
+    """Write the shards anew, and publish the version; return its fingerprint and the number of shards."""
+    storage, base = dataset.storage, BaseVersion.read(dataset)
+    for name, split in dataset.items():  # before others are locked out
+        ends = np.cumsum(split.shard_samples)
+        for place in np.unique(np.searchsorted(ends, np.flatnonzero(masks[name]), side="right")).tolist():
+            read_index(storage, split.shards[place])
+    work = hashlib.sha256(b"".join(split.encode() + mask.tobytes() for split, mask in masks.items())).hexdigest()
+    lock = acquire_to_extend(storage, lambda: f"remove {work}", dataset.fingerprint, writer)
+    if lock.blob is None:
+        lock.read_version()  # another process may have made a version since the dataset was opened
+    remove_leftovers(storage.local_path(""))
+    version = _NewVersion(dataset, base, lock, writer.staging)
+    removed: dict[str, list[str]] = {}
+    for name, split in dataset.items():
+        removed[name] = version.add_split(name, split, masks[name], progress)
+    lock.check()
+    new = version.manifest()
+    manifest.from_bytes(new.to_bytes())
+    abort_uploads(storage, {shard.name for shards in new.splits.values() for shard in shards})
+    record = {
+        "version": 1,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "rule": dict(rule),
+        "from": dataset.fingerprint,
+        "to": new.fingerprint,
+        "samples": {split: keys for split, keys in removed.items() if keys},
+        "files": sorted(_contents(storage, dataset.manifest, set(version.retired))),
+    }
+    with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has written it
+        storage.put(_record_name(new.fingerprint), json.dumps(record, indent=1).encode() + b"\n", new=True)
+    return publish_version(dataset, lock, new), len(version.retired)
+
+
+def _contents(storage: Storage, current: Manifest, jobs: Collection[str]) -> set[str]:
+    """Return the SHA-256s of the tars and indexes of jobs, and of the columns beside them in all versions."""
+    old = [name for name in storage.listing() if re.fullmatch(r"manifests/[0-9a-f]{64}\.json", name)]
+    found: set[str] = set()
+    for each in (current, *(manifest.from_bytes(storage.read(name)) for name in old)):
+        for split, shards in each.splits.items():
+            for number, shard in enumerate(shards):
+                if shard.name.removesuffix(".tar") in jobs:
+                    files = (column.file(split, number, shard) for column in each.columns.values())
+                    found |= {shard.sha256, shard.index_sha256, *(file.sha256 for file in files if file is not None)}
+    return found
+
+
+class _NewVersion:
+    """A version without some samples, whose splits are added one by one.
+
+    Attributes:
+        retired: Names of the jobs whose shards were written anew.
+    """
+
+    def __init__(self, dataset: Dataset, base: BaseVersion, lock: WriteLock, staging: Path) -> None:
+        self._dataset, self._base, self._lock, self._staging = dataset, base, lock, staging
+        self.retired: list[str] = []
+        self._splits: dict[str, list[Shard]] = {}
+        self._removed = Counter[str]()
+        self._statistics = dict(dataset.manifest.statistics or {})
+        self._columns = dict(dataset.manifest.columns)
+
+    def add_split(self, name: str, split: Split, mask: Mask, progress: OnShard) -> list[str]:
+        """Write those shards of a split that have removed samples anew; return the keys of these samples."""
+        keys: list[str] = []
+        shards, end = self._splits.setdefault(name, []), 0
+        files: dict[str, list[tuple[int, str]]] = {column: [] for column in self._columns}
+        nulls = Counter[str]()
+        number = self._base.sharding.jobs.get(name, 0)
+        for place, shard in enumerate(split.shards):
+            gone = mask[end : (end := end + shard.samples)]
+            new: Shard | None = shard
+            if gone.any():
+                old = self._base.receipts[shard.name.removesuffix(".tar")]
+                keys += np.array(old.keys())[gone].tolist()
+                made = _Rewriting(self._dataset, self._lock, self._staging, shard, old, gone).run(
+                    job_name(name, number)
+                )
+                number, new = number + 1, made.shard
+                self.retired.append(shard.name.removesuffix(".tar"))
+                if name in self._statistics:
+                    self._statistics[name] -= old.statistics - made.statistics
+            for column in self._columns:
+                if (found := self._column(column, name, place, shard, new, gone, nulls)) is not None:
+                    files[column].append(found)
+            if new is not None:
+                shards.append(new)
+            if gone.any() and progress is not None:
+                progress(shard)
+        self._removed[name] += len(keys)
+        for column, entry in self._columns.items():
+            if (before := entry.splits.get(name)) is not None:
+                sizes, sha256s = tuple(size for size, _ in files[column]), "".join(sha for _, sha in files[column])
+                after = ColumnFiles(bytes=sizes, sha256=sha256s, nulls=before.nulls - nulls[column])
+                self._columns[column] = replace(entry, splits={**entry.splits, name: after})
+        return keys
+
+    def _column(
+        self, name: str, split: str, place: int, shard: Shard, new: Shard | None, gone: Mask, nulls: Counter[str]
+    ) -> tuple[int, str] | None:
+        """Return size and SHA-256 of the file of a column beside a shard, which is written if the shard was."""
+        column, reader = self._columns[name], self._dataset[split].columns
+        if (file := self._dataset.manifest.columns[name].file(split, place, shard)) is None or not gone.any():
+            return None if file is None else (file.bytes, file.sha256)
+        values = decode(reader.read_bytes(file), name, column.kind, shard.samples)
+        nulls[name] += int((~values.present[gone]).sum())
+        if new is None:
+            return None
+        data = encode(name, column.kind, values.take(~gone))
+        write_file(self._lock, file_name(new, column.stem), data)
+        return len(data), hashlib.sha256(data).hexdigest()
+
+    def manifest(self) -> Manifest:
+        """Return the manifest, when all splits were added."""
+        old = self._dataset.manifest
+        return replace(
+            old,
+            splits=self._splits,
+            inputs=old.inputs - self._removed.total(),
+            statistics=None if old.statistics is None else self._statistics,
+            sharding=self._base.sharding.without(self._removed, self.retired),
+            columns=self._columns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewriting:
+    """Writes a shard anew without the records that are gone."""
+
+    dataset: Dataset
+    lock: WriteLock
+    staging: Path
+    shard: Shard
+    old: Receipt
+    gone: Mask
+
+    def run(self, name: str) -> Receipt:
+        """Publish tar, index and receipt of the job of a name, in this order; return the receipt. May be repeated."""
+        storage, slots = self.dataset.storage, self.old.packed_slots()
+        lost = [slot for slot, is_gone in zip(slots, self.gone.tolist(), strict=True) if is_gone]
+        removed = tuple(sorted({*self.old.removed, *lost}))
+        if (made := self._finished(name, removed)) is not None:
+            return made
+        if storage.local_path("") is not None:
+            storage.remove(f"{name}.json")  # a receipt of another attempt must not stand for the new tar
+        folder, _, base = self.shard.name.rpartition("/")
+        source = self.staging / folder / f"{TEMPORARY}{base}"
+        with map_os_errors(source):
+            source.parent.mkdir(exist_ok=True)
+            source.unlink(missing_ok=True)
+        storage.get(self.shard.name, source, size=self.shard.bytes, sha256=self.shard.sha256)
+        try:
+            rows = ShardRows.from_index(read_index(storage, self.shard), self.shard.samples)
+            statistics = self.old.statistics - self._statistics(source, rows, slots)
+            new, index = self._write(source, rows, name)
+        finally:
+            source.unlink(missing_ok=True)
+        made = replace(
+            self.old,
+            sources=tuple(path for path, is_gone in zip(self.old.sources, self.gone, strict=True) if not is_gone),
+            bytes_in=statistics.counts["bytes_before"],
+            statistics=statistics,
+            shard=new,
+            index_bytes=len(index),
+            sizes=tuple(-1 if slot in removed else size for slot, size in enumerate(self.old.sizes)),
+            identities=_without(self.old.identities, removed),
+            removed=removed,
+        )
+        storage.put(f"{name}.json", made.to_bytes())
+        return made
+
+    def _finished(self, name: str, removed: tuple[int, ...]) -> Receipt | None:
+        """Return the receipt of an earlier attempt that wrote the same, if there is one."""
+        storage = self.dataset.storage
+        with contextlib.suppress(NotFoundError, FormatError):
+            made = receipts.from_bytes(storage.read(f"{name}.json", most_bytes=receipts.MAX_BYTES))
+            same = (self.old.items_sha256, self.old.first, removed) == (made.items_sha256, made.first, made.removed)
+            sizes = {} if made.shard is None else {f"{name}.tar": made.shard.bytes, f"{name}.npy": made.index_bytes}
+            found = {each: storage.version(each) for each in sizes}
+            if same and all(version is not None and version.size == sizes[each] for each, version in found.items()):
+                return made
+        return None
+
+    def _statistics(self, source: Path, rows: ShardRows, slots: list[int]) -> Statistics:
+        """Return what is known of the removed images: sizes as packed, bytes, and classes."""
+        counted, sizes = Statistics(), rows.image_sizes()
+        with map_os_errors(source), open(source, "rb") as tar:
+            for record in np.flatnonzero(self.gone).tolist():
+                parts = {name.decode(): (offset, size) for _, name, offset, size, *_ in rows.of_record(record)}
+
+                def read(part: str, parts: Mapping[str, tuple[int, int]] = parts) -> bytes | None:
+                    offset, size = parts.get(part, (0, -1))
+                    return None if size < 0 else os.pread(tar.fileno(), size, offset)
+
+                width, height = sizes[record].tolist()
+                image = next((size for name, (_, size) in parts.items() if name in IMAGE_PARTS), 0)
+                before = self.old.sizes[slots[record]]
+                labels = sample_labels(read) or ()
+                counted.count(
+                    before=(0, 0), after=(width, height), labels=labels, bytes_before=before, bytes_after=image
+                )
+        return counted
+
+    def _write(self, source: Path, rows: ShardRows, name: str) -> tuple[Shard | None, bytes]:
+        """Publish tar and index of the records that are left; return them, None if there are none."""
+        if self.gone.all():
+            return None, b""
+        storage, base = self.dataset.storage, name.rpartition("/")[2]
+        begins = [rows.key_span(record)[0] for record in range(self.shard.samples)]
+        begins.append(self.shard.bytes - len(ustar.END))
+        target = source.with_name(f"{TEMPORARY}{base}.tar")
+        kept = source.with_name(f"{TEMPORARY}{base}.{self.old.first:09d}")
+        size = crc32 = 0
+        try:
+            with map_os_errors(kept), open(source, "rb") as tar, open(kept, "wb") as written:
+                for record in np.flatnonzero(~self.gone).tolist():
+                    tar.seek(begins[record])
+                    left = begins[record + 1] - begins[record]
+                    while left and (chunk := tar.read(min(left, _CHUNK_BYTES))):
+                        crc32, left = zlib.crc32(chunk, crc32), left - len(chunk)
+                        size += written.write(chunk)
+            partial = shard_writer.PartialTar(name=kept.name, samples=int((~self.gone).sum()), size=size, crc32=crc32)
+            shard, index = shard_writer.assemble(target, f"{name}.tar", [(kept, partial)])
+            storage.put(shard.name, target)
+        finally:
+            for path in (kept, target):
+                path.unlink(missing_ok=True)
+        storage.put(shard.index_name, index)
+        return shard, index
+
+
+def _without(digits: str, slots: Collection[int]) -> str:
+    """Return the digits of the inputs of a receipt without those of some."""
+    pieces = [digits[at : at + 16] for at in range(0, len(digits), 16)]
+    return "".join(UNREAD if slot in slots else piece for slot, piece in enumerate(pieces))
+
+
+def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int]:
+    """Delete the files of all versions but this one; return their number and their size. May be repeated.
+
+    Manifests go first, so that nothing names a file that is gone.
+    """
+    lock = acquire_to_extend(storage, lambda: "purge", fingerprint, writer)
+    current = manifest.from_bytes(lock.read_version()[0])
+    kept = {*current.receipt_names, quarantine.version_name(fingerprint)}
+    for split, shards in current.splits.items():
+        for number, shard in enumerate(shards):
+            files = (column.file(split, number, shard) for column in current.columns.values())
+            kept |= {shard.name, shard.index_name, *(file.name for file in files if file is not None)}
+    listing = storage.listing()
+    doomed = [name for name in listing if name not in kept and _OURS.fullmatch(name)]
+    purged = size = 0
+    for name in sorted(doomed, key=lambda name: not name.startswith("manifests/")):
+        if name.endswith(".parquet") and not is_ours(storage.read(name, most_bytes=1 << 40)):
+            continue
+        storage.remove(name)
+        purged, size = purged + 1, size + max(0, listing[name].size)
+    remove_leftovers(storage.local_path(""))
+    Cache(None).remove_contents(removed_contents(storage))
+    lock.release()
+    return purged, size

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardflow as sf
+from shardflow.dataset.open_dataset import Dataset
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.formats import receipt
+from tests.helpers.command import run
+from tests.helpers.folders import contents, image_folder, photo, write_tree
+from tests.helpers.making import flip, make_dataset
+from tests.helpers.store import Store
+
+SETTINGS: dict[str, Any] = {"shard_samples": 4, "short_side": 16, "executor": "serial"}
+IMAGES = 10
+
+
+def make(root: Path) -> Path:
+    """Pack twelve inputs of two classes, of which one is no image, into three shards, and add two columns."""
+    source = write_tree(image_folder(root / "src", IMAGES), {"a/bad.jpg": b"\xff\xd8", "b/secret.jpg": photo(20)})
+    sf.pack(source, root / "set", **SETTINGS, max_errors=1)
+    keys = keys_of(root / "set")
+    table = pa.table({"id": keys, "text": [f"caption of {key}" for key in keys], "n": [int(key) for key in keys]})
+    sf.columns.add(root / "set", table, key="id")
+    return root / "set"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a dataset, which no test may change."""
+    return make(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def dataset(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, receipts included."""
+    return write_tree(tmp_path / "set", contents(made))
+
+
+def keys_of(url: Any, **options: Any) -> list[str]:
+    """Return the keys of the training samples."""
+    return [sample["__key__"] for sample in sf.open(url, **options)["train"]]
+
+
+def samples_of(opened: Dataset) -> dict[str, Any]:
+    """Return the parts and the values of all columns of each sample, by key."""
+    found = {}
+    for split in opened.values():
+        columns = {name: split.column(name) for name in split.columns.kinds}
+        for number, sample in enumerate(split):
+            values = {name: (values[number], present[number]) for name, (values, present) in columns.items()}
+            parts = {part: payload for part, payload in sample.items() if part != "__url__"}
+            found[f"{split.name}:{sample['__key__']}"] = (parts, values)
+    return found
+
+
+def secret(url: Path) -> tuple[int, str, dict[str, Any]]:
+    """Return number, key and parts of the sample that was packed from `b/secret.jpg`."""
+    train = sf.open(url)["train"]
+    number = train.sources().index("b/secret.jpg")
+    return number, train[number]["__key__"], train[number]
+
+
+def test_a_sample_is_removed(dataset: Path) -> None:
+    """The new version has all other samples as they were, in their order, and verifies; the old one is still there."""
+    before, samples = sf.open(dataset), samples_of(sf.open(dataset))
+    _, key, _ = secret(dataset)
+    report = sf.remove(dataset, keys=[key])
+    after = sf.open(dataset)
+    assert (report.fingerprint, report.removed, report.shards) == (after.fingerprint, {"train": 1}, 1)
+    assert sf.verify(dataset) == []
+    expected = {name: sample for name, sample in samples.items() if name != f"train:{key}"}
+    assert samples_of(after) == expected
+    assert list(samples_of(after)) == list(expected)
+    assert after.manifest.inputs == before.manifest.inputs - 1
+    assert after.manifest.quarantined == before.manifest.quarantined == 1
+    assert "b/secret.jpg" not in after["train"].sources()
+    assert samples_of(sf.open(dataset, version=before.fingerprint)) == samples
+    assert after.manifest.statistics is not None
+    counted = after.manifest.statistics["train"]
+    labels = [int(sample["cls"]) for sample in after["train"]]
+    assert counted.classes == {label: labels.count(label) for label in set(labels)}
+    assert counted.counts["images"] == len(labels)
+    assert counted.counts["bytes_after"] == sum(len(sample["jpg"]) for sample in after["train"])
+
+
+def test_after_a_purge_no_byte_is_left(dataset: Path) -> None:
+    """Afterwards no file has the image, its caption or its path, the record says what was removed, and no more."""
+    _, key, parts = secret(dataset)
+    sf.columns.add(dataset, pa.table({"id": [key], "note": ["a note on it"]}), key="id")
+    sf.columns.drop(dataset, ["note"])
+    old = sf.open(dataset)
+    report = sf.remove(dataset, keys=[f"train:{key}"], purge=True)
+    assert report.purged > 0
+    files = contents(dataset)
+    for trace in (bytes(parts["jpg"]), f"caption of {key}".encode(), b"secret", b"a note on it"):
+        assert [name for name, data in files.items() if trace in data] == []
+    assert not [name for name in files if name.startswith("manifests/")]
+    assert sf.verify(dataset) == []
+    assert len(sf.open(dataset).quarantine()) == 1
+    with pytest.raises(NotFoundError):
+        sf.open(dataset, version=old.fingerprint)
+    record = json.loads(Path(report.receipt).read_bytes())
+    assert record["samples"] == {"train": [key]}
+    assert record["rule"] == {"keys": 1}
+    assert (record["from"], record["to"]) == (old.fingerprint, report.fingerprint)
+    again = sf.remove(dataset, keys=[key], purge=True)
+    assert (again.fingerprint, again.removed, again.purged) == (report.fingerprint, {}, 0)
+
+
+def test_only_its_own_files_are_purged(dataset: Path) -> None:
+    """Files that shardflow did not write stay, those with names like ours among them."""
+    others = {"notes.txt": b"1", "train/notes.json": b"2", "train/000001.mine.parquet": b"3", "manifests/a.json": b"4"}
+    write_tree(dataset, others)
+    sf.remove(dataset, keys=[keys_of(dataset)[0]], purge=True)
+    assert {name: data for name, data in contents(dataset).items() if name in others} == others
+
+
+def test_a_whole_shard_is_removed(dataset: Path) -> None:
+    """A shard whose samples all leave is gone; with quarantined inputs of it the counts still add up."""
+    keys = keys_of(dataset)
+    first = sf.open(dataset)["train"].shards[0].samples
+    sf.remove(dataset, keys=keys[:first], purge=True)
+    assert keys_of(dataset) == keys[first:]
+    assert len(sf.open(dataset)["train"].shards) == 2
+    assert sf.open(dataset)["train"].column("n").values.tolist() == [int(key) for key in keys[first:]]
+    assert sf.verify(dataset) == []
+    assert len(sf.open(dataset).quarantine()) == 1
+
+
+def test_extending_after_a_removal(dataset: Path, made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An extension goes on with new keys and keeps versions and columns; what was removed and comes back is told."""
+    _, key, _ = secret(dataset)
+    before = sf.open(dataset).fingerprint
+    removed = sf.remove(dataset, keys=[key]).fingerprint
+    left = samples_of(sf.open(dataset))
+    source = write_tree(tmp_path / "src", contents(made.parent / "src"))
+    write_tree(source, {"a/new.jpg": photo(21)})
+    (source / "b/secret.jpg").unlink()
+    report = sf.extend(source, dataset, max_errors=1, executor="serial")
+    assert (report.packed, report.known) == (1, IMAGES + 1)
+    after = samples_of(sf.open(dataset))
+    assert {name: after[name][0] for name in left} == {name: sample for name, (sample, _) in left.items()}
+    assert list(after)[: len(left)] == list(left)
+    assert len(after) == len(left) + 1
+    found = sf.open(dataset)["train"].column("n")
+    assert found.values[:-1].tolist() == [int(name.partition(":")[2]) for name in left]
+    assert not found.present[-1]
+    for version in (before, removed):
+        assert len(samples_of(sf.open(dataset, version=version))) in (IMAGES + 1, IMAGES)
+    assert "removed" not in caplog.text
+    sf.extend(write_tree(source, {"b/secret.jpg": photo(20)}), dataset, max_errors=1, executor="serial")
+    assert "content of samples that were removed" in caplog.text
+    assert sf.verify(dataset) == []
+
+
+def test_what_cannot_be_removed(dataset: Path, tmp_path: Path) -> None:
+    """Unknown keys, all samples, nothing, both rules, a view and a dataset without receipts are refused, unchanged."""
+    before = contents(dataset)
+    sf.subset(dataset, tmp_path / "view", limit=3)
+    plain = make_dataset(tmp_path / "plain", [3])
+    for attempt in (
+        lambda: sf.remove(dataset, keys=["000000099"]),
+        lambda: sf.remove(dataset, keys=keys_of(dataset)),
+        lambda: sf.remove(dataset, keys=[]),
+        lambda: sf.remove(dataset),
+        lambda: sf.remove(dataset, keys=["000000001"], where="true"),
+        lambda: sf.remove(dataset, keys="000000001"),
+        lambda: sf.remove(tmp_path / "view", keys=["000000001"]),
+        lambda: sf.remove(plain, keys=["000000001"]),
+    ):
+        with pytest.raises(ConfigError):
+            attempt()
+    assert contents(dataset) == before
+
+
+def test_damage_is_not_sealed_anew(dataset: Path) -> None:
+    """A damaged shard is not written anew with fresh checksums."""
+    flip(dataset / "train/000001.tar", 700)
+    keys = [key for key, sample in zip(keys_of(dataset), sf.open(dataset)["train"].sources(), strict=True) if sample]
+    with pytest.raises(IntegrityError, match=r"train/000001\.tar"):
+        sf.remove(dataset, keys=[keys[5]])
+
+
+@settings(max_examples=8)
+@given(st.sets(st.integers(0, IMAGES), min_size=1, max_size=IMAGES), st.integers(0, 2**31))
+def test_removing_and_the_subset_of_the_others_are_equal(
+    made: Path, tmp_path_factory: pytest.TempPathFactory, numbers: set[int], seed: int
+) -> None:
+    """Removed in one step or in two, the samples that are left are those of the subset by the complement."""
+    root = tmp_path_factory.mktemp("law")
+    url = write_tree(root / "set", contents(made))
+    keys = keys_of(url)
+    gone = [keys[number] for number in sorted(numbers)]
+    sf.subset(url, root / "others", samples=sorted(set(keys) - set(gone)))
+    cut = int(np.random.default_rng(seed).integers(0, len(gone)))
+    for some in (gone[:cut], gone[cut:]):
+        if some:
+            sf.remove(url, keys=some)
+    assert samples_of(sf.open(url)) == samples_of(sf.open(root / "others"))
+    assert sf.verify(url) == []
+    made_of = [receipt.from_bytes((url / name).read_bytes()) for name in sf.open(url).manifest.receipt_names]
+    assert sum(len(each.sources) + len(each.quarantined) for each in made_of) == sf.open(url).manifest.inputs
+
+
+class Stop(BaseException):
+    """The process is killed here."""
+
+
+def killing(number: int) -> Callable[..., Any]:
+    """Return a patch of a method of storages that is killed before or after a call."""
+    calls = iter(range(1 << 30))
+
+    def patch(method: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            here = next(calls) == number
+            if here and not after:
+                raise Stop
+            result = method(*args, **kwargs)
+            if here:
+                raise Stop
+            return result
+
+        return wrapped
+
+    return patch
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_any_step(
+    made: Path, tmp_path_factory: pytest.TempPathFactory, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before or after whichever write or deletion, the same call ends with the files of one that was not."""
+    from shardflow.storage.local import LocalStorage
+
+    root = tmp_path_factory.mktemp("kills")
+    whole = write_tree(root / "whole", contents(made))
+    gone = [keys_of(whole)[number] for number in (0, 1, 6)]
+    sf.remove(whole, keys=gone, purge=True)
+
+    def files(url: Path) -> dict[str, bytes]:
+        return {name: data for name, data in contents(url).items() if not name.startswith("removals/")}
+
+    number = ends = 0
+    while not ends:
+        url = write_tree(root / f"{number}", contents(made))
+        patch = killing(number)
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, "put", patch(LocalStorage.put, after=after))
+            patched.setattr(LocalStorage, "remove", patch(LocalStorage.remove, after=after))
+            try:
+                sf.remove(url, keys=gone, purge=True)
+                ends = number
+            except Stop:
+                opened = sf.open(url)
+                assert len(opened["train"]) in (IMAGES + 1, IMAGES - 2)
+                assert sf.verify(url) == []
+        sf.remove(url, keys=gone, purge=True)
+        assert files(url) == files(whole)
+        assert len([name for name in contents(url) if name.startswith("removals/")]) == 1
+        number += 1
+    assert ends > 20
+
+
+@pytest.mark.parametrize("kind", ["server", "gcs", "azure"])
+def test_in_every_store(kind: str, prefix: str, made: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """In a bucket of each kind a removal with a purge leaves the bytes that it leaves on a disk, and no lock."""
+    store: Store = request.getfixturevalue(kind)
+    local = write_tree(tmp_path / "set", contents(made))
+    for name, data in contents(made).items():
+        store.storage(prefix).put(name, data)
+    gone = [keys_of(local)[number] for number in (2, 9)]
+    for url, options in ((local, None), (store.url(prefix), store.options())):
+        report = sf.remove(url, keys=gone, purge=True, storage_options=options)
+        assert sf.verify(url, storage_options=options) == []
+    found = [
+        {name: data for name, data in files.items() if not name.startswith("removals/")}
+        for files in (contents(local), store.contents(prefix))
+    ]
+    assert found[0] == found[1]
+    assert report.removed == {"train": 2}
+
+
+def test_the_command(dataset: Path, tmp_path: Path) -> None:
+    """The command removes by a condition and purges, says what it did, and again that nothing is left to do."""
+    pytest.importorskip("duckdb")
+    asked = ("remove", dataset, "--where", "n = 3 or class = 'b'", "--purge")
+    first = run(*asked)
+    assert first.returncode == 0, first.stderr
+    assert "removals/" in first.stdout
+    again = run(*asked)
+    assert again.returncode == 0, again.stderr
+    assert "before" in again.stdout
+    refused = run("remove", dataset, "--where", "n = 4000")
+    assert refused.returncode == 2
+    (tmp_path / "keys").write_text(f"{keys_of(dataset)[0]}\n\n")
+    assert run("remove", dataset, "--keys", tmp_path / "keys").returncode == 0
