@@ -91,20 +91,20 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2500,
-    "dataset": 5500,
+    "cli": 2440,
+    "dataset": 5560,
     "demo": 750,
-    "device": 2050,
-    "diagnostics": 1050,
-    "formats": 3250,
+    "device": 2040,
+    "diagnostics": 1030,
+    "formats": 3170,
     "geometry": 400,
     "interop": 600,
     "loading": 6250,
     "native": 5500,
     "order": 2150,
-    "packing": 7400,
-    "preview": 1250,
-    "storage": 4600,
+    "packing": 7390,
+    "preview": 1200,
+    "storage": 4520,
     "": 1250,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""

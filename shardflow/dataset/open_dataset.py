@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import itertools
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
 from .reader import ShardReader, are_local
 from .receipts import find_receipt, read_receipt
+from .unpacked import packing_command
 
 
 class Split:
@@ -343,8 +343,8 @@ def open_dataset(
         if root is None or root.is_dir():
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
             remedy = "check the path, run `shardflow pack` again to finish, or `shardflow index` on tars of other tools"
-            if root is not None and _holds_pictures(root):
-                reason, remedy = "holds pictures, not a dataset", f"run `shardflow pack {root} DST` and open DST"
+            if command := packing_command(storage):
+                reason, remedy = "holds no dataset yet", command
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
         if root.exists():
             raise NotFoundError(f"{storage} is a file, not a dataset; `shardflow pack` makes one of images") from None
@@ -354,16 +354,6 @@ def open_dataset(
     storage = virtual_storage(storage, url, content.roots, storage_options, must_exist=True)
     is_local = all(are_local(storage, shards) for shards in content.splits.values())
     return Dataset(storage, content, None if is_local else shared or as_cache(cache))
-
-
-def _holds_pictures(folder: Path) -> bool:
-    """Return whether a folder looks like pictures in folders of classes, or of splits and classes."""
-    with contextlib.suppress(OSError):
-        for pattern in ("*", "*/*", "*/*/*"):
-            some = itertools.islice(folder.glob(pattern), 1000)
-            if any(path.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp") for path in some):
-                return True
-    return False
 
 
 def _similar(path: Path) -> str:

@@ -158,7 +158,8 @@ def sample_tables(
         known["number"] = np.arange(first, first + entry.samples)
         first += entry.samples
         if "key" in names:
-            known["key"] = shard_keys(split, shard)
+            keys = shard_keys(split, shard)
+            known["key"] = [key.encode(errors="backslashreplace").decode() for key in keys]  # may not be UTF-8
         if {"class", "classes"} & set(names):
             known |= _classes(list(itertools.islice(labels, entry.samples)), classes or (), entry.samples)
             if is_condition and "class" in names and any(len(each) > 1 for each in known["classes"]):

@@ -35,7 +35,7 @@ from shardflow.dataset.write_lock import WriteLock, abort_uploads, acquire_to_ex
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
 from shardflow.formats import manifest, quarantine, ustar
 from shardflow.formats import receipt as receipts
-from shardflow.formats.columns import ColumnFiles, file_name
+from shardflow.formats.columns import MAX_FILE_BYTES, ColumnFiles, file_name
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
 from shardflow.formats.manifest import SPLITS, Manifest
@@ -436,7 +436,7 @@ def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int
     doomed = [name for name in listing if name not in kept and _OURS.fullmatch(name)]
     purged = size = 0
     for name in sorted(doomed, key=lambda name: not name.startswith("manifests/")):
-        if name.endswith(".parquet") and not is_ours(storage.read(name, most_bytes=1 << 40)):
+        if name.endswith(".parquet") and not is_ours(storage.read(name, most_bytes=MAX_FILE_BYTES)):
             continue
         storage.remove(name)
         purged, size = purged + 1, size + max(0, listing[name].size)

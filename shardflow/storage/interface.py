@@ -146,8 +146,10 @@ class Storage(Protocol):
         """
         ...
 
-    def listing(self) -> dict[str, BlobVersion]:
+    def listing(self, *, most: int | None = None) -> dict[str, BlobVersion]:
         """Return all blobs and leftovers by name, sorted; nothing where the root does not exist.
+
+        With `most`, not many more than so many, whichever are found first; none from a server that has no pages.
 
         A virtual storage leaves out the tars in its roots.
         """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
@@ -138,16 +140,17 @@ class LocalStorage:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def listing(self) -> dict[str, BlobVersion]:
-        return reread(self.root, self._list)
+    def listing(self, *, most: int | None = None) -> dict[str, BlobVersion]:
+        return reread(self.root, partial(self._list, most))
 
-    def _list(self) -> dict[str, BlobVersion]:
+    def _list(self, most: int | None) -> dict[str, BlobVersion]:
         found: dict[str, BlobVersion] = {}
-        for folder, _, files in os.walk(self.root, onerror=_refuse_unless_closed):
-            for path in (Path(folder, file) for file in files if not file.startswith(_REMOVED)):
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
-                    status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
-                    found[name] = BlobVersion(status.st_size, modified_ns=status.st_mtime_ns)
+        walk = os.walk(self.root, onerror=_refuse_unless_closed)
+        paths = (Path(folder, file) for folder, _, files in walk for file in files if not file.startswith(_REMOVED))
+        for path in itertools.islice(paths, most):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+                status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
+                found[name] = BlobVersion(status.st_size, modified_ns=status.st_mtime_ns)
         return dict(sorted(found.items()))
 
     def remove(self, name: str) -> None:

@@ -146,8 +146,8 @@ class RemoteStorage:
                 self._run(transport.upload(name, content))
             content.unlink()
 
-    def listing(self) -> dict[str, BlobVersion]:
-        return dict(sorted(self._run(self._transport().listing()).items()))
+    def listing(self, *, most: int | None = None) -> dict[str, BlobVersion]:
+        return dict(sorted(self._run(self._transport().listing(most)).items()))
 
     def remove(self, name: str) -> None:
         self._run(self._writing().remove(name))

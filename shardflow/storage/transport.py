@@ -199,8 +199,8 @@ class Transport(abc.ABC):
         """Publish a local file as a blob."""
         await self.put(name, await asyncio.to_thread(source.read_bytes))
 
-    async def listing(self) -> dict[str, BlobVersion]:
-        """Return all blobs below the prefix by name, but for those that stand for folders."""
+    async def listing(self, most: int | None = None) -> dict[str, BlobVersion]:
+        """Return all blobs below the prefix by name, but for those that stand for folders; or the first."""
         found: dict[str, BlobVersion] = {}
         token = ""
         while True:
@@ -208,7 +208,7 @@ class Transport(abc.ABC):
             for key, blob in page.items():
                 if key.startswith(self._prefix) and key != self._prefix and not key.endswith("/"):
                     found[key.removeprefix(self._prefix)] = blob
-            if not token:
+            if not token or (most is not None and len(found) >= most):
                 return found
 
     async def remove(self, name: str) -> None:

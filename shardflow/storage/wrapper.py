@@ -58,9 +58,9 @@ class StorageWrapper:
         storage, name = self._locate(name)
         storage.put(name, content, new=new, replaces=replaces)
 
-    def listing(self) -> dict[str, BlobVersion]:
+    def listing(self, *, most: int | None = None) -> dict[str, BlobVersion]:
         """Return the blobs of the wrapped storage by name, sorted."""
-        return self._inner.listing()
+        return self._inner.listing(most=most)
 
     def remove(self, name: str) -> None:
         storage, name = self._locate(name)

@@ -157,7 +157,7 @@ class _MemoryTransport:
             raise StoreError(f"{name}: the upload is no longer open")
         self._place.put(name, source.read_bytes())
 
-    async def listing(self) -> dict[str, BlobVersion]:
+    async def listing(self, most: int | None = None) -> dict[str, BlobVersion]:  # noqa: ARG002 - the protocol's
         place = self._place
         return {
             name: BlobVersion(len(data), str(place.head(name)), place.times[name]) for name, data in place.blobs.items()
