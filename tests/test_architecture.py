@@ -92,15 +92,15 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2440,
-    "dataset": 5560,
+    "dataset": 5650,
     "demo": 750,
     "device": 2040,
     "diagnostics": 1030,
     "formats": 3170,
     "geometry": 400,
     "interop": 600,
-    "loading": 6250,
-    "native": 5500,
+    "loading": 6300,
+    "native": 5700,
     "order": 2150,
     "packing": 7390,
     "preview": 1200,

@@ -13,6 +13,7 @@ the process; and a page fault for every four pages costs more than the copy.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import weakref
@@ -21,8 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
+from shardflow import native
 from shardflow.errors import DeadlineError, FormatError, IntegrityError, StoreError
 from shardflow.formats import shard_index
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import Shard
 from shardflow.formats.tar_members import Member
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _GAP_BYTES = 1 << 16  # that are read, and not used, for one request less
+_IN_FILE_BYTES = 32 << 20  # of a sample, at most, that the kernel reads: its memory is kept for the next
+_JPEG_PARTS = ("jpg", "jpeg")
 
 
 class OpenShard:
@@ -86,6 +91,40 @@ class OpenShard:
         if end - begin <= 2 * used + _GAP_BYTES:  # one request instead of one for each part
             read = reader_of(self._file.read(begin, end), begin)
         return self.rows.sample(record, read, shard=self._number, url=self._url, key=self.key, unused=unused)
+
+    def sample_in_file(self, record: int, read: Callable[[dict[str, memoryview], str], memoryview]) -> Sample | None:
+        """Return a sample whose parts the kernel is to read; None unless its image is one JPEG of known size.
+
+        `read` reads them without the kernel: it fills in the parts, and returns the one of a name.
+        """
+        rows = self.rows.of_record(record)
+        begin, end = rows[0][2], rows[-1][2] + rows[-1][3]
+        if end - begin > _IN_FILE_BYTES:
+            return None
+        image, image_size, part_bytes = "", (0, 0), 0
+        parts: dict[str, memoryview] = {}
+        places = []
+        for _, name, offset, size, crc32, width, height in rows:
+            part, address = name.decode(), 0
+            if part not in IMAGE_PARTS:
+                memory = bytearray(size or 1)
+                parts[part] = memoryview(memory)[:size]
+                address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            elif image or part not in _JPEG_PARTS or not (width and height):
+                return None
+            else:
+                image, image_size = part, (width, height)
+            if not begin <= offset <= offset + size <= end:
+                return None
+            part_bytes += size
+            places.append((address, offset, size, crc32))
+        if not image:
+            return None
+        file = self._file
+        again = partial(read, parts, image)
+        owners = file, *parts.values()
+        in_file = native.ImageInFile(file.descriptor, begin, end - begin, places, part_bytes, again, owners)
+        return Sample(parts, image_size, self._number, record, self._url, self.key, in_file=in_file)
 
     def key(self, record: int) -> str:
         """Return the key of a sample. A damaged copy is replaced for it, see `retry_from_new_copy`."""
@@ -175,15 +214,16 @@ class _File:
         path: Where it is opened anew if its server fails; None on a local disk.
 
     Attributes:
+        descriptor: Of the file.
         status: Of the file, when it was opened.
     """
 
     def __init__(self, file: IO[bytes], url: str, path: Path | None) -> None:
         self._url, self._path = url, path
         with map_os_errors(Path(url)):
-            self._descriptor = os.dup(file.fileno())
-            self.status = os.fstat(self._descriptor)
-        weakref.finalize(self, os.close, self._descriptor).atexit = False
+            self.descriptor = os.dup(file.fileno())
+            self.status = os.fstat(self.descriptor)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
 
     def read(self, begin: int, end: int) -> memoryview:
         """Return the bytes from `begin` to `end`. They are writable, as torch wants them.
@@ -193,7 +233,7 @@ class _File:
             DeadlineError: The server of the file system fails.
         """
         try:
-            data = read_at(self._descriptor, begin, end, self._path)
+            data = read_at(self.descriptor, begin, end, self._path)
         except DeadlineError:
             raise
         except OSError as error:
@@ -206,8 +246,8 @@ class _File:
 
     def tar(self, *, hashed: bool = False) -> TarFile:
         """Return the whole file, to be read by position."""
-        return of_descriptor(self._descriptor, self._url, path=self._path, hashed=hashed)
+        return of_descriptor(self.descriptor, self._url, path=self._path, hashed=hashed)
 
     def read_ahead(self) -> None:
         """Ask the kernel to read the whole file soon, in sequence."""
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)

@@ -95,19 +95,28 @@ class ShardReader:
         self._downloads: deque[int] = deque()  # bytes of each; any thread may append to it
         self._partial: dict[int, ShardRows | None] = {}  # the rows of shards that are being downloaded
 
-    def read(self, shard: int, record: int, *, unused: Container[str] = (), sequential: bool = False) -> Sample:
+    def read(
+        self,
+        shard: int,
+        record: int,
+        *,
+        unused: Container[str] = (),
+        sequential: bool = False,
+        in_file: bool = False,
+    ) -> Sample:
         """Return a sample; of the shards read least recently, those beyond 256 are closed.
 
         Parts that the caller does not use, `unused`, are left out where that saves reading them. If the caller will
-        read the whole shard (`sequential`), the kernel reads ahead in it.
+        read the whole shard (`sequential`), the system reads ahead in it. A caller that decodes with the native kernel
+        may get the image `in_file`; then the kernel reads and checks all parts.
         """
-        sample = self._read(shard, record, unused, sequential)
+        sample = self._read(shard, record, unused, sequential, in_file)
         if (has_tables := self._has_tables.get(shard)) is None:
             has_tables = self._has_tables[shard] = self.shards[shard].name in self._tables
         sample.has_table = has_tables
         return sample
 
-    def _read(self, shard: int, record: int, unused: Container[str], sequential: bool) -> Sample:
+    def _read(self, shard: int, record: int, unused: Container[str], sequential: bool, in_file: bool = False) -> Sample:
         opened = self._opened.get(shard)
         if opened is None:
             with one_wait():
@@ -119,9 +128,18 @@ class ShardReader:
         else:
             self._opened.move_to_end(shard)
         try:
+            if (
+                in_file
+                and (found := opened.sample_in_file(record, partial(self._read_parts, shard, record))) is not None
+            ):
+                return found
             return opened.sample(record, unused)
         except IntegrityError:
             return opened.retry_from_new_copy(partial(opened.sample, record, unused))
+
+    def _read_parts(self, shard: int, record: int, parts: dict[str, memoryview], image: str) -> memoryview:
+        parts.update(self._read(shard, record, (), True).parts)
+        return parts[image]
 
     def part(self, shard: int, record: int, name: str) -> memoryview | None:
         """Return one part of a sample, its CRC-32 checked; None if the sample has no such part."""

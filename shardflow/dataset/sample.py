@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from shardflow import native
 from shardflow.errors import IntegrityError, ShardflowError
 
 
@@ -20,6 +21,7 @@ class Sample:
     url: str  # the shard, as messages name it
     key_source: str | Callable[[int], str]  # its key, or a function that reads the key of a record
     has_table: bool = False  # whether a seek table in its image was made when it was packed, so that it may be used
+    in_file: native.ImageInFile | None = None  # its image, if the kernel is to read it, and to fill in the other parts
 
     @property
     def key(self) -> str:

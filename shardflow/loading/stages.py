@@ -36,16 +36,22 @@ Stage = Callable[[Batches], Batches]
 class Read:
     """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
 
-    With the field "key", a sample whose key cannot be read is damaged. The encoded files of images in the pixel cache
-    are not checked, unless they are among the fields.
+    Images that the kernel decodes stay in their files until it reads them, with the parts beside them, checks and
+    decodes them while they are in the processor's cache. With the field "key", a sample whose key cannot be read is
+    damaged. The encoded files of images in the pixel cache are not checked, unless they are among the fields.
     """
 
     def __init__(self, sources: Sequence[Source], fields: Sequence[str] = ()) -> None:
         self._sources, self._keys = sources, "key" in fields
         self._unused_parts = IMAGE_PARTS.difference(fields)
+        self._decodes = "image" in fields and self._unused_parts == IMAGE_PARTS
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
+        in_files = [
+            self._decodes and source.pixel_cache is None and source.decoder.takes_pixels_of == "kernel"
+            for source in self._sources
+        ]
         for batch in batches:
             failures: dict[int, ShardflowError] = {}
             places = zip(batch.sources, batch.shards.tolist(), batch.records.tolist(), strict=True)
@@ -54,7 +60,9 @@ class Read:
                 pixels = None if source.pixel_cache is None else source.pixel_cache.read(shard, record, index)
                 unused = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
                 try:
-                    sample = source.split.reader.read(shard, record, unused=unused, sequential=True)
+                    sample = source.split.reader.read(
+                        shard, record, unused=unused, sequential=True, in_file=in_files[number]
+                    )
                     if self._keys:
                         sample.key  # noqa: B018 - reads the key, or raises
                 except IntegrityError as error:
@@ -63,10 +71,29 @@ class Read:
                     failures[index] = error
                 batch.samples.append(sample)
                 batch.pixels.append(pixels)
-                batch.read_bytes += sum(map(len, sample.parts.values()))
+                in_file = sample.in_file
+                batch.read_bytes += sum(map(len, sample.parts.values())) if in_file is None else in_file.part_bytes
             batch.network_bytes = sum(source.split.reader.take_downloaded_bytes() for source in self._sources)
+            if failures:
+                failures |= read_files(batch)
             replace_damaged(batch, failures, self._sources)
             yield batch
+
+
+def read_files(batch: Batch) -> dict[int, ShardflowError]:
+    """Read the samples that the kernel was to read; return the error of each that is damaged."""
+    failures: dict[int, ShardflowError] = {}
+    for index, sample in enumerate(batch.samples):
+        if sample.in_file is not None:
+            try:
+                sample.in_file.read()
+            except IntegrityError as error:
+                if error.key is None:
+                    raise  # the whole shard is damaged
+                failures[index] = error
+                batch.read_bytes -= sample.in_file.part_bytes
+            sample.in_file = None
+    return failures
 
 
 class Decode:
@@ -83,15 +110,23 @@ class Decode:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            reads = zip(batch.sources, batch.samples, batch.pixels, strict=True)
-            files = [self._payload(*read) for read in reads]
-            with add_context(partial(batch_place, "the decoder", batch)):
-                batch.images, batch.crops, errors = self._decode(batch, files)
+            try:
+                decoded = self._decode(batch)
+            except IntegrityError:  # of a sample in a file: those of a batch are replaced before it is decoded
+                replace_damaged(batch, read_files(batch), self._sources)
+                decoded = self._decode(batch)
+            batch.images, batch.crops, errors = decoded
             failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
             replace_damaged(batch, failures, self._sources)
             yield batch
 
-    def _decode(self, batch: Batch, files: list[Any]) -> Decoded:
+    def _decode(self, batch: Batch) -> Decoded:
+        reads = zip(batch.sources, batch.samples, batch.pixels, strict=True)
+        files = [self._payload(*read) for read in reads]
+        with add_context(partial(batch_place, "the decoder", batch)):
+            return self._decode_groups(batch, files)
+
+    def _decode_groups(self, batch: Batch, files: list[Any]) -> Decoded:
         groups = [self._groups[source] for source in batch.sources]
         if len(kinds := set(groups)) == 1:
             return self._decode_some(batch, files, [*range(len(files))], groups[0], self._allocator)
@@ -119,10 +154,13 @@ class Decode:
             epoch=batch.epoch,
             shape=batch.shape[places] if isinstance(batch.shape, np.ndarray) else batch.shape,
             have_tables=[sample.has_table for sample in samples],
+            in_files=[sample.in_file for sample in samples],
             allocate=allocator,
         )
 
     def _payload(self, source: int, sample: Sample, pixels: Pixels | None) -> Any:
+        if sample.in_file is not None:
+            return _IN_FILE
         if pixels is not None:
             return pixels
         payload = sample.parts[image_part(sample)]
@@ -237,6 +275,7 @@ def _place(sample: Sample) -> str:
     return f"record {sample.record} of {sample.url}"
 
 
+_IN_FILE = memoryview(b"")  # what the kernel reads itself is not in memory
 _TYPES = "images are uint8 tensors already: v2.ToDtype(torch.float32, scale=True) takes the place of ToTensor"
 
 

@@ -34,13 +34,14 @@ from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS, limits
 
 from . import binding
-from .binding import FILTERS, Header, Payload, Problem, Status
+from .binding import FILTERS, Header, ImageInFile, Payload, Problem, Status
 from .transcoding import SAMPLINGS, TRANSCODING, Interpolation, transcode
 
 __all__ = [
     "SAMPLINGS",
     "TRANSCODING",
     "Header",
+    "ImageInFile",
     "Interpolation",
     "Payload",
     "Problem",
@@ -126,7 +127,7 @@ def decode_crops(
     """
     view = View(boxes=boxes, flips=flips, out=out, resized=resized)
     options = {"filter": _filter(interpolation), "oversampling": oversampling}
-    return _decode([view], payloads, expected, seek_tables, max_pixels, **options)
+    return _decode([view], payloads, expected, seek_tables, max_pixels, (), **options)
 
 
 class View(NamedTuple):
@@ -142,6 +143,7 @@ def decode_views(
     payloads: Sequence[Payload],
     views: Sequence[View],
     *,
+    in_files: Sequence[ImageInFile | None] = (),
     expected: NDArray[np.int32] | None = None,
     seek_tables: NDArray[np.bool_] | None = None,
     max_pixels: int = MAX_PIXELS,
@@ -150,8 +152,12 @@ def decode_views(
 
     Each view has the pixels that `decode_crops` gives it. A problem is that of an image, in all of its views: with
     several, damage is found wherever one of them would find it.
+
+    Images can be `in_files`; their payloads are empty. One whose file cannot be read, or has another CRC-32, is
+    `Status.UNREAD`.
     """
-    return _decode(views, payloads, expected, seek_tables, max_pixels, filter=FILTERS["bilinear"], oversampling=0)
+    options = {"filter": FILTERS["bilinear"], "oversampling": 0}
+    return _decode(views, payloads, expected, seek_tables, max_pixels, in_files, **options)
 
 
 def _decode(
@@ -160,6 +166,7 @@ def _decode(
     expected: NDArray[np.int32] | None,
     seek_tables: NDArray[np.bool_] | None,
     max_pixels: int,
+    in_files: Sequence[ImageInFile | None],
     **options: int,
 ) -> list[Problem]:
     count = len(payloads)
@@ -174,7 +181,8 @@ def _decode(
     payloads = list(payloads)  # keeps them alive, if the caller changes its list meanwhile
     decoded = _decoded_sizes(payloads)
     images, sizes = binding.addresses(payloads)
-    each_image = {"decoded": decoded, "expected": expected, "seek_tables": seek_tables}
+    files, parts = binding.places(in_files)
+    each_image = {"decoded": decoded, "expected": expected, "seek_tables": seek_tables, "files": files, "parts": parts}
     kept: list[NDArray[Any]] = []
 
     def address(array: NDArray[Any] | None) -> int | None:

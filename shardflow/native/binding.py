@@ -31,7 +31,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 11  # SF_ABI
+_ABI = 12  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 
@@ -61,6 +61,7 @@ class Status(enum.IntEnum):
     BAD_BOX = 6  # a crop outside of the image, or a window outside of the resized crop
     NO_MEMORY = 7
     WRONG_SIZE = 8  # not the size that the caller expected
+    UNREAD = 9  # its file cannot be read, or a part of it has another CRC-32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,29 @@ class Header:
     progressive: bool
 
 
+@dataclass(slots=True, eq=False)
+class ImageInFile:
+    """An encoded image where it lies in a file: the kernel reads it, checks it and decodes it while it is in the cache.
+
+    What is read with it may hold other parts of its sample, which are checked as well, and copied to memory.
+
+    Attributes:
+        descriptor, begin, size: The bytes that are read of a file.
+        parts: The address that a part is copied to, or 0 for the image, its offset in the file, its size and CRC-32.
+        part_bytes: The sizes of all parts together.
+        read: Returns the image, read and checked without the kernel.
+        owners: What keeps the file open, and the memory that parts are copied to.
+    """
+
+    descriptor: int
+    begin: int
+    size: int
+    parts: Sequence[tuple[int, int, int, int]]
+    part_bytes: int
+    read: Callable[[], memoryview]
+    owners: Sequence[object]
+
+
 class Limits(ctypes.Structure):
     """sf_limits of kernel.h: `formats.image_limits.limits`."""
 
@@ -94,7 +118,10 @@ class Batch(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_void_p)
-            for name in ["images", "sizes", "boxes", "resized", "decoded", "expected", "seek_tables", "flips", "out"]
+            for name in (
+                *("images", "sizes", "boxes", "resized", "decoded", "expected", "seek_tables", "files", "parts"),
+                *("flips", "out"),
+            )
         ),
         ("image_stride", ctypes.c_size_t),
         ("limits", Limits),
@@ -219,6 +246,20 @@ def addresses(
     return images, sizes
 
 
+def places(
+    images: Sequence[ImageInFile | None],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
+    """Return sf_file and sf_part of images, by columns; None where none is in a file."""
+    files, parts = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    for image in images:
+        if image is None:
+            files.append((0, 0, 0, 0, 0))
+        else:
+            files.append((image.descriptor, image.begin, image.size, len(parts), len(image.parts)))
+            parts += image.parts
+    return (np.array(files, np.int64), np.array(parts, np.int64)) if parts else (None, None)
+
+
 _threads = threading.local()
 
 
@@ -275,6 +316,7 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the types of the functions of kernel.h; an AttributeError says that the library lacks one."""
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     dll.sf_abi.argtypes = []
+    dll.sf_crc32.argtypes, dll.sf_crc32.restype = [pointer, ctypes.c_size_t, integer], ctypes.c_uint32
     dll.sf_library_open.argtypes, dll.sf_library_open.restype = [ctypes.c_char_p, ctypes.c_char_p], pointer
     dll.sf_workspace_new.argtypes, dll.sf_workspace_new.restype = [pointer, integer], pointer
     dll.sf_workspace_free.argtypes, dll.sf_workspace_free.restype = [pointer], None

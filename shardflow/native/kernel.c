@@ -1,3 +1,4 @@
+#define _XOPEN_SOURCE 700 /* pread */
 #include "kernel.h"
 
 #include <math.h>
@@ -5,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "workspace.h"
 
@@ -316,6 +318,28 @@ static void decode_view(sf_workspace *w, sf_task *task) {
     if (encoded) sf_check_end(d);
 }
 
+/* A part of a file, just read, is in the cache when it is checked, and the image when it is decoded. */
+static void read_file(sf_workspace *w, const sf_batch *batch, const sf_file *file, const uint8_t **image, size_t *size) {
+    sf_decoder *const d = &w->decoder;
+    sf_need(d, sf_reserve(&w->file, (size_t)file->bytes));
+    uint8_t *const bytes = w->file.data;
+    for (int64_t done = 0; done < file->bytes;) {
+        const ssize_t got = pread((int)file->descriptor, bytes + done, (size_t)(file->bytes - done), file->begin + done);
+        if (got <= 0) FAIL(d, SF_UNREAD, "the file cannot be read, or ends before byte %lld", (long long)(file->begin + file->bytes));
+        done += got;
+    }
+    for (const sf_part *part = batch->parts + file->first_part, *end = part + file->parts; part < end; part++) {
+        const uint8_t *const at = bytes + (part->offset - file->begin);
+        if (sf_crc32(at, (size_t)part->size, d->way) != part->crc32) FAIL(d, SF_UNREAD, "the CRC-32 of a part differs");
+        if (part->copy) {
+            memcpy((void *)(intptr_t)part->copy, at, (size_t)part->size);
+        } else {
+            *image = at;
+            *size = (size_t)part->size;
+        }
+    }
+}
+
 static bool is_encoded(const sf_batch *batch, int32_t index) {
     return !batch->decoded || batch->decoded[2 * (size_t)index] <= 0;
 }
@@ -326,7 +350,10 @@ static void decode(sf_workspace *w, const sf_batch *views, int32_t count, int32_
     sf_frame frame;
     d->may_seek = views->seek_tables && views->seek_tables[index];
     if (encoded) {
-        sf_open_image(d, views->images[index], views->sizes[index]);
+        const uint8_t *image = views->images[index];
+        size_t size = views->sizes[index];
+        if (views->files && views->files[index].bytes) read_file(w, views, views->files + index, &image, &size);
+        sf_open_image(d, image, size);
         if (count > 1) decode_frame(w, views, count, index, &frame);
     }
     for (int32_t v = 0; v < count; v++) {
@@ -393,6 +420,7 @@ void sf_workspace_free(sf_workspace *w) {
     sf_decoder_release(&w->decoder);
     sf_axis_release(&w->horizontal);
     sf_axis_release(&w->vertical);
+    sf_release(&w->file);
     sf_release(&w->frame);
     sf_release(&w->rows);
     sf_release(&w->ring);
@@ -412,6 +440,7 @@ int32_t sf_decode(sf_workspace *w, const sf_batch *views, int32_t count, sf_prob
         sf_problem *problem = &problems[found];
         decode_guarded(w, views, count, i, problem);
         sf_decoder_trim(&w->decoder);
+        sf_trim(&w->file);
         sf_trim(&w->frame);
         sf_trim(&w->ring);
         sf_trim(&w->horizontal.packed_memory);

@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 11
+#define SF_ABI 12
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -28,6 +28,7 @@ enum sf_status {
     SF_BAD_BOX = 6,     /* the crop is not inside the image, or the window is not inside the resized crop */
     SF_NO_MEMORY = 7,
     SF_WRONG_SIZE = 8,  /* the image does not have the size that the caller expected */
+    SF_UNREAD = 9,      /* its file cannot be read, or what was read is not what was written: the caller reads it and says */
 };
 
 /* How JPEGs are decoded: by libjpeg-turbo alone; by the kernel in plain C where it can; and by the kernel in vectors. */
@@ -51,6 +52,17 @@ typedef struct {
     int64_t scans;
 } sf_limits;
 
+/* An image in a file. `bytes` are read from `begin` on, which hold the image, and may hold other parts of its sample. */
+typedef struct {
+    int64_t descriptor, begin, bytes; /* 0 bytes: the image is not in a file */
+    int64_t first_part, parts;        /* which of the batch's, the image among them: all are checked */
+} sf_file;
+
+typedef struct {
+    int64_t copy; /* the address that it is copied to; 0: it is the image */
+    int64_t offset, size, crc32;
+} sf_part;
+
 /* Image i, encoded or, where `decoded` has its size, RGB pixels row by row, is cropped to boxes[i] = (x, y, width,
  * height), the crop is resized to resized[i] = (width, height, left, top), and of that the window of batch width x
  * height pixels at (left, top) is written, mirrored when flips[i] is not zero. Without `boxes` crops are whole images;
@@ -64,6 +76,8 @@ typedef struct {
     const int32_t *decoded; /* [count][2] width and height of those that are pixels, 0 of encoded ones; may be NULL */
     const int32_t *expected; /* [count][2] expected width and height, 0 where not known; may be NULL */
     const uint8_t *seek_tables; /* [count] whether the seek table of an image may be used, if it has one; NULL: of none */
+    const sf_file *files;  /* [count]; may be NULL */
+    const sf_part *parts;
     const uint8_t *flips;
     uint8_t *out;
     size_t image_stride;   /* bytes between the first bytes of neighbouring images in `out` */
@@ -105,6 +119,9 @@ typedef struct {
 
 SF_API int32_t sf_abi(void);
 
+/* The CRC-32 of zlib, with SF_FAST by the instructions that the processor has for it. */
+SF_API uint32_t sf_crc32(const uint8_t *data, size_t size, enum sf_way way);
+
 /* Load libjpeg-turbo from `path`. NULL with the reason in `message` when it cannot be used with this build.
  * On success `message` names the file that was loaded. */
 SF_API sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]);
@@ -117,7 +134,7 @@ SF_API const char *sf_workspace_about(const sf_workspace *workspace);
 /* How many images libjpeg-turbo has decoded once more, for a fault in their Huffman codes. */
 SF_API int64_t sf_workspace_faults(const sf_workspace *workspace);
 
-/* Decode one view of each image, or several: batches of the same images, sizes, decoded, expected, seek_tables, limits and count. With
+/* Decode one view of each image, or several: batches of the same images, sizes, files, decoded, expected, seek_tables, limits and count. With
  * several, an image is decoded once, as much of it as all of its crops need, at full scale; each view has the pixels that it would have alone.
  * Returns how many images have a problem and describes each in `problems` (room for the images), by ascending index.
  * The pixels of an image that has one are all zero, in every view, unless it is SF_DAMAGED. */

@@ -13,10 +13,12 @@ from tests.helpers import sanitized
 HERE = Path(__file__).parent
 TESTS = (
     "test_codings.py",
+    "test_crc32.py",
     "test_encoder.py",
     "test_entropy.py",
     "test_header.py",
     "test_hostile.py",
+    "test_in_files.py",
     "test_seek.py",
     "test_transcoding.py::test_hostile_bytes",
     "test_transcoding.py::test_extreme_shapes",

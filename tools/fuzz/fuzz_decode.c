@@ -7,11 +7,13 @@
  * or it would never be used: at the end is said how many were. The output is allocated to the byte, so that the address sanitizer sees a write beside it. JPEGs are
  * transcoded as well, in both ways, and the good one after each; the seek table that is then written is that of the scan.
  */
-#define _GNU_SOURCE /* memmem */
+#define _GNU_SOURCE /* memmem, memfd_create */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "kernel.h"
 #include "seek.h"
@@ -195,6 +197,26 @@ static void check_tables(const sf_batch *batch, int32_t found, const uint8_t *ch
     free(out);
 }
 
+/* Decode a batch of one image out of a file, which changes nothing. */
+static void check_in_file(const sf_batch *batch, int32_t found) {
+    static int descriptor = -1;
+    enum { BEFORE = 3 };
+    const size_t size = batch->sizes[0];
+    if (descriptor < 0) descriptor = memfd_create("image", 0);
+    if (ftruncate(descriptor, BEFORE + (off_t)size) || pwrite(descriptor, batch->images[0], size, BEFORE) != (ssize_t)size) abort();
+    const sf_part part = {.offset = BEFORE, .size = (int64_t)size, .crc32 = sf_crc32(batch->images[0], size, SF_PLAIN)};
+    const sf_file file = {.descriptor = descriptor, .begin = BEFORE, .bytes = (int64_t)size, .parts = 1};
+    sf_problem problem;
+    sf_batch again = *batch;
+    again.files = &file;
+    again.parts = &part;
+    again.out = malloc(batch->image_stride);
+    if (!again.out) abort();
+    check(sf_decode(decoders[1], &again, 1, &problem) == found, "the problem is that of the image in memory");
+    check(!memcmp(again.out, batch->out, batch->image_stride), "the pixels are those of the image in memory");
+    free(again.out);
+}
+
 /* Transcode to at most 55 pixels a side; returns the status. */
 static int transcode(sf_workspace *decoder, const uint8_t *image, size_t size, const sf_header *header,
                      const sf_limits *limits, const uint8_t *choice, sf_transcoded *made) {
@@ -336,6 +358,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         tables_read += fast && count == 1 && inside->seek_table.scan_bytes > 0;
         tables_used += fast && count == 1 && inside->entropy.table != NULL;
         if (!batch.oversampling) check_views(decoders[fast], &batch, found[fast], has_table);
+        if (fast && count == 1 && !is_pixels) check_in_file(&batch, found[fast]);
         if (fast && count == 1 && !is_pixels && !has_table) check_tables(&batch, found[fast], choice);
     }
     check(found[0] <= 1 && found[1] <= 1, "at most the one image has a problem");

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from shardflow import native
-from shardflow.errors import ConfigError, SampleError
+from shardflow.errors import ConfigError, IntegrityError, SampleError
 from shardflow.geometry.crops import Crops, Sizes
 
 from .decoder import Decoder, Failures, Images, Payloads, Plan, as_views
@@ -19,6 +19,7 @@ from .pixels import (
     crop_pixels,
     decode_image,
     header_size,
+    layout,
     resize,
     warn_without_kernel,
 )
@@ -60,6 +61,14 @@ class CropDecoder(Decoder):
         for index, problem in _decode_in_kernel(payloads, expected, crops, images, self.max_pixels).items():
             row = slice(index, index + 1)
             its_crops, its_images = tuple(view[row] for view in crops), tuple(view[row] for view in images)
+            in_file = payloads.in_files[index] if payloads.in_files else None
+            if in_file is not None:
+                alone = replace(payloads[row], files=[in_file.read()], in_files=())
+                if layout(alone.files) != (images[0].shape[1], images[0].dtype):
+                    raise IntegrityError("an array, named as a JPEG: its batch is to be decoded from memory")
+                if found := self._decode_views(alone, its_crops, its_images):
+                    failures[index] = found[0]
+                continue
             if problem is not None and problem.status is native.Status.WRONG_SIZE and payloads.sizes[index].all():
                 # The index is wrong: the header decides.
                 alone = replace(payloads[row], sizes=np.zeros_like(payloads.sizes[row]))
@@ -132,6 +141,7 @@ def _decode_in_kernel(
     problems = native.decode_views(
         payloads.files,
         _kernel_views(crops, images),
+        in_files=payloads.in_files,
         expected=sizes.astype(np.int32),
         seek_tables=payloads.have_tables,
         max_pixels=max_pixels,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shardflow import native
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.geometry.crops import Crops, Sizes
@@ -61,6 +62,8 @@ class Payloads:
 
     Attributes:
         files: The encoded images; for a decoder that `takes_pixels_of` something also decoded ones in their place.
+        in_files: Where the native kernel is to read an image, whose file is empty then; for a decoder that
+            `takes_pixels_of` the kernel. None of other images, or empty.
         sizes, keys, epoch, shape: What `Decoder.plan` was called with.
         have_tables: bool [B], which of the images may be decoded with the seek table that they hold.
     """
@@ -71,19 +74,22 @@ class Payloads:
     epoch: int
     shape: BatchShape
     have_tables: npt.NDArray[np.bool_]
+    in_files: Sequence[native.ImageInFile | None] = ()
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> Payloads:
         """Return the payloads of some images."""
+        indexes = np.arange(len(self))[rows].tolist()
         return Payloads(
-            files=[self.files[index] for index in np.arange(len(self))[rows].tolist()],
+            files=[self.files[index] for index in indexes],
             sizes=self.sizes[rows],
             keys=self.keys[rows],
             epoch=self.epoch,
             shape=self.shape[rows] if isinstance(self.shape, np.ndarray) else self.shape,
             have_tables=self.have_tables[rows],
+            in_files=[self.in_files[index] for index in indexes] if self.in_files else (),
         )
 
 
@@ -151,7 +157,7 @@ class Decoder(ABC):
         views = [view for view in as_views(crops) if view is not None and view.size is not None]
         if not views:
             return [None] * len(payloads)
-        channels, dtype = layout(payloads.files)
+        channels, dtype = layout([file for file in payloads.files if len(file)])
         shapes = [(len(payloads), channels, *view.size[::-1]) for view in views if view.size is not None]
         images = _divided(allocate, shapes, dtype)
         return images if isinstance(crops, tuple) else images[0]
@@ -185,6 +191,7 @@ class Decoder(ABC):
         epoch: int = 0,
         shape: BatchShape = None,
         have_tables: npt.ArrayLike = False,
+        in_files: Sequence[native.ImageInFile | None] = (),
         allocate: Allocator = allocate,
     ) -> Decoded:
         """Plan and decode a batch; the arguments are those of `plan`, and the attributes of `Payloads`."""
@@ -196,6 +203,7 @@ class Decoder(ABC):
             epoch=epoch,
             shape=shape,
             have_tables=np.broadcast_to(np.asarray(have_tables, dtype=np.bool_), len(files)),
+            in_files=in_files,
         )
         images = self.allocate_images(payloads, crops, allocate)
         failures = self.decode(payloads, crops, images)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -26,10 +25,10 @@ from bench.report import markdown
 from bench.usage import Stopwatch
 from shardflow import Loader, native
 from shardflow.loading import batch_sampler, collate, stages
-from shardflow.loading.decoders import random_resized_crop
+from shardflow.loading.decoders import standard_crops
 
 STAGES = (stages.Read, stages.Decode, collate.Collate)
-CHAIN = ("plan", "read and check", "decode", "collate")
+CHAIN = ("plan", "find in the shards", "read, check and decode", "collate")
 """Stages in order; the time of each is that of the pipeline up to it, less that of the one before."""
 
 
@@ -70,8 +69,7 @@ def stage_times(url: str) -> dict[str, float]:
 
     places = ((batch_sampler.BatchSampler, "__iter__"), *((stage, "__call__") for stage in STAGES))
     functions = {
-        "of it CRC-32": (zlib, "crc32"),
-        "of it boxes of crops": (random_resized_crop, "random_resized_crops"),
+        "of it boxes of crops": (standard_crops, "random_resized_crops"),
         "of it the kernel": (native, "decode_views"),
     }
     normalise, images = timed("normalise, in the main process", Normalise()), 0
@@ -85,7 +83,7 @@ def stage_times(url: str) -> dict[str, float]:
             images += len(pixels)
     whole = {name: 1e6 * seconds / images for name, seconds in spent.items()}
     own = {name: whole[name] - whole.get(before, 0.0) for before, name in zip(("", *CHAIN), CHAIN, strict=False)}
-    parts = {"read and check": [*functions][:1], "decode": [*functions][1:]}
+    parts = {"read, check and decode": [*functions]}
     ordered = [each for name in CHAIN for each in (name, *parts.get(name, ()))]
     return {name: own.get(name, whole[name]) for name in (*ordered, "normalise, in the main process")}
 
@@ -108,9 +106,10 @@ def _decode_again(url: str, epochs: int, together: Any, results: Any) -> None:
     loader, out = Loader(url, batch_size=BATCH, num_workers=0), torch.empty(BATCH, 3, SIZE, SIZE, dtype=torch.uint8)
     kernel, calls = native.decode_views, []
 
-    def recorded(payloads: Any, views: Any, **named: Any) -> Any:
-        calls.append(functools.partial(kernel, payloads, [view._replace(out=out.numpy()) for view in views], **named))
-        return kernel(payloads, views, **named)
+    def recorded(payloads: Any, views: Any, *, in_files: Any, **named: Any) -> Any:
+        read = [payload if place is None else place.read() for payload, place in zip(payloads, in_files, strict=True)]
+        calls.append(functools.partial(kernel, read, [view._replace(out=out.numpy()) for view in views], **named))
+        return kernel(payloads, views, in_files=in_files, **named)
 
     for _ in range(epochs):
         calls.clear()
