@@ -18,6 +18,7 @@ from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes, move_obje
 from shardflow.loading.annotation_fields import AnnotationFields, is_object_field
 from shardflow.loading.decoders.repeated_crops import moving_transforms
 from shardflow.loading.fields import CROP_FIELDS
+from shardflow.loading.padding import PADDING_FIELDS
 
 from .transforms import rng
 from .transforms.mixup import MixingTransform
@@ -25,7 +26,6 @@ from .transforms.transform import SpatialTransform
 
 _MASK_FIELD = "mask"
 _FLIPPED, _CROP = CROP_FIELDS
-_PADDING_FIELDS = ("pixel_mask", "image_size")
 
 
 class Columns(NamedTuple):
@@ -86,7 +86,7 @@ class AnnotationColumns:
                 problem += "or crop in the loader alone"
             if problem:
                 raise ConfigError(f"{name} {problem}")
-        return Columns(masks, objects, [field for field in fields if field in _PADDING_FIELDS], crops)
+        return Columns(masks, objects, [field for field in fields if field in PADDING_FIELDS], crops)
 
     def move(self, fields: dict[str, Any], columns: Columns) -> dict[int, torch.Tensor]:
         """Move the boxes and keypoints of a batch, and return the parameters of each `SpatialTransform`, by its number.

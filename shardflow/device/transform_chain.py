@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,18 +88,21 @@ class TransformChain:
         ours = all(isinstance(kind, (KeyedTransform, MixingTransform)) for kind in kinds)
         self._use_generators = batch_transform is not None or not ours
         self._needed = {"image"} if transforms else set[str]()
-        if any(isinstance(kind, MixingTransform) for kind in kinds):
-            self._needed |= {"label", KEY_FIELD}
-        if any(isinstance(kind, KeyedTransform) and kind.needs_keys for kind in kinds):
+        self._mixes = any(isinstance(kind, MixingTransform) for kind in kinds)
+        if self._mixes or any(isinstance(kind, KeyedTransform) and kind.needs_keys for kind in kinds):
             self._needed.add(KEY_FIELD)
         self._annotations = AnnotationColumns(kinds, annotations)
         if fields is not None:
-            if missing := sorted(self._needed - set(fields)):
+            if missing := self._missing(fields):
                 raise ConfigError(
                     f"the transforms need {', '.join(missing)}, the loader's fields are {', '.join(fields)}; "
                     f"give it fields={(*fields, *missing)}"
                 )
             self._annotations.find(fields)
+
+    def _missing(self, fields: Collection[str]) -> list[str]:
+        """Return which fields the transforms need that are not among these."""
+        return sorted((self._needed | ({_label_field(fields)} if self._mixes else set())) - set(fields))
 
     def prepare(self, batch: Any, device: torch.device) -> PreparedBatch:
         """Check a batch of the loader, decode its images to the device if need be, and move its boxes and keypoints."""
@@ -112,7 +115,7 @@ class TransformChain:
                     "tuples, lists or dicts of tensors"
                 )
         fields = self._split(batch)
-        if missing := sorted(self._needed - set(fields)):
+        if missing := self._missing(fields):
             raise ConfigError(
                 f"the transforms need {', '.join(missing)}, a batch has {', '.join(fields)}; {self._remedy}"
             )
@@ -149,7 +152,8 @@ class TransformChain:
                         fields[field] = transform_pixels(kind.transform_masks, fields[field], params[number])
                 elif isinstance(kind, MixingTransform):
                     _check_images(kind, images)
-                    fields["image"], fields["label"] = transform(images, fields["label"], rng.fold(keys, number))
+                    label = _label_field(fields)
+                    fields["image"], fields[label] = transform(images, fields[label], rng.fold(keys, number))
                 else:
                     fields["image"] = _augment(kind, transform, images, keys, number)
                     if annotated.masks or annotated.objects or annotated.padding:
@@ -209,6 +213,13 @@ def _augment_batch(
     if not isinstance(augmented, torch.Tensor):
         raise ConfigError(f"a transform must return a tensor of images, {transform!r} returned {augmented!r:.80}")
     return augmented
+
+
+def _label_field(fields: Collection[str]) -> str:
+    """Return which of these fields is mixed with the images: "label", or "labels" of several classes."""
+    if {"label", "labels"} <= set(fields):
+        raise ConfigError("MixUp and CutMix mix one field with the images, 'label' or 'labels': leave the other out")
+    return "labels" if "labels" in fields else "label"
 
 
 def _check_sizes(transform: object, images: Any, before: Any, annotated: Columns) -> None:

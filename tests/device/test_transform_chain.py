@@ -94,6 +94,20 @@ def test_mixing_takes_images_and_labels(dataset: Path) -> None:
     assert len(last[0]) == 1
 
 
+def test_the_labels_of_several_classes_are_mixed() -> None:
+    """Without a field "label", "labels" becomes the targets; with both, one would not be mixed: an error."""
+    batch = {
+        "image": torch.rand(4, 3, 8, 8),
+        "labels": torch.eye(4),
+        "random_key": torch.arange(4),
+    }
+    mixup = shardflow.device.MixUp(per_pair=True)
+    (found,) = shardflow.device.Prefetcher([batch], "cpu", [mixup])
+    assert ((found["labels"] > 0).sum(1) == 2).all()
+    with pytest.raises(ConfigError, match="leave the other out"):
+        next(iter(shardflow.device.Prefetcher([{**batch, "label": torch.arange(4)}], "cpu", [mixup])))
+
+
 def test_an_empty_batch_passes_all_transforms(dataset: Path) -> None:
     """A rank that has no sample in the last step gets an empty batch of the right shapes through all transforms."""
     transforms = [

@@ -186,6 +186,42 @@ def test_mixup_is_torchvisions() -> None:
     torch.testing.assert_close(soft_targets, their_targets)
 
 
+def test_smoothed_targets_are_those_of_the_loss() -> None:
+    """Soft targets with label smoothing give the loss that PyTorch's gives for both labels, weighted."""
+    images, labels, keys = noise(6) / 255, torch.tensor([0, 1, 2, 3, 4, 4]), random_keys(6)
+    _, soft_targets = shardflow.device.CutMix(num_classes=5, label_smoothing=0.1, per_pair=True)(images, labels, keys)
+    _, targets = shardflow.device.CutMix(per_pair=True)(images, labels, keys)
+    assert isinstance(targets, shardflow.device.MixedTargets)
+    logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    losses = [
+        torch.nn.functional.cross_entropy(logits, each, label_smoothing=0.1, reduction="none")
+        for each in (targets.first, targets.second)
+    ]
+    expected = targets.weight * losses[0] + (1 - targets.weight) * losses[1]
+    torch.testing.assert_close(torch.nn.functional.cross_entropy(logits, soft_targets, reduction="none"), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_labels_of_several_classes_are_mixed(dtype: torch.dtype) -> None:
+    """A row of classes becomes the weighted sum of two rows; smoothing and another number of classes are refused."""
+    images, keys = noise(4) / 255, random_keys(4)
+    labels = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 1, 1]], dtype=dtype)
+    _, found = shardflow.device.MixUp(per_pair=True)(images, labels, keys)
+    assert isinstance(found, torch.Tensor)
+    _, shares = shardflow.device.MixUp(per_pair=True)(images, torch.arange(4), keys)
+    assert isinstance(shares, shardflow.device.MixedTargets)
+    weight, rows = shares.weight[:, None], labels.float()
+    torch.testing.assert_close(found, weight * rows + (1 - weight) * rows.roll(1, 0))
+    for transform in (
+        shardflow.device.MixUp(num_classes=4),
+        shardflow.device.MixUp(num_classes=3, label_smoothing=0.1),
+    ):
+        with pytest.raises(ConfigError, match="several classes"):
+            transform(images, labels, keys)
+    with pytest.raises(ConfigError, match="label_smoothing needs num_classes"):
+        shardflow.device.CutMix(label_smoothing=0.1)
+
+
 def test_cutmix_pastes_one_box_of_the_neighbour() -> None:
     """Each pixel is the image's or its neighbour's, the latter form a box, and the target's weight is its share."""
     images, labels, keys = noise(40, 20, 30), torch.arange(40), random_keys(40)

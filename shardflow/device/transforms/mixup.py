@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_integer, check_probability
 from shardflow.errors import ConfigError
 
 from . import rng
@@ -36,9 +36,12 @@ class MixedTargets(NamedTuple):
 class MixingTransform(ABC):
     """Mixes each image of a batch with the image before it, as torchvision does, and its label likewise."""
 
-    def __init__(self, num_classes: int | None, per_pair: bool) -> None:
+    def __init__(self, num_classes: int | None, label_smoothing: float, per_pair: bool) -> None:
         self.num_classes = None if num_classes is None else check_integer("num_classes", num_classes, 1)
-        self.per_pair = per_pair
+        check_probability("label_smoothing", label_smoothing)
+        if label_smoothing and num_classes is None:
+            raise ConfigError("label_smoothing needs num_classes; with MixedTargets, give it to the loss")
+        self.label_smoothing, self.per_pair = label_smoothing, per_pair
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, keys: torch.Tensor
@@ -47,17 +50,30 @@ class MixingTransform(ABC):
 
         Args:
             images: [B, C, H, W], uint8 or floating point.
-            labels: int64 [B].
+            labels: int64 [B]; or the classes of each image, [B, C] of any dtype, 1 for each: these become soft targets,
+                float32 [B, C], by the same shares.
             keys: int64 [B], the samples' `random_key`.
+
+        Raises:
+            ConfigError: The labels have another number of classes, or several classes an image, which are not smoothed.
         """
         keys = keys if self.per_pair else keys[:1].expand(len(keys))
         kept, weight = self.shares(keys, *images.shape[-2:])
         mixed = images * kept + images.roll(1, 0) * (1 - kept)
         mixed = mixed.to(images.dtype) if images.is_floating_point() else mixed.round().to(images.dtype)
-        if self.num_classes is None:
+        if labels.dim() == 2:
+            if self.num_classes not in (None, labels.shape[1]) or self.label_smoothing:
+                raise ConfigError(
+                    f"labels of several classes, {list(labels.shape)}, do not go with num_classes={self.num_classes}, "
+                    f"label_smoothing={self.label_smoothing}; leave these out"
+                )
+            targets = labels.to(torch.float32)
+        elif self.num_classes is None:
             return mixed, MixedTargets(labels, labels.roll(1, 0), weight)
-        one_hot = F.one_hot(labels, self.num_classes).to(torch.float32)
-        return mixed, one_hot * weight[:, None] + one_hot.roll(1, 0) * (1 - weight[:, None])
+        else:
+            targets = F.one_hot(labels, self.num_classes).to(torch.float32)
+            targets = targets * (1 - self.label_smoothing) + self.label_smoothing / self.num_classes
+        return mixed, targets * weight[:, None] + targets.roll(1, 0) * (1 - weight[:, None])
 
     @abstractmethod
     def shares(self, keys: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,6 +86,7 @@ class _BetaMixing(MixingTransform):
     Args:
         alpha: Parameter of the Beta distribution of the shares, above 0; 1 is the uniform distribution.
         num_classes: Return soft targets, float32 [B, num_classes], instead of `MixedTargets`.
+        label_smoothing: Share of the soft targets that all classes get alike, 0 … 1, as in PyTorch's losses.
         per_pair: Draw a share for each pair of images, from the key of the first. Otherwise draw one share for the
             batch, from the key of its first sample.
 
@@ -77,10 +94,17 @@ class _BetaMixing(MixingTransform):
         ConfigError: A value is out of its range.
     """
 
-    def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, per_pair: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        num_classes: int | None = None,
+        label_smoothing: float = 0.0,
+        per_pair: bool = False,
+    ) -> None:
         if not isinstance(alpha, Real | float) or not 0 < alpha < math.inf:
             raise ConfigError(f"alpha must be above 0, found {alpha}")
-        super().__init__(num_classes, per_pair)
+        super().__init__(num_classes, label_smoothing, per_pair)
         self.alpha = alpha
 
 
@@ -116,7 +140,7 @@ class OneOf(MixingTransform):
     """One of several transforms, chosen with equal probability: per batch, or per pair if they are `per_pair`.
 
     Args:
-        transforms: `MixUp` and `CutMix`, one or more, with the same `num_classes` and `per_pair`.
+        transforms: `MixUp` and `CutMix`, one or more, with the same `num_classes`, `label_smoothing` and `per_pair`.
 
     Raises:
         ConfigError: There are none, they differ in these arguments, or one is neither `MixUp` nor `CutMix`.
@@ -125,9 +149,12 @@ class OneOf(MixingTransform):
     def __init__(self, transforms: Sequence[MixUp | CutMix]) -> None:
         if not isinstance(transforms, Sequence) or not all(isinstance(each, _BetaMixing) for each in transforms):
             raise ConfigError(f"OneOf takes MixUp and CutMix, found {transforms}")
-        if len({(transform.num_classes, transform.per_pair) for transform in transforms}) != 1:
-            raise ConfigError("OneOf takes one or more transforms, with the same num_classes and per_pair")
-        super().__init__(transforms[0].num_classes, transforms[0].per_pair)
+        settings = {(each.num_classes, each.label_smoothing, each.per_pair) for each in transforms}
+        if len(settings) != 1:
+            raise ConfigError(
+                "OneOf takes one or more transforms, with the same num_classes, label_smoothing and per_pair"
+            )
+        super().__init__(*settings.pop())
         self.transforms = tuple(transforms)
 
     def shares(self, keys: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
