@@ -13,5 +13,7 @@ if TYPE_CHECKING:
     from .packing.sources.source import Source as Source
     from .packing.sources.source import SourceKind as SourceKind
     from .packing.sources.table import Table as Table
+    from .packing.sources.voc import Voc as Voc
+    from .packing.sources.yolo import Yolo as Yolo
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

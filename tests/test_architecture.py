@@ -59,6 +59,7 @@ LIBRARIES = {
     "azure": ("storage/azure_transport.py",),
     "huggingface_hub": ("storage/hub_transport.py",),
     "braceexpand": ("dataset/finding_tars.py",),
+    "yaml": ("packing/sources/yolo.py",),
     "ray": ("packing/executors/ray.py",),
     "datasets": ("packing/sources/collection.py",),
     "pyarrow": ("packing/sources/table.py", "dataset/column_files.py", "dataset/columns.py", "dataset/sample_table.py"),

@@ -46,9 +46,10 @@ from shardflow.storage.urls import (
     strip_file_scheme,
 )
 
-from .items import Item, Items, encode_more
-from .labelling import number_labels, unlabelled_input
-from .reader import Reader, map_in_threads, place_state, public_name, refusal
+from .detection import bad_input, detection_input
+from .items import Item, Items
+from .labelling import number_labels
+from .reader import Reader, map_in_threads, public_name, refusal
 from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -238,20 +239,13 @@ def _unlabelled_inputs(
         if not reason and uses[str(place)] > 1:
             reason = f"{place!r} is the file of {uses[str(place)]} images; give all its annotations one image id"
         if reason:
-            return unlabelled_input(split, (), f"image {number}", -1, 0, encode_more(bad=reason))
+            return bad_input(split, f"image {number}", reason)
         place = str(place)
-        path = public_name(place)
         try:
             sample = _sample(image, content.annotations[image["id"]], numbers, content.points)
         except SampleError as error:
-            return unlabelled_input(split, (), path, -1, 0, encode_more(bad=str(error)))
-        size, identity = place_state(base, place)
-        more = encode_more(
-            image=[place] if path != place else [],
-            parts={"json": json.dumps(sample)},
-            size=[sample["width"], sample["height"]] if sample["width"] is not None else [],
-        )
-        return unlabelled_input(split, tuple(sorted({*sample["labels"]})), path, size, identity, more)
+            return bad_input(split, public_name(place), str(error))
+        return detection_input(base, split, place, sample)
 
     return counted(map_in_threads(unlabelled, enumerate(content.images)), "listing")
 

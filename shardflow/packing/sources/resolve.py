@@ -18,8 +18,10 @@ from .parquet import EXTENSION, Parquet
 from .shards import Shards
 from .source import Source, SourceKind
 from .table import Table
+from .voc import Voc
+from .yolo import Yolo
 
-KINDS: tuple[type[SourceKind], ...] = (Parquet, Table, Coco, Shards, Folder)
+KINDS: tuple[type[SourceKind], ...] = (Parquet, Table, Coco, Yolo, Voc, Shards, Folder)
 """The kinds that a path or URL can name; the first that recognizes it is chosen. Other objects are a `Collection`."""
 
 _BY_FILES: Mapping[str, type[SourceKind]] = {".tar": Shards, EXTENSION: Parquet}

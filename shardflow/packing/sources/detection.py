@@ -1,0 +1,35 @@
+"""Detection inputs: images with boxes, as the sources of several formats list them. The boxes become a part `json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shardflow.dataset.label_numbering import Named
+
+from .items import Item, encode_more
+from .labelling import unlabelled_input
+from .reader import place_state, public_name
+
+
+def detection_input(base: str, split: str, place: str, sample: Mapping[str, Any]) -> Item:
+    """Return the input of an image at a place below a base, with the JSON of its sample.
+
+    Its classes, for sampling and subsets, are those of its boxes, "labels". If the JSON has a "width" and a "height",
+    the image has to have that size.
+    """
+    path, (size, identity) = public_name(place), place_state(base, place)
+    declared = sample.get("width"), sample.get("height")
+    more = encode_more(
+        image=[place] if path != place else [],
+        parts={"json": json.dumps(sample)},
+        size=[] if None in declared else [*declared],
+    )
+    label: Named = tuple(sorted({*sample["labels"]}))
+    return unlabelled_input(split, label, path, size, identity, more)
+
+
+def bad_input(split: str, path: str, reason: str) -> Item:
+    """Return an input that cannot be used."""
+    return unlabelled_input(split, (), path, -1, 0, encode_more(bad=reason))

@@ -1,0 +1,181 @@
+"""PASCAL VOC sets: an XML beside each image, with its objects.
+
+    Annotations/x.xml            filename, size, and for each object: name, bndbox, difficult, truncated
+    JPEGImages/x.jpg
+    ImageSets/Main/train.txt     the names of the images of a split; also val.txt, test.txt, trainval.txt
+
+A sample gets a part `json` with `boxes`, `labels`, `difficult`, `truncated`, `width` and `height`, which is declared in
+the manifest. VOC counts pixels from 1, and xmax and ymax are those of the last pixel inside: the left and the top of a
+box are therefore one less than xmin and ymin.
+
+An image of another size than its XML says is a bad input. An XML with a document type is one too: an entity in it could
+be as large as the memory, or another file.
+
+Source: host.robots.ox.ac.uk/pascal/VOC/voc2012, "Development Kit".
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
+
+from shardflow._wording import plural
+from shardflow.dataset.label_numbering import LabelNumbering
+from shardflow.errors import ConfigError, SampleError
+from shardflow.formats.annotations import Annotations, Boxes
+from shardflow.formats.manifest import SPLITS
+from shardflow.packing.progress import counted
+from shardflow.storage.interface import Storage
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import remote_options, strip_file_scheme
+
+from .detection import bad_input, detection_input
+from .items import Item, Items
+from .labelling import number_labels
+from .reader import Reader, map_in_threads
+from .source import Source, SourceKind
+
+logger = logging.getLogger(__name__)
+
+_ANNOTATIONS, _IMAGES, _SETS = "Annotations", "JPEGImages", "ImageSets/Main"
+_FLAGS = ("difficult", "truncated")
+_BOXES = Boxes("json", "boxes", "xyxy", fields={"labels": "labels", **{flag: flag for flag in _FLAGS}})
+_MOST_BYTES = 16 * 2**20
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+@dataclass(frozen=True, slots=True)
+class Voc(SourceKind):
+    """The images of a PASCAL VOC set with their boxes.
+
+    Args:
+        url: Directory or URL with `Annotations` and `JPEGImages`: "VOCdevkit/VOC2012".
+        classes: Names of the classes in the order of their labels, or a file with one per line; None for the names in
+            the XMLs, sorted.
+        storage_options: Options of fsspec's file system.
+
+    Example:
+        >>> shardflow.pack("VOCdevkit/VOC2012", "voc512/", preset="fine")  # doctest: +SKIP
+    """
+
+    @staticmethod
+    def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
+        """Return whether this is a directory in VOC's layout; one behind a URL is named as `Voc(url)`."""
+        return all(os.path.isdir(os.path.join(strip_file_scheme(url), each)) for each in (_ANNOTATIONS, _IMAGES))
+
+    def list(self) -> Source:
+        """List the images."""
+        storage = open_storage(self.url, remote_options(self.url, self.storage_options))
+        files = storage.listing()
+        begin, end = f"{_ANNOTATIONS}/", ".xml"
+        stems = sorted(name[len(begin) : -len(end)] for name in files if name.startswith(begin) and name.endswith(end))
+        splits = self._splits(storage, files, stems)
+        reader = Reader.at(storage, self.url, self.storage_options)
+        read = map_in_threads(lambda stem: (stem, _read(storage, f"{begin}{stem}{end}", files)), splits)
+        found = dict(counted(read, "listing"))
+        if not found:
+            raise ConfigError(f"{self} has no {begin}*{end} that its {_SETS} list")
+        named = {name for each in found.values() if isinstance(each, _Annotated) for name in each.names}
+        numbering = LabelNumbering(self.classes, named, self)
+
+        def item(stem: str) -> Item:
+            each = found[stem]
+            if isinstance(each, str):
+                return bad_input(splits[stem], f"{begin}{stem}{end}", each)
+            labels = [numbering.number(name) for name in each.names]
+            return detection_input(reader.base, splits[stem], each.place, {**each.sample, "labels": labels})
+
+        source = number_labels(Items.of(map(item, splits)), numbering.classes, self, reader)
+        return replace(source, annotations=Annotations(boxes=_BOXES))
+
+    def _splits(self, storage: Storage, files: Mapping[str, Any], stems: Sequence[str]) -> dict[str, str]:
+        """Return the split of each image; all are of "train" where no list says another."""
+        lists = {split: f"{_SETS}/{split}.txt" for split in SPLITS if f"{_SETS}/{split}.txt" in files}
+        if not lists and f"{_SETS}/trainval.txt" in files:
+            lists = {SPLITS[0]: f"{_SETS}/trainval.txt"}
+        if not lists:
+            return dict.fromkeys(stems, SPLITS[0])
+        found: dict[str, str] = {}
+        for split, name in lists.items():
+            words = storage.read(name, most_bytes=_MOST_BYTES).decode(errors="replace").split()
+            for stem in words:
+                if found.setdefault(stem, split) != split:
+                    raise ConfigError(f"{self}: {stem!r} is in {lists[found[stem]]} and in {name}; list it once")
+        if missing := sorted(found.keys() - set(stems)):
+            raise ConfigError(f"{self}: there is no {_ANNOTATIONS}/{missing[0]}.xml, which {_SETS} lists")
+        if left_out := len(stems) - len(found):
+            logger.warning("%s: left out %s that are in no list of %s", self, plural(left_out, "image"), _SETS)
+        return {stem: found[stem] for stem in stems if stem in found}
+
+
+@dataclass(frozen=True, slots=True)
+class _Annotated:
+    """What an XML says: the place of its image, the names of its objects, and the rest as the JSON of its sample."""
+
+    place: str
+    names: tuple[str, ...]
+    sample: dict[str, Any]
+
+
+def _read(storage: Storage, name: str, files: Mapping[str, Any]) -> _Annotated | str:
+    """Return what an XML says, or why it cannot be used."""
+    try:
+        root = parse_xml(storage.read(name, most_bytes=_MOST_BYTES))
+        place = f"{_IMAGES}/{root.findtext('filename') or ''}"
+        if place not in files:
+            raise SampleError(f"the image {place} is not there")
+        sides = [int(_number(root, f"size/{side}")) for side in ("width", "height")]
+        sample: dict[str, Any] = {"width": sides[0], "height": sides[1], "boxes": []}
+        objects = root.findall("object")
+        for each in objects:
+            left, top, right, bottom = (_number(each, f"bndbox/{corner}") for corner in _CORNERS)
+            if not (left <= right and top <= bottom):
+                raise SampleError(f"an object has the corners {left:g}, {top:g} and {right:g}, {bottom:g}")
+            sample["boxes"].append([left - 1, top - 1, right, bottom])
+        for flag in _FLAGS:
+            sample[flag] = [int(_number(each, flag, 0)) for each in objects]
+        names = tuple((each.findtext("name") or "").strip() for each in objects)
+        if not all(names):
+            raise SampleError("an object has no name")
+    except SampleError as error:
+        return str(error)
+    return _Annotated(place, names, sample)
+
+
+def _number(element: Element, path: str, default: float | None = None) -> float:
+    text = element.findtext(path)
+    if text is None and default is not None:
+        return default
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise SampleError(f"{path} is {text!r:.60}, not a number")
+    return number
+
+
+def parse_xml(data: bytes) -> Element:
+    """Return the root of an XML; raise a SampleError if it is damaged, or has a document type.
+
+    Entities are declared in document types alone. Without one, the parser expands and opens nothing.
+    """
+    parser, builder = expat.ParserCreate(), TreeBuilder()
+
+    def refuse(*_: Any) -> None:
+        raise SampleError("the XML has a document type, which could declare entities: remove it")
+
+    parser.StartDoctypeDeclHandler = refuse
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler = builder.data
+    try:
+        parser.Parse(data, True)
+        return builder.close()
+    except (expat.ExpatError, ValueError) as error:
+        raise SampleError(f"not XML that can be read: {error}") from None

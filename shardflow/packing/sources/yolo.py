@@ -1,0 +1,174 @@
+"""YOLO sets: a YAML names the classes and the folders of images; beside each image is a text with its boxes.
+
+    data.yaml                    names: [cat, dog]   train: images/train   val: images/val   path: (of both)
+    images/train/x.jpg           or train/images/x.jpg: the last folder `images` of a path becomes `labels`
+    labels/train/x.txt           CLASS CENTRE_X CENTRE_Y WIDTH HEIGHT, in fractions of the image; a line for each box
+
+A sample gets a part `json` with `boxes` and `labels`, which is declared in the manifest. An image without a text has no
+boxes. Texts with polygons, for segmentation, are bad inputs.
+
+Source: docs.ultralytics.com, "Object Detection Datasets Overview".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import yaml
+
+from shardflow._wording import plural
+from shardflow.dataset.label_numbering import LabelNumbering
+from shardflow.errors import ConfigError, SampleError
+from shardflow.formats.annotations import Annotations, Boxes
+from shardflow.formats.image_types import type_of_part
+from shardflow.formats.manifest import SPLITS
+from shardflow.packing.progress import counted
+from shardflow.storage.interface import Storage
+from shardflow.storage.resolve import open_folder_of, open_storage
+from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
+
+from .detection import bad_input, detection_input
+from .items import Item, Items
+from .labelling import number_labels
+from .reader import Reader, map_in_threads, refusal
+from .source import Source, SourceKind
+
+_BOXES = Boxes("json", "boxes", "cxcywh", normalized=True, fields={"labels": "labels"})
+_MOST_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Yolo(SourceKind):
+    """The images of a YOLO set with their boxes.
+
+    Args:
+        url: Path or URL of the YAML: "coco8/data.yaml".
+        classes: Names of the classes in the order of their labels, or a file with one per line; None for the order of
+            the YAML.
+        storage_options: Options of fsspec's file system.
+
+    Example:
+        >>> shardflow.pack("coco8/data.yaml", "coco8-512/", preset="fine")  # doctest: +SKIP
+    """
+
+    @staticmethod
+    def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
+        """Return whether a path or URL has the extension of a YAML, and is not a directory."""
+        extension = os.path.splitext(divide_query(url).place)[1].lower()
+        return extension in (".yaml", ".yml") and not os.path.isdir(strip_file_scheme(url))
+
+    def list(self) -> Source:
+        """List the images."""
+        storage, folder, name = open_folder_of(self.url, self.storage_options)
+        content = self._read(storage, name)
+        names = self._names(content.get("names"))
+        folders = {split: self._folders(content[split]) for split in SPLITS if content.get(split)}
+        if not folders:
+            raise ConfigError(f"{self} names no folder of images as train, val or test")
+        base, files = self._images(folder, str(content.get("path") or "."), folders)
+        images = open_storage(base, remote_options(base, self.storage_options))
+        found = [
+            (split, place)
+            for split, below in folders.items()
+            for place in files
+            if any(place.startswith(f"{each}/") for each in below) and _is_image(place)
+        ]
+        if len({place for _, place in found}) < len(found):
+            raise ConfigError(f"{self}: an image is in two splits; name folders that lie apart")
+        texts = {place: text for _, place in found if (text := _text_of(place)) in files}
+        if not texts:
+            raise ConfigError(
+                f"{self}: {plural(len(found), 'image')} in {base} and no text with boxes, such as labels/x.txt"
+            )
+        numbering = LabelNumbering(names if self.classes is None else self.classes, names, self)
+        numbers = [numbering.number(each) for each in names]
+        reader = Reader.at(images, base, self.storage_options)
+        listed = map_in_threads(partial(_input, images, reader.base, texts, numbers), found)
+        source = number_labels(Items.of(counted(listed, "listing")), numbering.classes, self, reader)
+        return replace(source, annotations=Annotations(boxes=_BOXES))
+
+    def _read(self, storage: Storage, name: str) -> dict[str, Any]:
+        try:
+            content = yaml.safe_load(storage.read(name, most_bytes=_MOST_BYTES))
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{self} is not YAML that can be read: {str(error)!r:.200}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{self} is not a YOLO set: expected names, and train or val")
+        return content
+
+    def _names(self, names: Any) -> tuple[str, ...]:
+        """Return the names of the classes: of a list, or of an object with their numbers."""
+        if isinstance(names, dict) and sorted(names, key=str) and set(names) == {*range(len(names))}:
+            names = [names[number] for number in range(len(names))]
+        if not isinstance(names, list) or not names or not all(isinstance(each, str | int) for each in names):
+            raise ConfigError(f"{self}: names must be a list of classes, or one name for each of 0, 1, ...")
+        return tuple(map(str, names))
+
+    def _folders(self, given: Any) -> Sequence[str]:
+        folders = given if isinstance(given, list) else [given]
+        if not all(isinstance(each, str) and each and not each.endswith(".txt") for each in folders):
+            raise ConfigError(
+                f"{self}: expected folders of images below it, such as images/train; found {given!r:.100}"
+            )
+        return [os.path.normpath(each.removeprefix("../")) for each in folders]  # as Roboflow writes them
+
+    def _images(self, folder: str, path: str, folders: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, Any]]:
+        """Return the first folder that holds one of these, and the names of its files."""
+        tried = [os.path.join(folder, path), folder] if path != "." else [folder]
+        wanted = tuple(f"{each}/" for below in folders.values() for each in below)
+        for base in tried:
+            if refusal(base, folder) and base != folder:
+                continue
+            if not is_remote(base) and not os.path.isdir(base):
+                continue
+            files = open_storage(base, remote_options(base, self.storage_options)).listing()
+            if any(name.startswith(wanted) for name in files):
+                return base, dict(sorted(files.items()))
+        raise ConfigError(f"{self}: there are no images in {', '.join(wanted)} of {' or of '.join(tried)}")
+
+
+def _is_image(place: str) -> bool:
+    return type_of_part(place.rpartition(".")[2].lower()) is not None
+
+
+def _text_of(place: str) -> str:
+    """Return the name of the text with the boxes of an image."""
+    stem = f"/{os.path.splitext(place)[0]}"
+    before, found, after = stem.rpartition("/images/")
+    return f"{before}/labels/{after}.txt"[1:] if found else f"{stem}.txt"[1:]
+
+
+def _input(
+    storage: Storage, base: str, texts: Mapping[str, str], numbers: Sequence[Any], image: tuple[str, str]
+) -> Item:
+    split, place = image
+    try:
+        lines = storage.read(texts[place], most_bytes=_MOST_BYTES).decode().splitlines() if place in texts else []
+        boxes = [_box(line, number, len(numbers)) for number, line in enumerate(lines, 1) if line.strip()]
+    except UnicodeDecodeError:
+        return bad_input(split, place, f"{texts[place]} is not text")
+    except SampleError as error:
+        return bad_input(split, place, f"{texts[place]}, {error}")
+    labels = [numbers[category] for category, _ in boxes]
+    return detection_input(base, split, place, {"boxes": [box for _, box in boxes], "labels": labels})
+
+
+def _box(line: str, number: int, classes: int) -> tuple[int, list[float]]:
+    """Return class and box in a line of a text; raise a SampleError if there are none."""
+    try:
+        category, *box = map(float, line.split())
+    except ValueError:
+        raise SampleError(f"line {number}: {line!r:.60} is not made of numbers") from None
+    if len(box) != 4:
+        hint = ", which is a polygon: boxes alone are read" if len(box) > 4 and len(box) % 2 == 0 else ""
+        raise SampleError(f"line {number} has {len(box) + 1} numbers, and not 5: a class and a box{hint}")
+    if not (category.is_integer() and 0 <= category < classes):
+        raise SampleError(f"line {number}: class {category:g} is not one of the {classes} names")
+    if not all(math.isfinite(each) and -1 <= each <= 2 for each in box):
+        raise SampleError(f"line {number}: {box} are not fractions of the image's width and height")
+    return int(category), box
