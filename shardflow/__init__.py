@@ -19,7 +19,7 @@
     shardflow.diff(a, b)            datasets -> their differences
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
 
-    shardflow.sources               what `pack` takes: Folder, Table, Parquet, Coco, Shards, Collection
+    shardflow.sources               what `pack` takes: Folder, Table, Parquet, Coco, Yolo, Voc, Shards, Collection
     shardflow.annotations           what parts mean: Annotations, Boxes, Keypoints
     shardflow.columns               values per sample, added to a dataset without rewriting its tars: add, drop
     shardflow.decoders              from encoded images to tensors: RandomResizedCrop, CenterCrop, MultiView, ...

@@ -1,4 +1,4 @@
-"""Annotations: what parts of a sample mean, for packing, and how loading follows crops with them."""
+"""Annotations: what parts of a sample mean, for packing, and how loading follows crops and transforms with them."""
 
 from typing import TYPE_CHECKING
 
@@ -9,5 +9,6 @@ if TYPE_CHECKING:
     from .formats.annotations import Boxes as Boxes
     from .formats.annotations import Keypoints as Keypoints
     from .geometry.objects import CroppedBoxes as CroppedBoxes
+    from .loading.whole_sample import WholeSample as WholeSample
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -101,6 +101,13 @@ source_options = option_group(
 
 annotation_options = option_group(
     click.option(
+        "--image",
+        "images",
+        multiple=True,
+        metavar="PART",
+        help="Part that is a further image of a sample, such as img1.jpg; samples may lack it.",
+    ),
+    click.option(
         "--mask",
         "masks",
         multiple=True,
@@ -157,13 +164,15 @@ executor_options = option_group(
 
 def annotations_of(settings: dict[str, Any]) -> Annotations | None:
     """Return the annotations that `annotation_options` declare, and remove them from the settings; None for none."""
-    masks, boxes, fields, points = (settings.pop(name) for name in ("masks", "boxes", "box_fields", "keypoints"))
+    names = ("images", "masks", "boxes", "box_fields", "keypoints")
+    images, masks, boxes, fields, points = (settings.pop(name) for name in names)
     for field in fields:
         if not all(field.partition("=")):
             raise click.UsageError(f"--box-field {field}: expected NAME=PATH, such as labels=objects[].category")
     if fields and boxes is None:
         raise click.UsageError("--box-field requires --boxes")
     declared = Annotations(
+        images=images,
         masks=masks,
         boxes=None if boxes is None else Boxes.parse(boxes, dict(field.split("=", 1) for field in fields)),
         keypoints=None if points is None else Keypoints.parse(points),

@@ -3,6 +3,7 @@
 It is made when packing, and is an entry of the manifest. Nothing follows from the name of a part or of a key: a part
 that is not declared is kept byte for byte.
 
+    images       further images of a sample, of any format: "img1.jpg" is the part img1.jpg, img1.png, ...
     masks        parts that are PNGs: "mask.png" is the field "mask" of a batch
     boxes        PART:PATH:FORMAT[:normalized]   json:boxes:xyxy, json:objects[].bbox:xywh
     box fields   NAME=PATH[:float]               labels=objects[].category_id, area=objects[].area:float
@@ -23,7 +24,7 @@ from typing import TypeVar
 
 from shardflow.errors import ConfigError
 
-from .image_types import IMAGE_PARTS
+from .image_types import IMAGE_PARTS, SOURCE_PARTS
 from .json_object import JsonObject, entry, nested
 from .labels import LABEL_PARTS
 
@@ -42,8 +43,8 @@ _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 _STEP = re.compile(r"([^.:=\[\]]*)((?:\[\])*)")
 _FIELD = re.compile(r"[a-z0-9_]{1,32}")
 _RESERVED = (
-    "boxes", "crop", "flipped", "image", "image_size", "index", "key", "keypoints", "label", "labels", "pixel_mask",
-    "random_key", "source", "valid",
+    "boxes", "crop", "flipped", "image", "image_size", "images", "index", "key", "keypoints", "label", "labels",
+    "pixel_mask", "random_key", "source", "valid",
 )  # fmt: skip
 _MOST_STEPS = 16
 
@@ -172,9 +173,11 @@ class Keypoints(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotations(JsonObject):
-    """The parts that are masks, boxes and keypoints, which follow the pixels.
+    """The parts that are masks, boxes and keypoints, which follow the pixels; and further images.
 
     Args:
+        images: Parts that are images beside the first, or in its place, in their order: ("img1.jpg", "img2.jpg"). Each
+            has a size of its own, and any extension of an image; a sample may lack some of them, and have no others.
         masks: Parts that are masks, as large as the images: ("mask.png",).
         boxes: Where the boxes stand; None if there are none.
         keypoints: Where the keypoints stand; None if there are none.
@@ -188,11 +191,18 @@ class Annotations(JsonObject):
         ... # doctest: +SKIP
     """
 
+    images: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
     masks: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
     boxes: Boxes | None = field(default=None, metadata=nested(Boxes, optional=True))
     keypoints: Keypoints | None = field(default=None, metadata=nested(Keypoints, optional=True))
 
     def __post_init__(self) -> None:
+        stems = [image_stem(each) for each in self.images] if isinstance(self.images, tuple | list) else [None]
+        if None in stems or len(set(stems)) != len(stems):
+            raise ConfigError(
+                f"images must be different parts with an extension of images, such as ('img1.jpg', 'img2.jpg'); "
+                f"found {self.images!r:.200}"
+            )
         if isinstance(self.masks, str) or len(set(self.masks)) != len(self.masks):
             raise ConfigError(f"masks must be different names of parts, such as ('mask.png',); found {self.masks!r}")
         for mask in self.masks:
@@ -200,13 +210,15 @@ class Annotations(JsonObject):
                 raise ConfigError(f"mask {mask!r} is not the name of a part, up to 16 characters ending in .png")
             if mask_field(mask) in _RESERVED:
                 raise ConfigError(f"mask {mask!r} would be the field {mask_field(mask)!r}, which is another; rename it")
+            if mask_field(mask) in stems:
+                raise ConfigError(f"{mask!r} cannot be a mask and one of the images; declare it once")
 
     def __bool__(self) -> bool:
-        return bool(self.masks or self.boxes or self.keypoints)
+        return bool(self.images or self.masks or self.boxes or self.keypoints)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that are declared, each once."""
+        """The parts that follow the pixels, each once."""
         coordinates = [each.part for each in (self.boxes, self.keypoints) if each is not None]
         return tuple(dict.fromkeys([*self.masks, *coordinates]))
 
@@ -216,23 +228,25 @@ class Annotations(JsonObject):
         return f"has no {lacking}, which is declared" if lacking else ""
 
     def describe(self, counts: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
-        """Return the declaration as texts, by what they are about: "masks", "boxes", "box fields", "keypoints".
+        """Return the declaration as texts, by what they are about: "images", "masks", "boxes", ...
 
         `counts` are added to these, see `Statistics.counts`.
         """
         fields = self.boxes.fields if self.boxes is not None else {}
         texts = {
+            "images": ", ".join(self.images),
             "masks": ", ".join(self.masks),
             "boxes": str(self.boxes or ""),
             "box fields": ", ".join(f"{name}={path}" for name, path in sorted(fields.items())),
             "keypoints": str(self.keypoints or ""),
         }
-        numbers = {name: f"; {counts[name]:,}" for name in texts if counts.get(name)}
+        numbers = {name: f"; {counts[name]:,}" for name in texts if name != "images" and counts.get(name)}
         return {name: text + numbers.get(name, "") for name, text in texts.items() if text}
 
     def joined(self, other: Annotations) -> Annotations:
         """Return both declarations as one; where both declare boxes or keypoints, those of the other."""
         return Annotations(
+            images=tuple(dict.fromkeys([*self.images, *other.images])),
             masks=tuple(dict.fromkeys([*self.masks, *other.masks])),
             boxes=other.boxes or self.boxes,
             keypoints=other.keypoints or self.keypoints,
@@ -241,6 +255,12 @@ class Annotations(JsonObject):
 
 NOTHING = Annotations()
 """The declaration of a dataset whose parts are all kept as they are."""
+
+
+def image_stem(part: str) -> str | None:
+    """Return the name of a further image without its format, "img1" for "img1.jpg"; None for any other part."""
+    stem, _, extension = part.rpartition(".") if isinstance(part, str) and _PART.fullmatch(part) else ("", "", "")
+    return stem if stem and extension in SOURCE_PARTS else None
 
 
 def mask_field(part: str) -> str:

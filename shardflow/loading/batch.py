@@ -35,6 +35,7 @@ class Batch:
     images: Any = None  # from the decoder, then from the transform
     crops: Crops | tuple[Crops, ...] | None = None  # with views one for each
     annotations: tuple[dict[str, list[torch.Tensor]], ...] = ()  # of each view: masks, boxes, ...: field → [B]
+    returned: dict[str, Any] = field(default_factory=dict)  # the other fields that a transform of whole samples returns
     read_bytes: int = 0  # of the samples' parts
     network_bytes: int = 0  # of the shards that were downloaded since the batch before
     replaced: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
+from shardflow.errors import ConfigError
 
-from shardflow.dataset.sample import Sample
-from shardflow.errors import ConfigError, DecodeError
-from shardflow.formats.labels import LABEL_PARTS, parse_labels
-from shardflow.geometry.crops import Crops
-
-from .batch import Batch
-from .column_fields import collate_column
-from .decoders.decoder import Allocator, allocate, as_views
-from .fields import CROP_FIELDS
+from .batch_fields import batch_field
+from .decoders.decoder import Allocator, allocate
 from .fork_rng import fork_rng, reseed
-from .padding import Padding, cumulative_patches, cut_patches, image_sizes, patch_positions, pixel_mask
 from .source import Source
-from .stages import Batches, batch_place, crops_of
+from .stages import Batches, batch_place
 from .stats import BatchCounts
 from .worker_errors import add_context
 
@@ -30,15 +20,13 @@ from .worker_errors import add_context
 class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
 
-    def __init__(
-        self, sources: Sequence[Source], fields: Sequence[str], classes: int, allocator: Allocator = allocate
-    ) -> None:
-        self._sources, self._fields, self._classes, self._allocator = sources, fields, classes, allocator
+    def __init__(self, sources: Sequence[Source], fields: Sequence[str], allocator: Allocator = allocate) -> None:
+        self._sources, self._fields, self._allocator = sources, fields, allocator
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
-            columns = tuple(self._column(field, batch) for field in self._fields)
+            columns = tuple(batch_field(field, batch, self._sources, self._allocator) for field in self._fields)
             batch_transform = self._sources[batch.sources[0]].batch_transform
             if batch.empty:
                 columns = tuple(map(_emptied, self._fields, columns))
@@ -51,61 +39,6 @@ class Collate:
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
             yield WorkerOutput(columns, batch.replaced, counts)
 
-    def _column(self, field: str, batch: Batch) -> Any:
-        """Return one field of a batch: a tensor, a list with one entry per sample, or a tuple with one of each view."""
-        padding = self._sources[batch.sources[0]].decoder.padding
-        if field == "image":
-            views = tuple(self._join(images, batch.samples, padding) for images in as_views(batch.images))
-            return views if isinstance(batch.images, tuple) else views[0]
-        if field in self._sources[batch.sources[0]].columns:
-            return collate_column(field, batch, [source.columns for source in self._sources])
-        if batch.annotations and field in batch.annotations[0]:
-            views = tuple(view[field] for view in batch.annotations)
-            if field in self._sources[batch.sources[0]].annotations.masks:
-                views = tuple(padding.join_masks(view) for view in views)
-            return views if isinstance(batch.images, tuple) else views[0]
-        if field in CROP_FIELDS:
-            views = tuple(_crop_column(field, crops) for crops in crops_of(batch, self._sources, [field]))
-            return views if isinstance(batch.crops, tuple) else views[0]
-        if field in ("image_size", "pixel_mask"):
-            sizes = image_sizes(_tensors(batch.images, batch.samples))
-            return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
-        if field in ("cu_seqlens", "positions"):
-            sizes = image_sizes(_tensors(batch.images, batch.samples))
-            return (cumulative_patches if field == "cu_seqlens" else patch_positions)(sizes, padding.patch or 1)
-        if field == "bin":
-            return torch.from_numpy(batch.bins)
-        if field == "valid":
-            return torch.from_numpy(batch.valid)
-        if field == "random_key":
-            return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
-        if field == "source":
-            return torch.tensor(batch.sources, dtype=torch.int64)
-        if field == "index":
-            shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
-            numbers = np.empty_like(shards)
-            for number in set(batch.sources):
-                here = np.array(batch.sources) == number
-                numbers[here] = self._sources[number].split.first_sample(shards[here]) + records[here]
-            return torch.from_numpy(numbers)
-        if field == "key":
-            return [sample.key for sample in batch.samples]
-        if field == "label":
-            return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
-        if field == "labels":
-            encoded = torch.zeros(len(batch.samples), self._classes)
-            for row, sample in zip(encoded, batch.samples, strict=True):
-                part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
-                row[list(parsed_labels(sample, part, self._classes))] = 1
-            return encoded
-        return [_parsed(sample, field) for sample in batch.samples]
-
-    def _join(self, images: Any, samples: Sequence[Sample], padding: Padding) -> Any:
-        if isinstance(images, torch.Tensor):
-            return images
-        tensors = _tensors(images, samples)
-        return cut_patches(tensors, padding.patch, self._allocator) if padding.patch else padding.join(tensors)
-
 
 class WorkerOutput(NamedTuple):
     """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
@@ -115,55 +48,6 @@ class WorkerOutput(NamedTuple):
     counts: BatchCounts
 
 
-def _crop_column(field: str, crops: Crops) -> torch.Tensor:
-    """Return whether each image is mirrored, or which part of the stored image it shows."""
-    return torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown)
-
-
 def _emptied(field: str, column: Any) -> Any:
     left = int(field == "cu_seqlens")  # its first entry, 0, is where the first sample would begin
     return tuple(view[:left] for view in column) if isinstance(column, tuple) else column[:left]
-
-
-def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
-    """Return the labels in a part of a sample."""
-    try:
-        return parse_labels(part, _payload(sample, part), classes=classes)
-    except DecodeError as error:
-        raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
-
-
-_PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
-
-
-def _parsed(sample: Sample, part: str) -> Any:
-    payload = bytes(_payload(sample, part))
-    try:
-        return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
-    except ValueError as error:
-        raise sample.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
-
-
-def _payload(sample: Sample, part: str) -> memoryview:
-    if part not in sample.parts:
-        found = ", ".join(sample.parts)
-        raise sample.with_sample(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
-    return sample.parts[part]
-
-
-def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:
-    for sample, image in zip(samples, images, strict=True):
-        if not isinstance(image, torch.Tensor):
-            raise sample.with_sample(ConfigError(_not_a_tensor(image)))
-    return images
-
-
-def _not_a_tensor(image: Any) -> str:
-    kind = type(image)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    remedy = ""
-    if image is None:
-        remedy = " (does it lack a `return`?)"
-    elif not isinstance(image, (int, float, str, tuple, list, dict)):
-        remedy = " (end it with v2.ToImage() or torch.from_numpy)"
-    return f"transform must return a tensor; got {'None' if image is None else name}{remedy}"

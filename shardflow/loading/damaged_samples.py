@@ -36,6 +36,8 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
         batch.sources[index] = batch.sources[good]
         if batch.images is not None:
             decoder.copy_image(batch.images, index, good)
+        for values in (view for column in batch.returned.values() for view in as_views(column)):
+            values[index] = values[good]
         for crops in () if batch.crops is None else as_views(batch.crops):
             crops.replace(index, crops[good : good + 1])
     batch.replaced += [str(failures[index]) for index in sorted(failures)]

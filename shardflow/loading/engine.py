@@ -78,9 +78,9 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         allocator = allocate if keeps else sender.borrow
         self._pipeline = wds.DataPipeline(
             BatchSampler(plan, self._control),
-            Read(plan.sources, fields),
-            sample_stages(plan.sources, allocator) if "image" in fields else [],
-            Collate(plan.sources, fields, len(classes), allocator),
+            Read(plan.sources, plan.sources[0].fields),
+            sample_stages(plan.sources, allocator),
+            Collate(plan.sources, fields, allocator),
             send_errors,
             sender,
         )

@@ -20,6 +20,7 @@ from .decoders.decoder import allocate, as_views
 from .fork_rng import one_thread
 from .source import Source
 from .stages import sample_stages
+from .whole_sample import row_of
 
 
 class ExplainedSample(NamedTuple):
@@ -30,6 +31,7 @@ class ExplainedSample(NamedTuple):
         random_key: The key of its random numbers, int64 as in a batch.
         images: Each view of its image, as the transform returns it, or else uint8 [C, H, W].
         crops: The crop of each view; None where the decoder does not say.
+        returned: Field → what a `WholeSample` returns beside these.
         annotations: For each view, field → mask [C, H, W], boxes, fields of boxes, keypoints; empty without them.
     """
 
@@ -37,6 +39,7 @@ class ExplainedSample(NamedTuple):
     random_key: int
     images: tuple[Any, ...]
     crops: tuple[Crops, ...] | None
+    returned: dict[str, Any]
     annotations: tuple[dict[str, torch.Tensor], ...]
 
 
@@ -66,5 +69,6 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
         random_key=int(batch.keys.view(np.int64)[0]),
         images=tuple(view[0] for view in as_views(batch.images)),
         crops=None if batch.crops is None else as_views(batch.crops),
+        returned={field: row_of(column, 0) for field, column in batch.returned.items()},
         annotations=tuple({field: values[0] for field, values in view.items()} for view in batch.annotations),
     )

@@ -17,7 +17,8 @@ from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
 from .annotation_fields import AnnotationFields
 from .column_fields import ColumnFields, Filled
 from .decoders.decoder import Decoder
-from .padding import ONE_SIZE
+from .padding import ONE_SIZE, PADDING_FIELDS
+from .source import IMAGES
 from .tv_sample import check_movable
 
 CROP_FIELDS = ("flipped", "crop")
@@ -78,7 +79,7 @@ def check_image_fields(
         check_movable(annotated)
     if "image" not in fields and (found := [field for field in CROP_FIELDS if field in fields]):
         raise ConfigError(f"{' and '.join(found)} say how the images were cropped; add 'image' to the fields")
-    found = [field for field in ("pixel_mask", "image_size") if field in fields]
+    found = [field for field in PADDING_FIELDS if field in fields]
     if found and ("image" not in fields or views):
         reason = "a MultiView has no" if views else "the fields lack 'image', their"
         raise ConfigError(f"{' and '.join(found)}: {reason} images of one size each; leave them out")
@@ -118,6 +119,9 @@ def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:
     elif field == "label":
         is_there, part = CLASS_PART in parts, CLASS_PART
         remedy = "; use 'labels'" if parts.intersection(LABEL_PARTS) else "; leave 'label' out, or pack with labels"
+    elif field == IMAGES:
+        is_there = bool(dataset.manifest.annotations.images)
+        remedy = "; it declares no further images, as `shardflow pack SRC DST --image img1.jpg` does"
     elif field == "labels":
         is_there, part = bool(parts.intersection(LABEL_PARTS)), CLASS_PART
         remedy = "; leave 'labels' out, or pack with labels"

@@ -38,7 +38,9 @@ from .fields import check_image_fields, resolve_fields
 from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
 from .run_metadata import describe_dataset, describe_object, describe_versions
-from .source import EpochStart, Source, Transforms
+from .source import IMAGES, EpochStart, Source, Transforms
+from .tv_sample import check_movable
+from .whole_sample import WholeSample
 from .worker_pool import check_sendable
 from .worker_settings import Workers
 
@@ -98,11 +100,12 @@ class Loader(Engine):
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
             `device.Prefetcher`.
-        transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2 transform
-            of torchvision; if it crops or flips again, a warning names the equivalent decoder. With masks, boxes or
-            keypoints among the fields it gets and returns a dict of tv_tensors by the names of the fields. Random
-            numbers that it draws from torch's, Python's or numpy's global generator depend only on (seed, epoch,
-            sample). With `MultiView`, one for all views, or a list with one (or None) for each.
+        transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2
+            transform of torchvision; if it crops or flips again, a warning names the equivalent decoder. With masks,
+            boxes or keypoints among the fields it gets and returns a dict of tv_tensors by the names of the fields, and
+            as `WholeSample(transform)` a dict of all fields. Random numbers that it draws from torch's, Python's or
+            numpy's global generator depend only on (seed, epoch, sample). With `MultiView`, one for all views, or a
+            list with one (or None) for each.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
             that it, `transform` or `decoder` raises is re-raised unchanged, with a note (Python 3.11) of the sample.
         fields: The columns of a batch, in order. By default image and label, or image and key for a dataset without
@@ -210,6 +213,16 @@ class Loader(Engine):
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
         if max_errors and epochs.sampler.patch is not None:
             raise ConfigError("a sample that replaces another has other tokens: leave max_errors=0 with TokenBudget")
+        images = opened.manifest.annotations.images if IMAGES in names else ()
+        if images and epochs.sampler.patch is not None:
+            raise ConfigError(f"{IMAGES!r} have other sizes than TokenBudget plans: leave one of them out")
+        if isinstance(transform, WholeSample) and ("image" in names or images):
+            check_movable(annotations.names)
+        elif transform is not None and images:
+            raise ConfigError(
+                f"with {IMAGES!r} among the fields, a transform takes the whole sample: WholeSample(transform), which "
+                "gets a dict of all fields"
+            )
         check_sendable(
             workers, decoder=decoder, sampler=epochs.sampler, transform=transform, batch_transform=batch_transform
         )
@@ -218,6 +231,9 @@ class Loader(Engine):
             limit=None if limit is None else int(limit),
             epochs=epochs,
             partition=partition,
+            fields=names,
+            classes=len(opened.classes or ()),
+            images=images,
             decoder=decoder,
             pixel_cache=_pixel_cache(cache, names, chosen, decoder),
             annotations=annotations,
@@ -230,7 +246,7 @@ class Loader(Engine):
         self._streams = epochs.default_streams(world_size)
         super().__init__(
             WholeBatches([self.source], Shares([1])),
-            fields=names,
+            fields=self.source.returns,
             classes=self.dataset.classes,
             workers=workers,
         )
@@ -290,8 +306,8 @@ class Loader(Engine):
         Raises:
             ConfigError: The loader returns no images, or the sample does not exist, or is another.
         """
-        if "image" not in self.fields:
-            raise ConfigError(f"the loader returns no images; add 'image' to its fields, found {self.fields}")
+        if "image" not in self.source.fields:
+            raise ConfigError(f"the loader reads no images; add 'image' to its fields, found {self.source.fields}")
         number = check_integer("the number of a sample", number, 0, len(self.dataset) - 1)
         visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._streams)
         if visit is None:
@@ -429,6 +445,9 @@ def check_sampler_on_ranks(source: Source) -> None:
 
 def _check_callables(transform: Transforms, batch_transform: object) -> None:
     transforms = list(transform) if isinstance(transform, Sequence) and not isinstance(transform, str) else [transform]
+    listed = transforms if isinstance(transform, Sequence) else []
+    if any(isinstance(each, WholeSample) for each in (batch_transform, *listed)):
+        raise ConfigError("a WholeSample takes all views and fields of a sample: give it alone, as transform=")
     for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
         check_callable(name, value)
         if type(value).__module__.startswith("shardflow.device."):
@@ -483,7 +502,7 @@ def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], trans
             f"{decoder!r} and the sampler: decoders.Cover and samplers.AspectBuckets go together, with 'image' among "
             "the fields"
         )
-    if "image" in fields:
+    if not {"image", IMAGES}.isdisjoint(fields):
         decoder.load_libraries()
     return decoder
 

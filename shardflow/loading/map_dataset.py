@@ -14,7 +14,7 @@ from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 
-from .collate import parsed_labels
+from .batch_fields import parsed_labels
 from .decoders.whole_image import Image
 from .stages import image_part
 

@@ -109,6 +109,8 @@ class Mix(Engine):
         self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source in given]
         if len(found := {loader.fields for loader in self.loaders}) > 1:
             raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; make them equal")
+        if len(found := {loader.source.fields for loader in self.loaders}) > 1:
+            raise ConfigError(f"the loaders read different fields, {sorted(found)}; make them equal")
         if len(rules := {loader.annotations.boxes for loader in self.loaders}) > 1:
             shown = ", ".join(sorted(map(repr, rules)))
             raise ConfigError(f"the loaders' boxes differ: {shown}; make them equal, as the mix has one rule for them")
@@ -343,7 +345,7 @@ def _whole_steps(sources: Sequence[Source]) -> int:
 
 def _common_classes(loaders: Sequence[Loader]) -> list[str]:
     """Return the classes that the labels in a batch mean; none where no field has labels."""
-    fields = loaders[0].fields
+    fields = loaders[0].source.fields
     kinds = [loader.annotations.kinds for loader in loaders]
     numbers = [
         field

@@ -19,6 +19,13 @@ MASK_PADDING = 255
 """
 
 
+PADDING_FIELDS = ("image_size", "pixel_mask")
+"""The fields that say where the images of a batch lie in their padding."""
+
+PATCH_FIELDS = ("cu_seqlens", "positions")
+"""The fields that say where they lie among the patches of a batch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
     """The rule by which the images of a batch, or their masks, are joined.

@@ -16,10 +16,15 @@ from .annotation_fields import AnnotationFields
 from .column_fields import ColumnFields
 from .decoders.decoder import Decoder
 from .pixel_cache import PixelCache
+from .whole_sample import WholeSample
 
 Transform = Callable[[torch.Tensor], Any]
 Transforms = Transform | Sequence[Transform | None] | None
 """One for all views of an image, or one for each."""
+
+
+IMAGES = "images"
+"""The field of a sample's further images."""
 
 
 @dataclass(slots=True)
@@ -39,6 +44,9 @@ class Source:
     limit: int | None = None  # only so many of its samples take part
     epochs: Epochs  # the order of its samples
     partition: RankPartition  # the part of this rank in an epoch
+    fields: tuple[str, ...] = ("image",)  # what is read of a sample; a `WholeSample` may return others
+    classes: int = 0  # how many the labels have
+    images: tuple[str, ...] = ()  # the declared further images, where "images" is among the fields
     decoder: Decoder
     transform: Transforms = None
     batch_transform: Callable[..., Any] | None = None
@@ -46,6 +54,12 @@ class Source:
     annotations: AnnotationFields  # which of the fields follow the crops, and which boxes stay
     columns: ColumnFields  # which of the fields are columns
     max_errors: int = 0  # with 0, none of its samples may be replaced by another
+
+    @property
+    def returns(self) -> tuple[str, ...]:
+        """The fields of a batch."""
+        given = self.transform.returns if isinstance(self.transform, WholeSample) else None
+        return self.fields if given is None else given
 
     def after(self, start: EpochStart, steps: int) -> EpochStart:
         """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""

@@ -17,16 +17,19 @@ import torch
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.geometry.crops import Crops
 
 from .batch import Batch
+from .batch_fields import batch_field, crops_of
 from .damaged_samples import DAMAGED, replace_damaged
 from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
 from .decoders.multi_view import view_keys
 from .decoders.pixels import Pixels
 from .fork_rng import fork_rng, reseed
-from .source import Source
-from .tv_sample import transform_sample
+from .further_images import FurtherImages
+from .padding import PADDING_FIELDS, PATCH_FIELDS
+from .source import IMAGES, Source
+from .tv_sample import transform_sample, transform_whole
+from .whole_sample import WholeSample, join_values, row_of
 from .worker_errors import add_context
 
 Batches = Iterator[Batch]
@@ -171,10 +174,15 @@ class Decode:
 
 def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage]:
     """Return the stages that decode, annotate and transform samples that were read."""
-    stages: list[Stage] = [Decode(sources, allocator)]
+    stages: list[Stage] = []
+    transforms = [source.transform for source in sources]
+    if has_images := "image" in sources[0].fields:
+        stages.append(Decode(sources, allocator))
+    if IMAGES in sources[0].fields:
+        stages.append(FurtherImages(list(sources)))
     if sources[0].annotations.names:
         stages.append(Annotate(sources))
-    if any(source.transform is not None for source in sources):
+    if any(isinstance(each, WholeSample) or (has_images and each is not None) for each in transforms):
         stages.append(Augment(sources))
     return stages
 
@@ -214,24 +222,11 @@ class Annotate:
             yield batch
 
 
-def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> tuple[Crops, ...]:
-    """Return the crops of each view of a batch; ConfigError if its decoder does not say how it crops."""
-    if batch.crops is not None:
-        return as_views(batch.crops)
-    decoders = [source.decoder for source in sources]
-    names, found = ", ".join(fields), ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in decoders))
-    if any(decoder != decoders[0] for decoder in decoders):
-        raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
-    raise ConfigError(
-        f"fields {names} follow the crops of the images, and {found} does not say how it crops; use RandomResizedCrop, "
-        "CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
-    )
-
-
 class Augment:
     """Applies the transform to each image, with the random generators seeded by the key of the sample, or of its view.
 
-    A source of several views may have a list of transforms, one for each view.
+    A source of several views may have a list of transforms, one for each view. A `WholeSample` gets the other fields
+    too, and fills in `returned`.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -240,8 +235,11 @@ class Augment:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, transformed."""
         for batch in batches:
-            views = tuple(self._view(batch, number, view) for number, view in enumerate(as_views(batch.images)))
-            batch.images = views if isinstance(batch.images, tuple) else views[0]
+            if batch.images is not None:
+                views = tuple(self._view(batch, number, view) for number, view in enumerate(as_views(batch.images)))
+                batch.images = views if isinstance(batch.images, tuple) else views[0]
+            if any(isinstance(self._sources[source].transform, WholeSample) for source in batch.sources):
+                self._whole_samples(batch)
             yield batch
 
     def _view(self, batch: Batch, number: int, view: Any) -> list[Any]:
@@ -251,7 +249,7 @@ class Augment:
             for source, image, key in zip(batch.sources, view, keys, strict=True):
                 transforms = self._sources[source].transform
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
-                if transform is not None:
+                if transform is not None and not isinstance(transform, WholeSample):
                     reseed(key)
                     if batch.annotations:
                         image = self._annotated(transform, image, batch, len(images), number)
@@ -259,6 +257,31 @@ class Augment:
                         image = transform(image)
                 images.append(image)
         return images
+
+    def _whole_samples(self, batch: Batch) -> None:
+        """Replace images and annotations by those that are returned, and fill in the other fields that are."""
+        source = self._sources[batch.sources[0]]
+        of_images = () if batch.images is None else ("image", *PADDING_FIELDS, *PATCH_FIELDS)
+        later = {*source.annotations.names, *of_images}
+        columns = {field: batch_field(field, batch, self._sources) for field in source.fields if field not in later}
+        names = source.returns
+        returned: dict[str, list[Any]] = {name: [] for name in names if name not in later}
+        done: list[Any] = []
+        with fork_rng(), add_context(partial(_next_place, batch, done)):
+            for row, (number, key) in enumerate(zip(batch.sources, batch.keys.tolist(), strict=True)):
+                own: Any = {field: row_of(column, row) for field, column in columns.items()}
+                transform = self._sources[number].transform
+                if isinstance(transform, WholeSample):
+                    reseed(key)
+                    try:
+                        own = transform_whole(transform, batch, row, own, names, source.annotations.masks)
+                    except ConfigError as error:
+                        raise batch.samples[row].with_sample(error) from None
+                for name, values in returned.items():
+                    values.append(own[name])
+                done.append(None)
+        batch.annotations = tuple({name: view[name] for name in view if name in names} for view in batch.annotations)
+        batch.returned = {name: join_values(name, values, columns.get(name)) for name, values in returned.items()}
 
     def _annotated(self, transform: Any, image: torch.Tensor, batch: Batch, index: int, view: int) -> Any:
         masks = self._sources[batch.sources[index]].annotations.masks

@@ -16,6 +16,12 @@ from shardflow._imports import import_large
 from shardflow.errors import ConfigError
 from shardflow.geometry.objects import BOXES, KEYPOINTS
 
+from .batch import Batch
+from .decoders.decoder import as_views
+from .padding import PADDING_FIELDS, PATCH_FIELDS
+from .source import IMAGES
+from .whole_sample import WholeSample
+
 VISIBILITY = "keypoint_visibility"
 """The third numbers of the keypoints: `KeyPoints` has room for two."""
 
@@ -43,14 +49,82 @@ def transform_sample(
     given = _to_dict(image, {field: values[index] for field, values in annotations.items()}, masks)
     returned = transform(dict(given))
     _check(returned, given)
-    for field, values in annotations.items():
+    _check_parallel(returned, given)
+    _put_back(returned, given, annotations, index, masks)
+    return _plain(returned["image"])
+
+
+def transform_whole(
+    transform: WholeSample,
+    batch: Batch,
+    row: int,
+    others: Mapping[str, Any],
+    names: Sequence[str],
+    masks: Collection[str],
+) -> dict[str, Any]:
+    """Return what a transform of the whole sample returns; images and annotations are put back into the batch.
+
+    Args:
+        transform: The transform.
+        batch: The batch; its images are lists.
+        row: The number of the sample in the batch.
+        others: The other fields of the sample.
+        names: What the transform has to return.
+        masks: Which of the fields are masks.
+
+    Raises:
+        ConfigError: It does not return these, or others numbers of boxes and of their fields.
+    """
+    images = [] if batch.images is None else as_views(batch.images)
+    annotations = batch.annotations or ({},) * len(images)
+    views = [
+        _to_dict(image[row], {field: values[row] for field, values in own.items()}, masks)
+        for image, own in zip(images, annotations, strict=True)
+    ]
+    given = dict(others)
+    for name in views[0] if views else ():
+        given[name] = tuple(view[name] for view in views) if isinstance(batch.images, tuple) else views[0][name]
+    if isinstance(given.get(IMAGES), torch.Tensor):
+        given[IMAGES] = _tv_tensors().Image(given[IMAGES])
+    returned = transform(given)
+    if missing := [name for name in names if name not in returned and name not in PADDING_FIELDS + PATCH_FIELDS]:
+        raise ConfigError(
+            f"the transform of the whole sample returned {', '.join(map(str, returned)) or 'nothing'}, without "
+            f"{', '.join(missing)}; name what it returns with WholeSample(transform, returns=...)"
+        )
+    for number, (view, image, own) in enumerate(zip(views, images, annotations, strict=True)):
+        found = {name: returned[name] for name in view if name in returned}
+        if isinstance(batch.images, tuple):
+            for name, value in found.items():
+                if not isinstance(value, tuple) or len(value) != len(views):
+                    raise ConfigError(f"the transform got {len(views)} views of {name!r}; it has to return as many")
+            found = {name: value[number] for name, value in found.items()}
+        _check_parallel(found, view)
+        _put_back(found, view, own, row, masks)
+        if "image" in found:
+            image[row] = _plain(found["image"])
+    return {name: _plain(value) for name, value in returned.items()}
+
+
+def _put_back(
+    returned: Mapping[str, Any],
+    given: Mapping[str, Any],
+    annotations: dict[str, list[torch.Tensor]],
+    index: int,
+    masks: Collection[str],
+) -> None:
+    """Put the annotations that a transform returned in the place of those of a sample."""
+    for field in annotations:
+        if field not in returned:
+            continue
         value = _plain(returned[field])
         if field in masks and value.dim() == 2:
             value = value[None]
         elif field == KEYPOINTS and VISIBILITY in given:
+            if VISIBILITY not in returned:
+                raise ConfigError(f"the transform returned {KEYPOINTS!r} without {VISIBILITY!r}, which goes with it")
             value = torch.cat([value, _plain(returned[VISIBILITY])[..., None]], dim=-1)
-        values[index] = value
-    return _plain(returned["image"])
+        annotations[field][index] = value
 
 
 def _to_dict(
@@ -91,7 +165,7 @@ def check_movable(fields: Sequence[str]) -> None:
 
 
 def _check(returned: Any, given: dict[str, Any]) -> None:
-    """Check that all that was given came back, and that what was given per box still is parallel to the boxes."""
+    """Check that all that was given came back, and nothing else."""
     if not isinstance(returned, dict) or (missing := given.keys() - returned.keys()):
         found = f"a dict without {', '.join(missing)}" if isinstance(returned, dict) else type(returned).__qualname__
         raise ConfigError(
@@ -100,10 +174,14 @@ def _check(returned: Any, given: dict[str, Any]) -> None:
     if added := returned.keys() - given.keys():
         raise ConfigError(
             f"the transform added {', '.join(map(repr, sorted(added, key=str)))}, which would be lost: a batch has the "
-            "loader's fields alone; remove it at the end of the transform, or compute it in batch_transform, which "
-            "returns whatever the batch shall be"
+            "loader's fields alone; remove it at the end of the transform, or add it by WholeSample(transform, "
+            "returns=(..., name))"
         )
-    if BOXES not in given:
+
+
+def _check_parallel(returned: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Check that what was given for each box still is parallel to the boxes, where both came back."""
+    if BOXES not in given or BOXES not in returned:
         return
     boxes = len(returned[BOXES])
     for field, value in returned.items():

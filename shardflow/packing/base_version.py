@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.dataset.receipts import read_receipt
 from shardflow.errors import ConfigError, FormatError, NotFoundError
+from shardflow.formats.annotations import image_stem
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS
 from shardflow.formats.manifest import Manifest
@@ -82,7 +83,9 @@ class BaseVersion:
         if len(skipped) != made.skipped:
             message = f"{storage} lacks its quarantine, which names the {made.skipped} images that were skipped"
             raise NotFoundError(f"{message}; restore it from where it was packed")
+        may_lack = set(map(image_stem, made.annotations.images))
         parts = frozenset.intersection(*(_parts(split) for split in dataset.values() if len(split)))
+        parts = frozenset(part for part in parts if image_stem(part) not in may_lack)
         return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts)
 
     def shard_names(self) -> list[str]:

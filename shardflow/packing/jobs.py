@@ -165,8 +165,7 @@ class Piece:
             inputs.append(result)
             if packed is not None:
                 members.append(shard_writer.sample(sample_key(ordinal), packed.parts))
-                pixels += packed.image.pixels
-                packed.image.count_in(statistics, item.label, packed.counts)
+                pixels += packed.count_in(statistics, item.label)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
         data = b"".join(members)

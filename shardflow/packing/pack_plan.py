@@ -31,7 +31,7 @@ from shardflow.order import keyed_rng
 from .base_version import BaseVersion
 from .jobs import Job
 from .ledger import Ledger
-from .sample_recipe import SampleRecipe
+from .sample_recipe import SampleRecipe, no_image
 from .sources.items import Item
 from .sources.source import Source
 
@@ -139,10 +139,12 @@ def _bad(items: Sequence[Item], annotations: Annotations) -> Iterator[Quarantine
     for item in items:
         if item.size == item.identity == 0:
             yield Quarantined(item.path, "read", os.strerror(errno.ENOENT))
-        elif annotations or b'"bad"' in item.more:
+        elif annotations or b'"bad"' in item.more or b'"image":false' in item.more:
             more = json.loads(item.more or b"{}")
             if reason := more.get("bad"):
                 yield Quarantined(item.path, "read", reason)
+            elif more.get("image") is False and not annotations.images:
+                yield Quarantined(item.path, "read", no_image(more["parts"]))
             elif reason := annotations.missing(more.get("parts", ())):
                 yield Quarantined(item.path, "decode", reason)
 

@@ -23,7 +23,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -34,12 +34,13 @@ from PIL import Image
 from shardflow._masks import load_mask, open_mask
 from shardflow._pillow import map_codec_errors
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
-from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.annotations import NOTHING, Annotations, image_stem
 from shardflow.formats.coordinates import move_coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 from shardflow.formats.manifest import Manifest
+from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.geometry.crops import Crops
 from shardflow.geometry.objects import clip_boxes, move_boxes
 
@@ -60,12 +61,27 @@ _COORDINATES = re.compile(rb'"(boxes|bbox|keypoints)"')
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 
 
-class PackedSample(NamedTuple):
-    """A packed sample: its image, all of its parts by name, and the number of its annotations by kind."""
+def no_image(parts: Iterable[str]) -> str:
+    """Return why a sample with these parts is not packed, where no images are declared."""
+    return f"has no image among its parts: {', '.join(parts)}"
 
-    image: EncodedImage
+
+class PackedSample(NamedTuple):
+    """A packed sample: its images by part, first that which is not a declared one; all parts; counts of annotations."""
+
+    images: dict[str, EncodedImage]
     parts: dict[str, bytes]
     counts: dict[str, int]
+
+    def count_in(self, statistics: Statistics, label: Label) -> PixelSums:
+        """Add it to statistics, its label and annotations once, and return the sums of its pixels."""
+        pixels = PixelSums()
+        if not self.images:
+            statistics.classes.update((label,) if isinstance(label, int) else label or ())
+        for number, image in enumerate(self.images.values()):
+            image.count_in(statistics, None if number else label, {} if number else self.counts)
+            pixels += image.pixels
+        return pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +107,39 @@ class SampleRecipe:
 
     def pack(self, found: Input, label: Label) -> PackedSample:
         """Return the sample of an input; raise a SampleError if there cannot be one."""
-        image = pack_image(found.image, self.image)
-        check_size(found.size, image.geometry)
+        images, geometry = dict[str, EncodedImage](), None
+        if found.has_image:
+            image = pack_image(found.image, self.image)
+            images[image.part], geometry = image, image.geometry
+            check_size(found.size, geometry)
+        elif not self.annotations.images:
+            raise SampleError(no_image(found.parts))
+        further = self.further_images(found.parts)
+        for stem, part in further.items():
+            try:
+                packed = pack_image(found.parts[part], self.image)
+            except SampleError as error:
+                raise type(error)(f"part {part!r}: {error}") from error
+            images[f"{stem}.{packed.part.rpartition('.')[2]}"] = packed
+        others = {part: data for part, data in found.parts.items() if part not in further.values()}
         most = self.image.max_pixels
-        beside, counts = transform_parts(found.parts, label, image.geometry, self.annotations, max_pixels=most)
-        parts = {image.part: image.image, **beside}
+        beside, counts = transform_parts(others, label, geometry, self.annotations, max_pixels=most)
+        parts = {part: each.image for part, each in images.items()} | beside
         check_sample(parts)
-        return PackedSample(image, parts, counts)
+        return PackedSample(images, parts, counts)
+
+    def further_images(self, parts: Iterable[str]) -> dict[str, str]:
+        """Return the declared images among the parts of an input, by their names without a format.
+
+        Raises:
+            DecodeError: One is there in two formats.
+        """
+        stems = {image_stem(each) for each in self.annotations.images}
+        found: dict[str, str] = {}
+        for part in parts:
+            if (stem := image_stem(part)) is not None and stem in stems and found.setdefault(stem, part) != part:
+                raise DecodeError(f"has the image {stem} twice, as {found[stem]} and {part}; rename one of them")
+        return found
 
 
 def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
@@ -118,7 +160,7 @@ def warn_of_undeclared(source: Source, annotations: Annotations) -> None:
         with contextlib.suppress(SampleError):  # it will be in quarantine
             parts = source.reader.read(first).parts
     for part, data in parts.items():
-        if part in annotations.parts:
+        if part in annotations.parts or image_stem(part) in map(image_stem, annotations.images):
             continue
         hint = ""
         if part.endswith(".png"):
@@ -133,7 +175,7 @@ def warn_of_undeclared(source: Source, annotations: Annotations) -> None:
 def transform_parts(
     parts: Mapping[str, bytes],
     label: Label,
-    geometry: Geometry,
+    geometry: Geometry | None,
     annotations: Annotations = NOTHING,
     *,
     max_pixels: int = MAX_PIXELS,
@@ -150,8 +192,10 @@ def transform_parts(
         if part in LABEL_PARTS:
             raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
     kept = {**parts, **format_label(label)}
-    if not annotations:
+    if not annotations.parts:
         return kept, {}
+    if geometry is None:
+        raise DecodeError("has no image to which its masks, boxes or keypoints belong")
     if missing := annotations.missing(parts):
         raise DecodeError(missing)
     masks = {}

@@ -43,11 +43,10 @@ from shardflow.formats.shard import OnShard, Shard
 from shardflow.formats.shard_layout import sample_key
 from shardflow.order import keyed_rng
 
-from .image.encoded_image import Geometry
 from .image.pipeline import pack_image
 from .jobs import Job, Piece
 from .origin import FoundInputs, find_inputs, job_again, open_sources
-from .sample_recipe import SampleRecipe
+from .sample_recipe import PackedSample, SampleRecipe
 from .sources.source import Source
 
 _Pixels = npt.NDArray[np.float32]
@@ -223,29 +222,32 @@ class _Check:
             one, other = packed.get(part), again.parts.get(part)
             is_same = one == other
             if not (is_same or has_same_codecs or one is None or other is None):
-                is_same = self._is_alike(part, one, other, again.image.geometry, job)
+                is_same = self._is_alike(part, one, other, again, job)
             if not is_same:
                 is_input = sample.receipt.record(sample.slot).content == result.content
                 why = "" if is_input else ", which has changed since it was packed"
                 return f"its part {part!r} differs from the part that is packed from {item.path!r}{why}"
         return ""
 
-    def _is_alike(self, part: str, packed: bytes, again: bytes, geometry: Geometry, job: Job) -> bool:
+    def _is_alike(self, part: str, packed: bytes, again: bytes, sample: PackedSample, job: Job) -> bool:
         """Whether a part, which other codecs have made, shows the same as the part packed here."""
         recipe = self.recipe.image
         most = recipe.max_pixels
         try:
             if part in self.recipe.annotations.masks:  # encoded without loss, whatever the codec
                 with map_codec_errors(DecodeError):
-                    one, other = (mask_values(data, geometry.size, max_pixels=most) for data in (packed, again))
+                    size = next(iter(sample.images.values())).geometry.size
+                    one, other = (mask_values(data, size, max_pixels=most) for data in (packed, again))
                     return np.array_equal(one, other)
-            if part not in IMAGE_PARTS:
+            if part not in sample.images:
                 return False
             if image_array.is_array(packed) or image_array.is_array(again):
                 return _are_same_arrays(packed, again, most)
             exact = again
             if recipe.format != "png":
-                exact = pack_image(job.reader.read(job.items[0]).image, recipe.lossless()).image
+                found = job.reader.read(job.items[0])
+                own = None if part in IMAGE_PARTS else self.recipe.further_images(found.parts)[part.rpartition(".")[0]]
+                exact = pack_image(found.image if own is None else found.parts[own], recipe.lossless()).image
             return _are_same_pictures(*(_pixels(data, most) for data in (packed, again, exact)))
         except SampleError:
             return False

@@ -147,5 +147,5 @@ def identity_of(*known: object) -> int:
 
 def encode_more(**content: object) -> bytes:
     """Return the `more` of an item, see `Reader`, as bytes that are the same whenever the content is."""
-    kept = {name: value for name, value in content.items() if value}
+    kept = {name: value for name, value in content.items() if value or value is False}
     return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode() if kept else b""

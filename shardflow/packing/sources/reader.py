@@ -2,7 +2,7 @@
 
 One reader serves every kind of source. The `more` of an item is a JSON object with up to three entries:
 
-    image   the location of the image, when it is not the file at the item's path
+    image   the location of the image, when it is not the file at the item's path; False where there is none
     parts   part → its location, or its text itself
     bad     why the input cannot be used: a reason that the listing has found already
 
@@ -50,12 +50,14 @@ R = TypeVar("R")
 class Input(NamedTuple):
     """The bytes of an input: its image file, and every other part by name.
 
-    `size` is the width and height that its annotations belong to, where the source says so.
+    `size` is the width and height that its annotations belong to, where the source says so. Without an image, its bytes
+    are empty and `has_image` is False.
     """
 
     image: bytes
     parts: Mapping[str, bytes]
     size: tuple[int, int] | None = None
+    has_image: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,8 @@ class Reader:
         return found
 
     def _input(self, item: Item, more: Mapping[str, Any]) -> Input:
-        image = self._bytes(more.get("image", [item.path]), item.identity)
+        location = more.get("image", [item.path])
+        image = self._bytes(location, item.identity) if location else b""
         parts = {}
         for part, place in more.get("parts", {}).items():
             try:
@@ -114,7 +117,7 @@ class Reader:
                 parts[part] = place.encode(errors="replace") if text else self._bytes(place, item.identity)
             except OSError as error:  # its name, because the reason is listed under the image's
                 raise SampleError(f"{part}: {error.strerror or error}") from error
-        return Input(image, parts, tuple(more["size"]) if "size" in more else None)
+        return Input(image, parts, tuple(more["size"]) if "size" in more else None, bool(location))
 
     def _bytes(self, location: Sequence[Any], identity: int) -> bytes:
         place, offset, size, crc32 = [*location, *_WHOLE_FILE[len(location) :]]

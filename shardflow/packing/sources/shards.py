@@ -198,10 +198,10 @@ def _unlabelled_input(
             raise SampleError(problem)
         label = _pop_label(tar, locations, own=own)
         image = next((part for part in locations if part in SOURCE_PARTS), None)
-        if image is None:
-            raise SampleError(f"has no image among its parts: {', '.join(locations)}")
     except SampleError as error:
         return unlabelled_input(split, None, path, -1, identity, encode_more(bad=str(error)))
+    if image is None:  # it may have declared ones, which are not known here
+        return unlabelled_input(split, label, path, -1, identity, encode_more(image=False, parts=locations))
     location = locations.pop(image)
     more = encode_more(image=location, parts=locations)
     return unlabelled_input(split, label, path, location[2], identity, more)

@@ -1,0 +1,73 @@
+"""Further images: the field "images", all images of a sample that its dataset declares beside the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardflow.errors import ShardflowError
+from shardflow.formats.annotations import image_stem
+from shardflow.order import keyed_rng
+
+from .batch import Batch
+from .damaged_samples import replace_damaged
+from .decoders.decoder import as_views
+from .source import IMAGES, Source
+
+
+class FurtherImages:
+    """Fills in the field "images" of each sample: [N, 3, H, W], or a list where the decoder keeps their sizes.
+
+    They come in the order of their declaration, without those that a sample lacks. Each is decoded as the first image
+    is, with a crop of its own: it depends on (seed, epoch, sample) and on its name, and not on the others.
+    """
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._sources = sources
+
+    def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the batches, with these images."""
+        for batch in batches:
+            failures: dict[int, ShardflowError] = {}
+            views: list[list[Any]] = [[None] * len(batch.samples) for _ in self._sources[0].decoder.views or (None,)]
+            for number in sorted(set(batch.sources)):
+                rows = [row for row, each in enumerate(batch.sources) if each == number]
+                failures |= self._decode(batch, rows, self._sources[number], views)
+            batch.returned[IMAGES] = tuple(views) if self._sources[0].decoder.views else views[0]
+            replace_damaged(batch, failures, self._sources)
+            yield batch
+
+    def _decode(
+        self, batch: Batch, rows: list[int], source: Source, views: list[list[Any]]
+    ) -> dict[int, ShardflowError]:
+        """Fill in the images of some rows, and return the errors of those that do not decode."""
+        files, keys, owners = [], [], []
+        for row in rows:
+            parts = {image_stem(part): part for part in batch.samples[row].parts}
+            for declared in source.images:
+                stem = image_stem(declared)
+                if stem is not None and (part := parts.get(stem)) is not None:
+                    files.append(batch.samples[row].parts[part])
+                    keys.append(keyed_rng.fold(int(batch.keys[row]), keyed_rng.key("image", stem)))
+                    owners.append((row, part))
+        if not files:
+            for view in views:
+                for row in rows:
+                    view[row] = torch.empty((0, 3, 0, 0), dtype=torch.uint8)
+            return {}
+        sizes = np.zeros((len(files), 2), dtype=np.int64)
+        images, _, errors = source.decoder(
+            files, sizes, np.array(keys, dtype=np.uint64), epoch=batch.epoch, shape=batch.shape
+        )
+        bounds = np.searchsorted([row for row, _ in owners], [*rows, len(batch.samples)])
+        for view, decoded in zip(views, as_views(images), strict=True):
+            for row, begin, end in zip(rows, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+                view[row] = decoded[begin:end]
+        found: dict[int, ShardflowError] = {}
+        for index, error in errors.items():
+            row, part = owners[index]
+            found.setdefault(row, batch.samples[row].with_sample(type(error)(f"part {part!r}: {error}")))
+        return found

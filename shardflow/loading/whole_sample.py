@@ -1,0 +1,93 @@
+"""A transform of the whole sample: of its image, annotations, texts, labels and columns together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardflow._validation import check_callable
+from shardflow.errors import ConfigError
+
+
+class WholeSample:
+    """A transform that takes all fields of a sample as one dict, and returns those of the batch.
+
+    Any other `transform` takes the image, which is wrong as soon as its meaning is in the text or the label too.
+
+    >>> def tokenize(sample):        # doctest: +SKIP
+    ...     caption = sample["txt"].replace("left", "right") if sample["flipped"] else sample["txt"]
+    ...     return {"image": sample["image"], "tokens": tokenizer(caption).input_ids}
+    >>> transform = shardflow.annotations.WholeSample(tokenize, returns=("image", "tokens"))        # doctest: +SKIP
+    >>> loader = shardflow.Loader(url, batch_size=64, fields=("image", "txt", "flipped"), transform=transform)
+    ... # doctest: +SKIP
+
+    Args:
+        transform: Takes a dict of the loader's `fields`: images, masks, boxes and keypoints as tv_tensors (with
+            `MultiView` a tuple of them), texts, JSON values and bytes as they are, numbers as Python's. Returns a dict.
+            Random numbers depend only on (seed, epoch, sample), as in any transform.
+        returns: The fields of a batch, in order, each a key of the returned dict, of any name; by default the loader's
+            `fields`. Values of other names than those become a batch by their type: tensors and arrays of one shape
+            are stacked, numbers become a tensor [B], and anything else a list.
+
+    Raises:
+        ConfigError: The transform is not callable, or `returns` are not different names.
+    """
+
+    def __init__(
+        self, transform: Callable[[dict[str, Any]], dict[str, Any]], returns: Sequence[str] | None = None
+    ) -> None:
+        check_callable("transform", transform)
+        is_list = isinstance(returns, Sequence) and not isinstance(returns, str) and len(returns) > 0
+        if returns is not None and not (
+            is_list and all(isinstance(name, str) for name in returns) and len(set(returns)) == len(returns)
+        ):
+            raise ConfigError(f"returns must be different names, such as ('image', 'tokens'); found {returns!r}")
+        self.transform, self.returns = transform, None if returns is None else tuple(returns)
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return what the transform makes of a sample."""
+        returned = self.transform(sample)
+        if not isinstance(returned, dict):
+            found = "None (does it lack a `return`?)" if returned is None else type(returned).__qualname__
+            raise ConfigError(f"a transform of the whole sample returns a dict; got {found}")
+        return returned
+
+
+def row_of(column: Any, row: int) -> Any:
+    """Return a sample's value of a column of a batch; of views a tuple, and of numbers in a tensor Python's number."""
+    if isinstance(column, tuple):
+        return tuple(row_of(view, row) for view in column)
+    value = column[row]
+    return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+
+
+def join_values(field: str, values: Sequence[Any], like: Any = None) -> Any:
+    """Return the values of a field as a column of a batch; numbers have the dtype of `like`, if they can.
+
+    Raises:
+        ConfigError: They have different types, dtypes or shapes.
+    """
+    if isinstance(values[0], tuple) and isinstance(like, tuple):  # of views
+        pairs = zip(zip(*values, strict=True), like, strict=True)
+        return tuple(join_values(field, view, own) for view, own in pairs)
+    if isinstance(like, list):  # of texts, or of as many images as each sample has
+        return list(values)
+    values = [torch.as_tensor(each) if isinstance(each, (np.ndarray, np.generic)) else each for each in values]
+    kinds = {type(each) for each in values}
+    if not kinds & {torch.Tensor, int, float, bool}:
+        return list(values)
+    if len(kinds) > 1:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ConfigError(f"the transform returns {field!r} as {found}, which do not form a batch; return one type")
+    if kinds == {torch.Tensor}:
+        if len(forms := {(tuple(each.shape), str(each.dtype)) for each in values}) > 1:
+            raise ConfigError(
+                f"the transform returns {field!r} as {', '.join(map(str, sorted(forms)[:3]))}, which do not stack to "
+                "a batch; pad them to one shape, or return lists, such as by tolist(), and join them in batch_transform"
+            )
+        return torch.stack(list(values))
+    is_alike = isinstance(like, torch.Tensor) and type(torch.zeros((), dtype=like.dtype).item()) in kinds
+    return torch.tensor(values, dtype=like.dtype if is_alike else None)
