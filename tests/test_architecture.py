@@ -92,18 +92,18 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2440,
+    "cli": 2470,
     "dataset": 5650,
     "demo": 750,
-    "device": 2040,
+    "device": 2080,
     "diagnostics": 1030,
-    "formats": 3170,
+    "formats": 3210,
     "geometry": 400,
     "interop": 600,
-    "loading": 6300,
+    "loading": 6650,
     "native": 5700,
     "order": 2150,
-    "packing": 7390,
+    "packing": 7850,
     "preview": 1200,
     "storage": 4520,
     "": 1250,
