@@ -152,6 +152,9 @@ class _Side:
             self.images += image_checksums(dataset[split].reader.index(number)).tolist()
             if self.sources is not None:
                 found = find_receipt(dataset.storage, shard.receipt_name, shard)
-                self.sources = None if found is None else [*self.sources, *found.sources]
+                if found is None:
+                    self.sources = None
+                else:
+                    self.sources += found.sources
             if progress is not None:
                 progress(shard)
