@@ -117,7 +117,9 @@ def remove(
     dataset = open_dataset(url, storage_options=storage_options)  # before a directory is made for a missing one
     elsewhere = "leave the samples out when the tars are made, and index these anew"
     refuse_virtual(dataset, "tars", "remove the samples from", elsewhere)
-    rule = {"where": where} if keys is None else {"keys": len(set(keys))}
+    # The text of a condition may be a removed value, such as a name, which no record must keep.
+    rule: dict[str, Any] = {"where_sha256": hashlib.sha256(str(where).encode()).hexdigest()}
+    rule = rule if keys is None else {"keys": len(set(keys))}
     with dataset.storage.exclusive_writer() as writer:
         dataset = open_dataset(url, storage_options=storage_options)
         removed, shards, record, purged = Counter[str](), 0, "", (0, 0)
@@ -323,7 +325,8 @@ class _Rewriting:
         """Publish tar, index and receipt of the job of a name, in this order; return the receipt. May be repeated."""
         storage, slots = self.dataset.storage, self.old.packed_slots()
         lost = [slot for slot, is_gone in zip(slots, self.gone.tolist(), strict=True) if is_gone]
-        removed = tuple(sorted({*self.old.removed, *lost}))
+        absent = {*self.old.removed, *lost}
+        removed = tuple(sorted(absent))
         if (made := self._finished(name, removed)) is not None:
             return made
         if storage.local_path("") is not None:
@@ -347,8 +350,8 @@ class _Rewriting:
             statistics=statistics,
             shard=new,
             index_bytes=len(index),
-            sizes=tuple(-1 if slot in removed else size for slot, size in enumerate(self.old.sizes)),
-            identities=_without(self.old.identities, removed),
+            sizes=tuple(-1 if slot in absent else size for slot, size in enumerate(self.old.sizes)),
+            identities=_without(self.old.identities, absent),
             removed=removed,
         )
         storage.put(f"{name}.json", made.to_bytes())

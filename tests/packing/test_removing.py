@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,19 @@ def test_after_a_purge_no_byte_is_left(dataset: Path) -> None:
     assert (record["from"], record["to"]) == (old.fingerprint, report.fingerprint)
     again = sf.remove(dataset, keys=[key], purge=True)
     assert (again.fingerprint, again.removed, again.purged) == (report.fingerprint, {}, 0)
+
+
+def test_a_record_does_not_quote_its_condition(dataset: Path) -> None:
+    """A condition that names a value of the removed sample leaves its digest, by which the same call knows its own."""
+    pytest.importorskip("duckdb")
+    _, key, _ = secret(dataset)
+    where = f"text = 'caption of {key}'"
+    report = sf.remove(dataset, where=where, purge=True)
+    assert report.removed == {"train": 1}
+    assert [name for name, data in contents(dataset).items() if f"caption of {key}".encode() in data] == []
+    rule = json.loads(Path(report.receipt).read_bytes())["rule"]
+    assert rule == {"where_sha256": hashlib.sha256(where.encode()).hexdigest()}
+    assert sf.remove(dataset, where=where, purge=True).removed == {}
 
 
 def test_only_its_own_files_are_purged(dataset: Path) -> None:
