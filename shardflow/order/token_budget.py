@@ -99,7 +99,7 @@ class TokenBudget:
                     f"text={self.text!r:.40}: tokens must be whole numbers of 0 or more, one per sample; found "
                     f"{texts.dtype} of shape {texts.shape}"
                 )
-            lengths += np.minimum(texts, self.tokens + 1).astype(np.int64)
+            lengths += np.minimum(texts.astype(np.uint64), np.uint64(self.tokens + 1)).astype(np.int64)
         grids = np.zeros((0, 2), dtype=np.int32)
         shrunk = 0
         if self.patch is not None:

@@ -204,6 +204,14 @@ def test_oversize_shrinks_or_drops() -> None:
     assert dropping.identity != shrinking.identity
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64])
+def test_text_lengths_have_any_integer_type(dtype: Any) -> None:
+    """Lengths in a type that cannot hold the budget, or is larger than the sampler's own, mean the same numbers."""
+    largest = np.iinfo(dtype).max
+    epochs = bind(TokenBudget(100_000, patch=None, text=np.array([5, largest, 7], dtype=dtype)), facts(3))
+    assert epochs.left_out == (largest > 100_000)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
