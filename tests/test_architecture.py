@@ -102,7 +102,7 @@ BUDGET = {
     "interop": 600,
     "loading": 6650,
     "native": 5700,
-    "order": 2150,
+    "order": 2160,
     "packing": 7850,
     "preview": 1200,
     "storage": 4520,

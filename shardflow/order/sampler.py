@@ -210,6 +210,14 @@ def per_sample(facts: Facts, given: Any, who: str) -> npt.NDArray[Any]:
     return found
 
 
+def fulfilling(facts: Facts, where: str) -> npt.NDArray[np.bool_]:
+    """Return which of the samples that take part fulfil a condition; ConfigError if none does."""
+    mask = facts.where(where)[: facts.samples]
+    if not mask.any():
+        raise ConfigError(f"no sample of split {facts.split!r} fulfils the condition {where!r}")
+    return mask
+
+
 def known_sizes(facts: Facts, who: str) -> I64:
     """Return width and height of the images that take part; ConfigError if the index lacks one."""
     sizes = facts.image_sizes()[: facts.samples]

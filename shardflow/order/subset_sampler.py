@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
-from .sampler import EpochPlan, EpochSampler, Facts, ListPlan
+from .sampler import EpochPlan, EpochSampler, Facts, ListPlan, fulfilling
 from .shuffle_plan import ShuffledEpochs
 from .weights import Weights, as_numbers
 
@@ -52,8 +52,8 @@ class Subset:
                 f"0 … {facts.split_samples - 1}"
             )
         numbers = self.indices.astype(np.int64)
-        if self.where is not None and not len(numbers := np.flatnonzero(facts.where(self.where))):
-            raise ConfigError(f"no sample of split {facts.split!r} fulfils the condition {self.where!r}")
+        if self.where is not None:
+            numbers = np.flatnonzero(fulfilling(facts, self.where))
         numbers = numbers[numbers < facts.samples]
         if facts.shuffle is None and (np.diff(numbers) < 0).any():  # in ascending order, the split's order is theirs
             return ListedEpochs(numbers, facts.shard_samples)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardflow._wording import first_few
 from shardflow.errors import ConfigError
 
-from .sampler import EpochSampler, Facts, per_sample
+from .sampler import EpochSampler, Facts, fulfilling, per_sample
 from .shuffle_plan import ShuffledEpochs
 from .weights import Weights
 
@@ -52,7 +52,7 @@ class Weighted:
 
     def _of(self, facts: Facts) -> Weights:
         given, samples = self.weights, facts.samples
-        mask = None if self.where is None else facts.where(self.where)[:samples]
+        mask = None if self.where is None else fulfilling(facts, self.where)
         if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
             if isinstance(given, str) and facts.column(given) is not None:
                 raise ConfigError(f"{self!r} means a rule, and also a column of the dataset; pass the column's values")

@@ -125,3 +125,11 @@ def test_a_list_names_samples_that_take_part() -> None:
     for wrong in ([0, 90], [-1, 0]):
         with pytest.raises(ConfigError, match=f"names sample {wrong[0] if wrong[0] < 0 else wrong[1]}"):
             ListPlan.of_samples(np.array(wrong), [50, 40])
+
+
+@pytest.mark.parametrize("sampler", [Subset("c"), Weighted("balanced", where="c"), Weighted(2, where="c")])
+def test_a_condition_that_none_fulfils_is_refused(sampler: Sampler) -> None:
+    """Where no sample that takes part fulfils the condition of a sampler, the error names the condition."""
+    last = np.arange(40) == 39
+    with pytest.raises(ConfigError, match="condition 'c'"):
+        sampler.bind(facts(where=lambda _: last, shard_samples=SIZES[:2]))
