@@ -30,8 +30,9 @@ def test_extended() -> None:
 
 def test_manifest_carries_it() -> None:
     """The sharding comes back from a manifest, counts for its fingerprint, and is absent from one without."""
-    bare = Manifest(splits={"train": (SHARD,)})
-    full = Manifest(splits={"train": (SHARD,)}, sharding=SHARDING)
+    splits = {"train": (SHARD,), "val": ()}
+    bare = Manifest(splits=splits)
+    full = Manifest(splits=splits, sharding=SHARDING)
     assert from_bytes(full.to_bytes()).sharding == SHARDING
     assert from_bytes(bare.to_bytes()).sharding is None
     assert full.fingerprint != bare.fingerprint
