@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 from shardflow.dataset.sample import Sample
@@ -37,7 +38,7 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
         if batch.images is not None:
             decoder.copy_image(batch.images, index, good)
         for values in (view for column in batch.returned.values() for view in as_views(column)):
-            values[index] = values[good]
+            values[index] = copy.deepcopy(values[good])  # a transform may write into either
         for crops in () if batch.crops is None else as_views(batch.crops):
             crops.replace(index, crops[good : good + 1])
     batch.replaced += [str(failures[index]) for index in sorted(failures)]

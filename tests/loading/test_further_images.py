@@ -141,7 +141,7 @@ def test_views_of_each(pairs: Path) -> None:
 
 
 def test_a_damaged_one_is_that_of_its_sample(tmp_path: Path) -> None:
-    """An image that does not decode names sample and part; with max_errors the sample is replaced as a whole."""
+    """An image that does not decode names sample and part; with max_errors another one replaces it, by a copy."""
     samples = [(f"{n}", {"a.jpg": jpeg(n)[: 300 if n == 1 else None], "txt": f"{n}".encode()}) for n in range(4)]
     declared = Annotations(images=("a.jpg",))
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
@@ -152,6 +152,15 @@ def test_a_damaged_one_is_that_of_its_sample(tmp_path: Path) -> None:
     ((images, texts),) = shardflow.Loader(url, max_errors=1, **options)
     assert texts == ["0", "2", "2", "3"]
     assert torch.equal(images[1], images[2])
+
+    def inverted(sample: dict[str, Any]) -> dict[str, Any]:
+        for image in sample["images"]:
+            image.bitwise_not_()
+        return sample
+
+    transform = shardflow.annotations.WholeSample(inverted)
+    ((written, _),) = shardflow.Loader(url, max_errors=1, transform=transform, **options)
+    assert all(torch.equal(~each, before) for each, before in zip(written, images, strict=True))
 
 
 def test_what_is_refused(documents: Path, tmp_path: Path) -> None:
