@@ -235,7 +235,7 @@ def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
     picture = tmp_path / "photos/train/sea/0.JPG"
     picture.parent.mkdir(parents=True)
     picture.touch()
-    with pytest.raises(NotFoundError, match=r"pictures,.*`shardflow pack .*/photos DST`"):
+    with pytest.raises(NotFoundError, match=r"`shardflow pack .*/photos .*` packs its 1 image"):
         shardflow.open(tmp_path / "photos")
 
 
