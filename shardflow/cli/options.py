@@ -219,3 +219,8 @@ def with_columns(sources: Sequence[str], settings: dict[str, Any]) -> list[Any]:
 def _columns(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the columns that are named, by the arguments of `Table`, and remove them from the settings."""
     return {name: column for name in _COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
+
+
+where_option = click.option(
+    "--where", metavar="CONDITION", help="SQL over key, class, width, height, bytes, split and the columns."
+)

@@ -10,7 +10,7 @@ import shardflow
 from shardflow._wording import plural, size_text
 from shardflow.storage.urls import is_remote
 
-from .options import PathOrUrl, read_keys
+from .options import PathOrUrl, read_keys, where_option
 from .output import print_lines, resumable
 from .progress_bars import shard_bar
 
@@ -23,7 +23,7 @@ from .progress_bars import shard_bar
     type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
     help="File with the samples' keys, one per line; train:000000042 for a key in several splits.",
 )
-@click.option("--where", metavar="CONDITION", help="SQL over key, class, width, height, bytes, split and the columns.")
+@where_option
 @click.option("--purge", is_flag=True, help="Delete all earlier versions, which still have the samples.")
 def remove(url: str, keys: Path | None, where: str | None, purge: bool) -> None:
     """Remove samples from DATASET: write the shards that hold them anew, as a new version.

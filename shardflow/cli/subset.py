@@ -11,7 +11,7 @@ import shardflow
 from shardflow._wording import first_few
 from shardflow.storage.urls import shown_url
 
-from .options import PathOrUrl, read_keys, split_names
+from .options import PathOrUrl, read_keys, split_names, where_option
 from .output import print_lines, print_report
 from .progress_bars import shard_bar
 
@@ -28,7 +28,7 @@ _NAMED = 5
     type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
     help="File with sample keys, one per line; train:000000042 for a key in several splits.",
 )
-@click.option("--where", metavar="CONDITION", help="SQL over key, class, width, height, bytes, split and the columns.")
+@where_option
 @click.option("--fraction", type=float, help="Share of each split, such as 0.1.")
 @click.option("--limit", type=int, help="Maximum number of samples per split.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --fraction and --limit.")
