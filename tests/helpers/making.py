@@ -130,3 +130,14 @@ def flip(path: Path, *positions: int) -> None:
     for position in positions:
         data[position] ^= 1
     path.write_bytes(data)
+
+
+NINE_SIZES = [(64, 64), (60, 44), (44, 60), (90, 40), (40, 90), (51, 50), (80, 33), (33, 80), (64, 48)]
+"""Widths and heights of the images of `make_shapes`: image n has size n * 7 % 9."""
+
+
+def make_shapes(url: Path) -> Path:
+    """Make a dataset of 90 images of nine shapes in three shards; the label of a sample is its number."""
+    samples = [(f"{n:03}", {"jpg": jpeg(n, *NINE_SIZES[n * 7 % 9]), "cls": b"%d" % n}) for n in range(90)]
+    shards = [samples[:40], samples[40:55], samples[55:]]
+    return write_dataset(url, {"train": shards}, classes=tuple(map(str, range(90))))

@@ -15,18 +15,15 @@ from shardflow.errors import ConfigError, ResumeMismatchError
 from shardflow.geometry.crops import Crops
 from shardflow.loading.decoders.pixels import crop_pixels
 from shardflow.samplers import AspectBuckets, ClassBatches, Weighted
-from tests.helpers.making import jpeg, write_dataset
+from tests.helpers.making import NINE_SIZES, jpeg, make_shapes, write_dataset
 
 SHAPES = [(16, 16), (12, 20), (20, 12), (10, 24)]
-SIZES = [(64, 64), (60, 44), (44, 60), (90, 40), (40, 90), (51, 50), (80, 33), (33, 80), (64, 48)]
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 90 images of nine shapes in three shards; the label of a sample is its number."""
-    samples = [(f"{n:03}", {"jpg": jpeg(n, *SIZES[n * 7 % 9]), "cls": b"%d" % n}) for n in range(90)]
-    shards = [samples[:40], samples[40:55], samples[55:]]
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", {"train": shards}, classes=tuple(map(str, range(90))))
+    return make_shapes(tmp_path_factory.mktemp("data") / "set")
 
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
@@ -60,7 +57,7 @@ def test_most_images_are_in_the_bucket_of_their_shape(dataset: Path) -> None:
     """An image is in the bucket with the nearest ratio, but for the last ones of each bucket."""
     sampler = AspectBuckets(SHAPES)
     assert sampler.shapes == ((20, 12), (16, 16), (12, 20), (10, 24))
-    own = sampler.buckets(np.array([SIZES[n * 7 % 9] for n in range(90)]))
+    own = sampler.buckets(np.array([NINE_SIZES[n * 7 % 9] for n in range(90)]))
     nearest = {(1, 1): (16, 16), (60, 44): (12, 20), (44, 60): (20, 12), (90, 40): (10, 24), (33, 80): (20, 12)}
     found = sampler.buckets(np.array(list(nearest)))
     assert [sampler.shapes[bucket] for bucket in found] == list(nearest.values())

@@ -16,9 +16,8 @@ from shardflow.errors import ConfigError
 from shardflow.loading.fork_rng import one_thread
 from shardflow.samplers import AspectBuckets, TokenBudget
 from tests.helpers.folders import encoded
-from tests.helpers.making import jpeg, write_dataset
+from tests.helpers.making import NINE_SIZES, make_shapes, write_dataset
 
-SIZES = [(64, 64), (60, 44), (44, 60), (90, 40), (40, 90), (51, 50), (80, 33), (33, 80), (64, 48)]
 PATCH = 8
 TEXTS = np.arange(90) % 9
 FIELDS = ("image", "cu_seqlens", "positions", "bin", "label", "image_size")
@@ -27,9 +26,7 @@ FIELDS = ("image", "cu_seqlens", "positions", "bin", "label", "image_size")
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 90 images of nine shapes in three shards; the label of a sample is its number."""
-    samples = [(f"{n:03}", {"jpg": jpeg(n, *SIZES[n * 7 % 9]), "cls": b"%d" % n}) for n in range(90)]
-    shards = [samples[:40], samples[40:55], samples[55:]]
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", {"train": shards}, classes=tuple(map(str, range(90))))
+    return make_shapes(tmp_path_factory.mktemp("data") / "set")
 
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
@@ -176,7 +173,7 @@ def test_a_navit_learns_from_patches(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     samples = []
     for number in range(64):
-        width, height = SIZES[number % 9]
+        width, height = NINE_SIZES[number % 9]
         pixels = rng.integers(0, 100, (height, width, 3), dtype=np.uint8)
         label = number // 9 % 2
         pixels[:, width // 2 :] += np.uint8(100 * label)

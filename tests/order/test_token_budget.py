@@ -227,6 +227,6 @@ def test_text_lengths_have_any_integer_type(dtype: Any) -> None:
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    """Settings that mean nothing, tokens that are no numbers, and budgets that no sample fits are ConfigErrors."""
+    """Settings that mean nothing, tokens that are not numbers, and budgets that no sample fits are ConfigErrors."""
     with pytest.raises(ConfigError):
         TokenBudget(**wrong).bind(facts(3, sizes=np.full((3, 2), 160)))

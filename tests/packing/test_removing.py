@@ -26,7 +26,7 @@ IMAGES = 10
 
 
 def make(root: Path) -> Path:
-    """Pack twelve inputs of two classes, of which one is no image, into three shards, and add two columns."""
+    """Pack twelve inputs of two classes, one of which is not an image, into three shards, and add two columns."""
     source = write_tree(image_folder(root / "src", IMAGES), {"a/bad.jpg": b"\xff\xd8", "b/secret.jpg": photo(20)})
     sf.pack(source, root / "set", **SETTINGS, max_errors=1)
     keys = keys_of(root / "set")
