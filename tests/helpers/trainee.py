@@ -11,12 +11,15 @@ import json
 import os
 import signal
 import sys
+import time
+import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import shardflow
 from tests.helpers.training import make_loader, make_net, train
 
 EPOCHS = 2
@@ -26,8 +29,7 @@ FAILING = {"attempt": 2, "rank": 1, "epoch": 0}
 """Where a worker is killed."""
 
 
-@record
-def main() -> None:
+def run() -> None:
     """Train."""
     url, folder, attempt = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
@@ -54,6 +56,22 @@ def main() -> None:
             if line.items() >= FAILING.items():
                 os.kill(loader._pool.pids()[0], signal.SIGKILL)
     dist.destroy_process_group()
+
+
+@record
+def main() -> None:
+    """Train, and leave the word to the rank that failed.
+
+    A failed rank breaks the others' collectives. Were their errors recorded too, torchrun could read a file that it had
+    cut short by ending its rank, and then torchrun itself fails, without a summary.
+    """
+    try:
+        run()
+    except (RuntimeError, OSError) as error:
+        if not isinstance(error, shardflow.ShardflowError):
+            traceback.print_exc()
+            time.sleep(60)  # torchrun ends this rank
+        raise
 
 
 if __name__ == "__main__":
