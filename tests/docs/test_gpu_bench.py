@@ -1,4 +1,4 @@
-"""`tools/bench gpu`, whose tables are in docs/device.md: that it is complete, and that it ends."""
+"""`tools/bench gpu`, which docs/performance.md describes: that it is complete, and that it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.timeout(300)
 def test_every_phase_runs_on_any_machine(tmp_path: Path) -> None:
-    """With tiny models on the CPU each phase has a result, and the tables are those of the page."""
+    """With tiny models on the CPU each phase has a result, and the tables are printed."""
     command = [sys.executable, "tools/bench", "gpu", "--tiny", "--device", "cpu", "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
@@ -43,10 +43,6 @@ def test_every_phase_runs_on_any_machine(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     tables = (tmp_path / "gpu.md").read_text()
     assert tables in done.stdout
-    page = (PROJECT / "docs" / "device.md").read_text(encoding="utf-8")
-    for line in tables.splitlines():
-        if line.startswith("| decoding"):
-            assert line in page
 
 
 def test_shares_are_of_the_synthetic_rate(bench: ModuleType) -> None:

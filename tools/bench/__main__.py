@@ -4,7 +4,7 @@
     python3 tools/bench packers       packers, from small and large originals    docs/performance.md
     python3 tools/bench streaming     epochs from S3                             docs/performance.md
     python3 tools/bench micro         single questions about shardflow itself    docs/performance.md
-    python3 tools/bench gpu           what only a GPU can show, in ten minutes   docs/device.md
+    python3 tools/bench gpu           what only a GPU can show, in ten minutes   docs/performance.md
 
 `--help` after a workload describes it and its options. To compare two checkouts of shardflow in alternating rounds, in
 the project's own environment alone:

@@ -3,7 +3,7 @@
     python3 tools/bench gpu --output FOLDER
     python3 tools/bench gpu --output FOLDER --device cpu --tiny     that every phase runs, on any machine
 
-Each phase is a process with a time limit. FOLDER/gpu.json and FOLDER/gpu.md, the tables of docs/device.md,
+Each phase is a process with a time limit. FOLDER/gpu.json and FOLDER/gpu.md, its tables,
 are written after each of them, so that what was measured is kept however the run ends. A phase that fails is a line
 with its reason, and FOLDER/gpu.log has what it printed; phases for which no time is left are skipped.
 
@@ -18,8 +18,8 @@ with its reason, and FOLDER/gpu.log has what it printed; phases for which no tim
 Training is bfloat16 and channels_last, in batches of 256. Batches that were ready before a measurement are not in it.
 The ends of epochs are in "taken", and in what DALI feeds; elsewhere epochs do not end.
 
-It runs in this interpreter with what is installed; docs/device.md says what to bring to a machine without a registry.
-LitData, FFCV and DALI have rows where they are installed.
+It runs in this interpreter with what is installed; docs/performance.md says what to bring to a machine without a
+registry. LitData, FFCV and DALI have rows where they are installed.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def installed(package: str) -> bool:
 
 
 def report(lines: list[dict[str, Any]]) -> str:
-    """Return the tables of docs/device.md."""
+    """Return the tables of gpu.md."""
 
     def found(quantity: str, **wanted: Any) -> float | None:
         values = [line[quantity] for line in lines if wanted.items() <= line.items() and quantity in line]
