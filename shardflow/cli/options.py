@@ -124,7 +124,7 @@ annotation_options = option_group(
         "box_fields",
         multiple=True,
         metavar="NAME=PATH",
-        help="Integer per box, such as labels=objects[].category; with :float any number.",
+        help="Integer per box, such as labels=objects[].category; any number with :float, polygons or RLE with :mask.",
     ),
     click.option(
         "--keypoints",

@@ -6,7 +6,8 @@ that is not declared is kept byte for byte.
     images       further images of a sample, of any format: "img1.jpg" is the part img1.jpg, img1.png, ...
     masks        parts that are PNGs: "mask.png" is the field "mask" of a batch
     boxes        PART:PATH:FORMAT[:normalized]   json:boxes:xyxy, json:objects[].bbox:xywh
-    box fields   NAME=PATH[:float]               labels=objects[].category_id, area=objects[].area:float
+    box fields   NAME=PATH[:float|:mask]         labels=objects[].category_id, area=objects[].area:float,
+                                                 masks=objects[].segmentation:mask
     keypoints    PART:PATH:FORMAT[:normalized]   json:keypoints:xyv, json:objects[].keypoints:xyv
                  [:flip=I-J,...]                 json:keypoints:xyv:flip=1-2,3-4
 
@@ -36,7 +37,7 @@ KEYPOINT_FORMATS = ("xy", "xyv")
 
 EACH = "[]"
 NORMALIZED = "normalized"
-FLOAT = "float"
+FLOAT, MASK = "float", "mask"
 FLIP = "flip"
 
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
@@ -78,7 +79,8 @@ class Boxes(JsonObject):
         format: "xyxy", "xywh" or "cxcywh", see `BOX_FORMATS`; four numbers in pixels of the upright image.
         normalized: Whether the numbers are fractions of the image's width and height, not pixels.
         fields: Name → path of further values in the same part, one integer per box: {"labels": "objects[].category"}
-            is the field "box_labels" of a batch. For numbers with fractions, the path ends in ":float".
+            is the field "box_labels" of a batch. For numbers with fractions, the path ends in ":float"; for polygons or
+            runs, as of COCO's `segmentation`, in ":mask".
 
     Raises:
         ConfigError: A value is out of its range.
@@ -268,17 +270,17 @@ def mask_field(part: str) -> str:
     return part.removesuffix(".png")
 
 
-def field_path(text: str) -> tuple[str, bool]:
-    """Return the path of a per-box field, and whether its values have fractions.
+def field_path(text: str) -> tuple[str, str]:
+    """Return the path of a per-box field, and the kind of its values: `FLOAT`, `MASK`, or "" for integers.
 
     Raises:
-        ConfigError: It is not a path, or ends in another kind than ":float".
+        ConfigError: It is not a path, or ends in another kind.
     """
     path, colon, kind = text.partition(":") if isinstance(text, str) else (text, "", "")
-    if colon and kind != FLOAT:
-        raise ConfigError(f"{text!r}: values per box are integers, or fractions with :float; found {kind!r}")
+    if colon and kind not in (FLOAT, MASK):
+        raise ConfigError(f"{text!r}: values per box are integers, or as :float or :mask says; found {kind!r}")
     path_steps(path)
-    return path, bool(colon)
+    return path, kind
 
 
 def _check(declared: Boxes | Keypoints, formats: tuple[str, ...]) -> None:

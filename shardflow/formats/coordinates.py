@@ -1,7 +1,7 @@
 """Coordinates: the boxes and keypoints in the JSON parts of a sample, read and written back as they are declared.
 
     boxes        a list of lists of four numbers; four numbers alone are one box
-    box fields   a list of numbers, as many as boxes; beside a single box, a number
+    box fields   a list of numbers or segments, as many as boxes; beside a single box, one
     keypoints    a list of points, [[x, y, visibility], ...], or their numbers in turn, [x, y, visibility, ...]
 
 A sample without boxes has empty lists. All that comes out is in pixels of an image whose size is given, boxes as left,
@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.errors import DecodeError
+from shardflow.errors import DecodeError, TooLargeError
 
-from .annotations import EACH, Annotations, Boxes, Keypoints, field_path, path_steps
+from .annotations import EACH, FLOAT, MASK, Annotations, Boxes, Keypoints, field_path, path_steps
+from .segments import Segment
 
 Array: TypeAlias = "npt.NDArray[Any]"
 Size: TypeAlias = "tuple[int, int]"
@@ -29,6 +30,8 @@ Size: TypeAlias = "tuple[int, int]"
 
 MAX_JSON_BYTES = 16 * 2**20
 """Longest part with coordinates, because a JSON takes up to some 30 times its bytes in memory."""
+
+_MOST_MASK_PIXELS, _MOST_CORNERS = 1 << 34, 1 << 18  # of the segments of a sample, which take seconds
 
 _MAX = float(np.finfo(np.float32).max)
 _DIGITS = {False: 3, True: 7}  # of numbers in pixels, and of fractions
@@ -40,7 +43,7 @@ class Coordinates(NamedTuple):
 
     Attributes:
         boxes: float32 [N, 4], left, top, right, bottom in pixels; None where no boxes are declared.
-        box_fields: Name → int64 or float32 [N], the further values of the boxes.
+        box_fields: Name → int64 or float32 [N], the further values of the boxes; or their segments, object [N].
         keypoints: float32 [N, K, 2 or 3] where they are declared per box, otherwise [K, 2 or 3], x, y in pixels and the
             visibility; None where none are declared. K is 0 where N is 0.
     """
@@ -62,9 +65,10 @@ def read_coordinates(
 
     Raises:
         DecodeError: A part is missing or not JSON, a path leads nowhere, or the values differ from their declaration.
+        TooLargeError: The segments have too many corners, or masks of too many pixels.
     """
     found = _Documents(annotations, read_part)
-    return _coordinates(found.boxes(size), found.box_fields(), found.keypoints(size))
+    return _coordinates(found.boxes(size), found.box_fields(size), found.keypoints(size))
 
 
 def move_coordinates(
@@ -75,6 +79,7 @@ def move_coordinates(
     *,
     move_boxes: Callable[[Array], Array],
     move_points: Callable[[Array], Array],
+    move_segment: Callable[[Segment], Segment],
 ) -> tuple[dict[str, bytes], Coordinates]:
     """Return the parts with their coordinates moved and all else as it was, by name, and what was read from them.
 
@@ -84,17 +89,21 @@ def move_coordinates(
         after: Size of the image to which the moved ones belong.
         move_boxes: Moves boxes, float64 [N, 4]: left, top, right, bottom in pixels.
         move_points: Moves points, float64 [N, 2]: x, y in pixels. A point whose visibility is 0 stays as it is.
+        move_segment: Moves the segment of a box.
 
     Raises:
-        DecodeError: As for `read_coordinates`.
+        DecodeError, TooLargeError: As for `read_coordinates`.
     """
     found = _Documents(annotations, read_part)
-    boxes, fields, points = found.boxes(before), found.box_fields(), found.keypoints(before)
+    boxes, fields, points = found.boxes(before), found.box_fields(before), found.keypoints(before)
     if boxes is not None:
         found.write_boxes(move_boxes(boxes), after)
     if points is not None:
         moved = move_points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:-1], 2)
         found.write_keypoints(moved, after)
+    for name, values in fields.items():
+        if values.dtype == object:
+            found.write_segments(name, [move_segment(each) for each in values], after)
     return found.to_bytes(), _coordinates(boxes, fields, points)
 
 
@@ -153,21 +162,24 @@ class _Documents:
             boxes *= (*size, *size)
         return _checked(declared, boxes)
 
-    def box_fields(self) -> dict[str, Array]:
-        """Return the further values of the boxes: name → int64 or float32 [N]."""
+    def box_fields(self, size: Size) -> dict[str, Array]:
+        """Return the further values of the boxes: name → int64, float32 or, of segments, object [N]."""
         declared = self._annotations.boxes
         if declared is None:
             return {}
         fields = {}
         for name, text in declared.fields.items():
-            path, is_float = field_path(text)
+            path, kind = field_path(text)
             values = [slot.value for slot in self._elements(declared, path, 0)]
             if len(values) != len(self._boxes):
                 message = (
                     f"box field {name!r} has {len(values)} values at {path}, but there are {len(self._boxes)} boxes"
                 )
                 raise _error(declared, message)
-            fields[name] = _field(declared, name, path, values, is_float=is_float)
+            if kind == MASK:
+                fields[name] = _segments(declared, path, values, size)
+            else:
+                fields[name] = _field(declared, name, path, values, is_float=kind == FLOAT)
         return fields
 
     def keypoints(self, size: Size) -> Array | None:
@@ -205,6 +217,16 @@ class _Documents:
         digits = _DIGITS[declared.normalized]
         for slot, box in zip(self._boxes, boxes.tolist(), strict=True):
             slot.container[slot.key] = [round(number, digits) for number in box]
+
+    def write_segments(self, name: str, segments: Sequence[Segment], size: Size) -> None:
+        """Put the segments of the boxes in the place of those that were read."""
+        declared = self._annotations.boxes
+        assert declared is not None
+        slots = self._elements(declared, field_path(declared.fields[name])[0], 0)
+        for slot, segment in zip(slots, segments, strict=True):
+            for corners in segment.polygons:
+                _checked(declared, corners)
+            slot.container[slot.key] = segment.to_json(size if declared.normalized else (1, 1))
 
     def write_keypoints(self, points: Array, size: Size) -> None:
         """Put keypoints in pixels, float64 [..., 2], in the place of those that were read and have a visibility."""
@@ -336,6 +358,24 @@ def _field(declared: Boxes, name: str, path: str, values: list[Any], *, is_float
         return _checked(declared, np.array(values, np.float64)).astype(np.float32)
     except OverflowError as error:
         raise _error(declared, f"{path}: {error}") from error
+
+
+def _segments(declared: Boxes, path: str, values: list[Any], size: Size) -> Array:
+    """Return the segments of boxes, object [N]."""
+    runs = sum(isinstance(value, dict) for value in values)
+    if runs * size[0] * size[1] > _MOST_MASK_PIXELS:
+        raise TooLargeError(f"part {declared.part!r}: {path} has {runs} masks of {size[0]}x{size[1]} pixels")
+    segments = np.empty(len(values), dtype=object)
+    corners = 0
+    for number, value in enumerate(values):
+        try:
+            segments[number] = Segment.parse(value, size, size if declared.normalized else (1, 1))
+        except ValueError as error:
+            raise _error(declared, f"{_place(path, number)}: {error}") from None
+        corners += segments[number].corners
+    if corners > _MOST_CORNERS:
+        raise TooLargeError(f"part {declared.part!r}: {path} has polygons with {corners:,} corners")
+    return segments
 
 
 def _lacking(steps: Sequence[str], number: int, expected: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Boxes and keypoints: where they are in the crops of their images, and which of them stay."""
+"""Boxes, their masks and keypoints: where they are in the crops of their images, and which of them stay."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from shardflow._validation import check_probability, check_switch
 
 from .crops import Crops
+from .segment_masks import segment_mask
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -56,8 +57,8 @@ def move_objects(
 
     Args:
         columns: Field → one array per image: "boxes" float32 [N, 4], left, top, right, bottom, and "keypoints" float32
-            [N, K, 2 or 3] or [K, 2 or 3], in pixels of the source images; any other name is a field of the boxes, [N].
-            Without boxes, nothing is dropped.
+            [N, K, 2 or 3] or [K, 2 or 3], in pixels of the source images; any other name is a field of the boxes, [N],
+            or has their masks: segments, object [N], or uint8 [N, H, W]. Without boxes, nothing is dropped.
         crops: The crops.
         rule: Which boxes stay.
         flip_pairs: Keypoints that change places where an image is mirrored, see `Keypoints`.
@@ -74,17 +75,31 @@ def move_objects(
         if rule.min_visibility is not None:
             is_kept = (_areas(inside) >= rule.min_visibility * _areas(boxes)) & (_areas(rounded) > 0)
         kept = _split(is_kept, counts)
-        counts = np.bincount(rows[is_kept], minlength=len(counts)).tolist()
         for field, arrays in columns.items():
+            if field == BOXES:
+                arrays = _split(rounded, counts)
             if field != KEYPOINTS:
-                values = rounded if field == BOXES else np.concatenate(arrays)
-                moved[field] = _split(values[is_kept], counts)
+                own = zip(arrays, kept, strict=True)
+                moved[field] = [_crop_masks(each[is_kept], crops, row) for row, (each, is_kept) in enumerate(own)]
     if KEYPOINTS in columns:
         points = _move_keypoints(columns[KEYPOINTS], crops, flip_pairs)
         if kept is not None and points[0].ndim == 3:
             points = [each[is_kept] for each, is_kept in zip(points, kept, strict=True)]
         moved[KEYPOINTS] = points
     return moved
+
+
+def _crop_masks(values: Array, crops: Crops, index: int) -> Array:
+    """Return the masks of the boxes of image `index` in its crop, uint8 [N, H, W]; other values as they are."""
+    if values.dtype == object:
+        width, height = crops.extents[index].tolist()
+        masks = np.empty((len(values), height, width), dtype=np.uint8)
+        for mask, segment in zip(masks, values, strict=True):
+            mask[:] = segment_mask(segment, crops, index)
+        return masks
+    if values.ndim == 3:
+        return np.ascontiguousarray(crops.crop_mask(index, values.transpose(1, 2, 0)).transpose(2, 0, 1))
+    return values
 
 
 def move_boxes(boxes: Array, crops: Crops, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -18,14 +18,17 @@ from shardflow._masks import mask_values
 from shardflow._pillow import map_codec_errors
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
-from shardflow.formats.annotations import Annotations, field_path, mask_field
+from shardflow.formats.annotations import FLOAT, MASK, Annotations, field_path, mask_field
 from shardflow.formats.coordinates import Array, Coordinates, read_coordinates
+from shardflow.formats.image_limits import REMEDY
 from shardflow.geometry.crops import Crops
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes, FlipPairs, move_objects
 
 _BOX_PREFIX = "box_"
 _CROWD = "iscrowd"
 """The field of boxes that marks crowds, by COCO's name."""
+
+_KINDS = {"": "int64", FLOAT: "float32", MASK: "masks"}
 
 _Tensors = list[torch.Tensor]
 
@@ -90,7 +93,7 @@ class AnnotationFields:
         if (boxes := self._declared.boxes) is not None:
             for name, path in boxes.fields.items():
                 if (field := _box_field(name)) in self.objects:
-                    kinds[field] = "float32" if field_path(path)[1] else "int64"
+                    kinds[field] = _KINDS[field_path(path)[1]]
         if (keypoints := self._declared.keypoints) is not None:
             kinds[KEYPOINTS] = f"{keypoints.format}{' of boxes' * (keypoints.per_box and boxes is not None)}"
             if keypoints.flip_pairs:
@@ -102,7 +105,7 @@ class AnnotationFields:
 
         Raises:
             DecodeError: A part is missing, damaged, or differs from its declaration.
-            TooLargeError: A mask is too large.
+            TooLargeError: A mask is too large, or the masks of the boxes are together.
         """
         width, height = views[0].source[index].tolist()
         masks = {field: _mask(sample, part, (width, height), max_pixels) for field, part in self.masks.items()}
@@ -112,6 +115,10 @@ class AnnotationFields:
             coordinates = read_coordinates(self._declared, sample.parts.get, (width, height))
             if not self.boxes.crowds:
                 coordinates = _without_crowds(coordinates)
+            masks_of_boxes = sum(len(each) for each in coordinates.box_fields.values() if each.dtype == object)
+            pixels = max(int(crops.extents[index].prod()) for crops in views)
+            if masks_of_boxes * pixels > max_pixels:
+                raise TooLargeError(f"the masks of its {masks_of_boxes} boxes have {pixels:,} pixels each; {REMEDY}")
         return SampleAnnotations(cropped, coordinates)
 
     def of_views(
@@ -120,7 +127,8 @@ class AnnotationFields:
         """Return for each view, field → one tensor per sample, as it is in the crops of the view.
 
         Masks are uint8 or int32 [1 or 3, H, W]. Boxes are float32 [N, 4], left, top, right, bottom in pixels of the
-        crop; their fields int64 or float32 [N]; keypoints float32 [N, K, 2 or 3] or [K, 2 or 3].
+        crop; their fields int64 or float32 [N], or masks uint8 [N, H, W]; keypoints float32 [N, K, 2 or 3] or
+        [K, 2 or 3].
         """
         masks = [
             {field: _of_one_dtype([each.masks[view][field] for each in annotations]) for field in self.masks}

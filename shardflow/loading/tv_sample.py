@@ -137,6 +137,8 @@ def _to_dict(
         if field in masks:
             # Of [1, H, W], SanitizeBoundingBoxes would take the 1 for the number of boxes.
             value = tv_tensors.Mask(value[0] if len(value) == 1 else value)
+        elif value.dim() == 3 and field != KEYPOINTS:  # the masks of the boxes
+            value = tv_tensors.Mask(value)
         elif field == BOXES:
             value = tv_tensors.BoundingBoxes(value, format="XYXY", canvas_size=canvas_size)
         elif field == KEYPOINTS:

@@ -43,6 +43,7 @@ from shardflow.formats.manifest import Manifest
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.geometry.crops import Crops
 from shardflow.geometry.objects import clip_boxes, move_boxes
+from shardflow.geometry.segment_masks import move_segment
 
 from .image.encoded_image import EncodedImage, Geometry
 from .image.pipeline import pack_image
@@ -212,6 +213,7 @@ def transform_parts(
         geometry.size,
         move_boxes=lambda boxes: pack_boxes(boxes, crops),
         move_points=lambda points: crops.move(points, np.zeros(len(points), dtype=np.int64)),
+        move_segment=lambda segment: move_segment(segment, crops),
     )
     counts = {"masks": len(masks), "boxes": len(found.boxes) if found.boxes is not None else 0}
     if (points := found.keypoints) is not None:

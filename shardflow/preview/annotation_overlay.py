@@ -6,6 +6,7 @@ with very many values, such as a depth, is one colour of many strengths.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from shardflow._wording import plural
 from shardflow.errors import DecodeError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.coordinates import Array, Coordinates, read_coordinates
+from shardflow.geometry.crops import Crops
+from shardflow.geometry.segment_masks import segment_mask
 
 PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#7fdb4c", "#b07aff", "#ff5a5f")
 """Colours that are told apart on pictures, also by most colour-blind people: Okabe and Ito's, and some more."""
@@ -50,12 +53,19 @@ def draw_annotations(
         with map_codec_errors(DecodeError), open_mask(parts[mask], size) as image:
             load_mask(image)  # which refuses values that have no meaning
             picture = _with_mask(picture, image)
-    return _with_coordinates(picture, read_coordinates(annotations, parts.get, size), size)
+    found, whole = read_coordinates(annotations, parts.get, size), Crops.of([size])
+    for segments in found.box_fields.values():
+        if segments.dtype == object and len(segments):
+            numbered = (segment_mask(each, whole, 0) * np.int32(number) for number, each in enumerate(segments, 1))
+            picture = _with_mask(picture, Image.fromarray(functools.reduce(np.maximum, numbered)))
+    return _with_coordinates(picture, found, size)
 
 
 def draw_arrays(picture: Image.Image, masks: Sequence[Array], found: Coordinates) -> Overlay:
     """Draw masks, [1 or 3, H, W] as large as a picture in RGB, and coordinates in its pixels over it."""
-    for mask in masks:
+    of_boxes = [values for values in found.box_fields.values() if values.ndim == 3 and len(values)]
+    numbered = [(values * np.arange(1, len(values) + 1)[:, None, None]).max(0, keepdims=True) for values in of_boxes]
+    for mask in [*masks, *numbered]:
         if len(mask) in (1, 3):
             values = mask[0].astype(np.int32) if len(mask) == 1 else mask.astype(np.uint8).transpose(1, 2, 0)
             picture = _with_mask(picture, Image.fromarray(np.ascontiguousarray(values)))

@@ -23,14 +23,13 @@ from .annotation_overlay import draw_arrays
 from .contact_sheet import ContactSheet, Tile, sample_tiles
 from .sample_reader import SampleReader, raw_sample
 
-_LABELS = "box_labels"
+_CROWDS = "box_iscrowd"
 
 
 def training_loader(url: str | os.PathLike[str], split: str, seed: int = 0) -> Loader:
     """Return a loader of a dataset's images and annotations, with the default crop for training."""
     declared = open_dataset(url).manifest.annotations
-    fields = [field for field in field_parts(declared) if field == _LABELS or not field.startswith("box_")]
-    fields = ["image", *fields]
+    fields = ["image", *(field for field in field_parts(declared) if field != _CROWDS)]
     return Loader(url, split=split, batch_size=1, decoder=RandomResizedCrop(), fields=fields, seed=seed, num_workers=0)
 
 
@@ -112,7 +111,7 @@ def _with_annotations(
     masks = [arrays.pop(field) for field in masked]
     if not masks and not arrays.keys() & {BOXES, KEYPOINTS}:
         return picture, ""
-    fields = {"labels": arrays[_LABELS]} if _LABELS in arrays else {}
+    fields = {field.removeprefix("box_"): values for field, values in arrays.items() if field.startswith("box_")}
     return draw_arrays(picture, masks, Coordinates(arrays.get(BOXES), fields, arrays.get(KEYPOINTS)))
 
 

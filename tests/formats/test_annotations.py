@@ -130,7 +130,7 @@ def test_steps_of_paths() -> None:
     assert path_steps("objects[].bbox") == ("objects", "[]", "bbox")
     assert path_steps("[]") == ("[]",)
     assert path_steps("a[][].b") == ("a", "[]", "[]", "b")
-    assert field_path("objects[].area:float") == ("objects[].area", True)
+    assert field_path("objects[].area:float") == ("objects[].area", "float")
 
 
 def test_masks_are_fields() -> None:

@@ -160,6 +160,7 @@ def _moved(content: Any, declared: Annotations) -> Any:
         (100, 50),
         move_boxes=lambda boxes: boxes / 2,
         move_points=lambda points: points / 2,
+        move_segment=lambda segment: segment,
     )
     assert set(parts) == {"json"}
     np.testing.assert_equal(was._asdict(), read_coordinates(declared, read_part, SIZE)._asdict())

@@ -13,7 +13,8 @@ import shardflow as sf
 from shardflow.cli.main import shardflow
 from shardflow.errors import DecodeError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
-from shardflow.preview.annotation_overlay import PALETTE, draw_annotations
+from shardflow.formats.coordinates import Coordinates
+from shardflow.preview.annotation_overlay import PALETTE, draw_annotations, draw_arrays
 from shardflow.preview.contact_sheet import sample_tiles
 from shardflow.preview.html_page import write_page
 from shardflow.preview.sample_reader import SampleReader
@@ -118,3 +119,20 @@ def test_sheet_page_and_info_have_them(tmp_path: Path) -> None:
         assert line in printed
     as_json = json.loads(CliRunner().invoke(shardflow, ["info", str(tmp_path / "dst"), "--json"]).output)
     assert Annotations.from_json(as_json["annotations"]) == DECLARED
+
+
+def test_masks_of_boxes_are_drawn() -> None:
+    """Polygons and runs of a sample, and the masks that a loader makes of them, have a colour for each object."""
+    declared = Annotations(boxes=Boxes("json", "boxes", "xyxy", fields={"masks": "segments:mask"}))
+    left, right = [[0, 0, 24, 0, 24, 48, 0, 48]], {"size": [48, 96], "counts": [48 * 72, 48 * 24]}
+    content = {"boxes": [[0, 0, 24, 48], [72, 0, 96, 48]], "segments": [left, right]}
+    picture = Image.new("RGB", (96, 48))
+    stored = draw_annotations(picture, picture.size, {"json": json.dumps(content).encode()}, declared)
+    masks = np.zeros((2, 48, 96), np.uint8)
+    masks[0, :, :24] = masks[1, :, 72:] = 1
+    loaded = draw_arrays(picture, [], Coordinates(np.array(content["boxes"]), {"masks": masks}, None))
+    for drawn in (stored, loaded):
+        assert drawn.detail == "2 boxes"
+        for x, number in ((12, 0), (84, 1)):
+            assert drawn.picture.getpixel((x, 24)) == tuple(round(value / 2) for value in _rgb(number))
+        assert drawn.picture.getpixel((48, 24)) == (0, 0, 0)

@@ -5,6 +5,7 @@ A sample gets a part `json`, which is declared in the manifest:
     boxes      [[left, top, right, bottom], ...] in pixels; an image without any has an empty list
     labels     the class of each box: the place of its category in the order of their ids, from 0
     iscrowd, area, ids   of each box; the area is in pixels of the source image, also where the image was resized
+    segmentation   the polygons or runs of each box, if any annotation has some; none where it has none
     keypoints  [[[x, y, visibility], ...], ...], one list for each box, if any annotation has keypoints; those whose
                names in the category differ in left and right change places where an image is mirrored
     image_id, width, height   of the source image
@@ -12,9 +13,10 @@ A sample gets a part `json`, which is declared in the manifest:
 An image whose width and height are not those that the JSON gives it is a bad input: its boxes would be those of another
 image. As its boxes, they are of the upright image.
 
-The classes of an image, for sampling and subsets, are those of its boxes. Segmentations are left out.
+The classes of an image, for sampling and subsets, are those of its boxes.
 
-The whole JSON is parsed at once, but for the segmentations, which are most of it and are dropped on the way.
+The whole JSON is parsed at once, but for the segmentations, which are most of it: they stay texts until an image is
+listed.
 
 Source: cocodataset.org, "Data format".
 """
@@ -58,15 +60,17 @@ MAX_BYTES = 4 * 2**30
 """Longest JSON that is read. COCO's own have up to 0.45 GB."""
 
 _FIELDS = {"labels": "labels", "iscrowd": "iscrowd", "area": "area:float", "ids": "ids"}
+_MASKS = {"masks": "segmentation:mask"}
 _BOXES = Boxes("json", "boxes", "xyxy", fields=_FIELDS)
 _KEYPOINTS = Keypoints("json", "keypoints[]", "xyv")
 _TRIED_IMAGES = 3
+_SEGMENT, _NOTHING = "segmentation", "[]"
 _SIDES, _OPPOSITE = re.compile("left|right"), {"left": "right", "right": "left"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coco(SourceKind):
-    """The images of a COCO set with their boxes and keypoints.
+    """The images of a COCO set with their boxes, masks and keypoints.
 
     Args:
         url: Path or URL of the JSON: "coco/annotations/instances_train2017.json".
@@ -114,7 +118,8 @@ class Coco(SourceKind):
             )
             logger.warning("%s: no two keypoints have names that differ in left and right, so %s", self, effect)
         keypoints = replace(_KEYPOINTS, flip_pairs=pairs) if content.points else None
-        return replace(source, annotations=Annotations(boxes=_BOXES, keypoints=keypoints))
+        boxes = replace(_BOXES, fields=_FIELDS | _MASKS) if content.has_segments else _BOXES
+        return replace(source, annotations=Annotations(boxes=boxes, keypoints=keypoints))
 
     def _read(self, storage: Storage, name: str) -> Any:
         if (found := storage.version(name)) is not None and found.size > MAX_BYTES:
@@ -154,6 +159,7 @@ class _Content:
         categories: Id of a category → its name, by ascending id.
         names: The names of the categories, each once, in this order.
         points: The largest number of keypoints of an annotation.
+        has_segments: Whether annotations have segments, or there are no annotations.
     """
 
     def __init__(self, content: Any, where: str) -> None:
@@ -198,6 +204,7 @@ class _Content:
         self.names = tuple(dict.fromkeys(self.categories.values()))
         lengths = (len(points) for each in annotations if isinstance(points := each.get("keypoints"), list))
         self.points = max(lengths, default=0) // 3
+        self.has_segments = not annotations or any(each.get(_SEGMENT, _NOTHING) != _NOTHING for each in annotations)
         self._point_names = [each["keypoints"] for each in categories if isinstance(each.get("keypoints"), list)]
 
     def flip_pairs(self) -> tuple[tuple[int, int], ...]:
@@ -211,12 +218,13 @@ class _Content:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the JSON without its segmentation."""
+    """Return an object of the JSON, with its segmentation as a text."""
     entry = dict(pairs)
     if len(entry) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"an object has {next(name for name in entry if names.count(name) > 1)!r} twice")
-    entry.pop("segmentation", None)
+    if _SEGMENT in entry:
+        entry[_SEGMENT] = json.dumps(entry[_SEGMENT] or [])
     return entry
 
 
@@ -242,7 +250,7 @@ def _unlabelled_inputs(
             return bad_input(split, f"image {number}", reason)
         place = str(place)
         try:
-            sample = _sample(image, content.annotations[image["id"]], numbers, content.points)
+            sample = _sample(image, content.annotations[image["id"]], numbers, content)
         except SampleError as error:
             return bad_input(split, public_name(place), str(error))
         return detection_input(base, split, place, sample)
@@ -251,14 +259,17 @@ def _unlabelled_inputs(
 
 
 def _sample(
-    image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], numbers: Mapping[int, Any], points: int
+    image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], numbers: Mapping[int, Any], content: _Content
 ) -> dict[str, Any]:
     """Return the JSON of a sample; raise a SampleError that names an annotation which is not COCO's."""
     sample: dict[str, Any] = {"image_id": image["id"], "width": image.get("width"), "height": image.get("height")}
     declared = sample["width"], sample["height"]
     if declared != (None, None) and not all(type(side) is int and side > 0 for side in declared):
         raise SampleError(f"width and height are {declared!r:.60}, not two numbers of pixels")
-    sample |= {name: [] for name in ("boxes", *_FIELDS, *(["keypoints"] if points else []))}
+    points = content.points
+    sample |= {name: [] for name in ("boxes", *_FIELDS, *["keypoints"] * bool(points))}
+    if content.has_segments:
+        sample[_SEGMENT] = [json.loads(annotation.get(_SEGMENT, _NOTHING)) for annotation in annotations]
     for number, annotation in enumerate(annotations):
         own = annotation.get("id", number)
         box: Any = annotation.get("bbox")

@@ -24,6 +24,7 @@ from tests.helpers.jobs import preview
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
 FIELDS = {"labels": "labels", "iscrowd": "iscrowd", "area": "area:float", "ids": "ids"}
 BOXES = Boxes("json", "boxes", "xyxy", fields=FIELDS)
+MASKS = {"masks": "segmentation:mask"}
 
 CONTENT: dict[str, Any] = {
     "images": [{"id": 70 + n, "file_name": f"{n:012d}.jpg", "width": 96, "height": 64} for n in range(4)],
@@ -31,7 +32,7 @@ CONTENT: dict[str, Any] = {
     "annotations": [
         {"id": 5, "image_id": 72, "category_id": 90, "bbox": [10.5, 4, 20, 30], "area": 99.5, "iscrowd": 0},
         {"id": 6, "image_id": 70, "category_id": 3, "bbox": [0, 0, 96, 64], "area": 6144, "iscrowd": 1},
-        {"id": 4, "image_id": 72, "category_id": 18, "bbox": [2, 2, 4, 4], "segmentation": [[1, 2, 3, 4, 5, 6]]},
+        {"id": 4, "image_id": 72, "category_id": 18, "bbox": [2, 2, 4, 4], "segmentation": []},
     ],
 }
 
@@ -71,6 +72,31 @@ def test_a_set_becomes_a_dataset(tmp_path: Path) -> None:
     statistics = dataset.manifest.statistics
     assert statistics is not None
     assert (statistics["train"].counts["boxes"], statistics["train"].classes) == (3, {0: 1, 1: 1, 2: 1})
+
+
+def test_polygons_and_runs_become_masks_of_boxes(tmp_path: Path) -> None:
+    """Where annotations have segments, these follow the image beside their boxes; a broken one is a bad input."""
+    content = copy.deepcopy(CONTENT)
+    corners = [2, 2, 6, 2, 6, 6, 2, 6]
+    runs = {"size": [64, 96], "counts": [64 * 48, 64 * 48]}  # the right half
+    content["annotations"][2]["segmentation"] = [corners, [80, 50, 90, 50, 90, 60]]
+    content["annotations"][1]["segmentation"] = runs
+    sf.pack(_write(tmp_path / "coco", content), tmp_path / "dst", **SMALL)
+    dataset = sf.open(tmp_path / "dst")
+    assert dataset.manifest.annotations == Annotations(boxes=Boxes("json", "boxes", "xyxy", fields=FIELDS | MASKS))
+    samples = [json.loads(sample["json"])["segmentation"] for sample in dataset["train"]]
+    assert samples == [
+        [{"size": [32, 48], "counts": [32 * 24, 32 * 24]}],
+        [],
+        [[], [[1, 1, 3, 1, 3, 3, 1, 3], [40, 25, 45, 25, 45, 30]]],
+        [],
+    ]
+    assert sf.verify(tmp_path / "dst", sources=[tmp_path / "coco/annotations/instances_train2017.json"]) == []
+    content["annotations"][1]["segmentation"]["counts"][1] = 2**40
+    url = _write(tmp_path / "broken", content)
+    sf.pack(url, tmp_path / "most", max_errors=1, **SMALL)
+    (bad,) = quarantined(tmp_path / "most")
+    assert re.search("segmentation.*fill the image", bad["reason"])
 
 
 def test_keypoints(tmp_path: Path) -> None:
