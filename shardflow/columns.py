@@ -9,6 +9,7 @@ from ._imports import lazy_names
 
 if TYPE_CHECKING:
     from .dataset.columns import add as add
+    from .dataset.columns import compute as compute
     from .dataset.columns import drop as drop
     from .dataset.sample_table import to_parquet as to_parquet
     from .loading.column_fields import Filled as Filled

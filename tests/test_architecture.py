@@ -93,14 +93,14 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2470,
-    "dataset": 5650,
+    "dataset": 5730,
     "demo": 750,
     "device": 2080,
     "diagnostics": 1030,
     "formats": 3350,
     "geometry": 450,
     "interop": 600,
-    "loading": 6650,
+    "loading": 6660,
     "native": 5700,
     "order": 2160,
     "packing": 7850,

@@ -28,8 +28,8 @@ from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Writer
 
-from .column_files import FilesOfColumn, Table, Values, is_ours, load_table, take
-from .open_dataset import Dataset, open_dataset
+from .column_files import FilesOfColumn, Table, Values, check_installed, is_ours, load_table, take
+from .open_dataset import Dataset, Split, open_dataset
 from .receipts import find_receipt
 from .sample_table import shard_keys
 from .selection import image_checksums, selected_contents
@@ -122,14 +122,80 @@ def add(
     _check_names(dataset, loaded, replace)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
     counts = _count(loaded, rows, allow, example)
-    if to is not None:
-        fingerprint = _add_to_view(dataset, loaded, rows, to, storage_options, progress)
-    else:
-        with dataset.storage.exclusive_writer() as writer:
-            fingerprint = _add_version(dataset, loaded, rows, writer, progress)
-    return ColumnsReport(
-        fingerprint=fingerprint, columns={name: kind for name, (kind, _) in loaded.columns.items()}, **counts
-    )
+    return _added(dataset, loaded, rows, counts, to, storage_options, progress)
+
+
+def compute(
+    url: str | os.PathLike[str],
+    name: str,
+    function: Callable[[list[Any]], Sequence[Any]],
+    *,
+    field: str,
+    split: str | None = None,
+    replace: bool = False,
+    to: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Shard], None] | None = None,
+) -> ColumnsReport:
+    """Add a column that a function computes from a part or a column of each sample, such as the length of its text.
+
+    Every sample is read once, in order, in this process. After an error the dataset is what it was.
+
+    >>> def count(texts):        # doctest: +SKIP
+    ...     return [len(tokens) for tokens in tokenizer(texts).input_ids]
+    >>> shardflow.columns.compute("photos256", "caption_tokens", count, field="txt")        # doctest: +SKIP
+
+    Args:
+        url: A dataset, a directory or a URL.
+        name: The column.
+        function: Takes a list with the values of a shard's samples: texts of a `.txt`, values of a `.json`, bytes of
+            another part; numbers or texts of a column. Returns as many values; None for a sample without one.
+        field: The part, such as "txt", or the column. Samples that lack it get no value, and are not in the list.
+        split: Compute the values of this split alone.
+        replace, to, storage_options, progress: As for `add`.
+
+    Raises:
+        ConfigError: No sample has the field, the function returns another number of values, or as `add` does.
+        IntegrityError, DecodeError: A sample is damaged.
+        DatasetExistsError, NotFoundError, StoreError: As `add` does.
+    """
+    check_installed()
+    import pyarrow as pa
+
+    dataset = open_dataset(url, storage_options=storage_options)
+    chosen = dataset if split is None else {split: dataset[split]}
+    values: list[Any] = []
+    rows: _Rows = {each: np.full(len(dataset[each]), -1, dtype=np.int64) for each in dataset}
+    for own, opened in chosen.items():
+        for number, first in enumerate(opened.first_sample(np.arange(len(opened.shards))).tolist()):
+            records, given = _field_values(opened, number, field)
+            returned = list(function(given)) if given else []
+            if len(returned) != len(given):
+                raise ConfigError(
+                    f"the function for column {name!r} returned {len(returned)} values for {len(given)} of {field!r}"
+                )
+            rows[own][first + records] = len(values) + np.arange(len(given))
+            values += returned
+    if not values:
+        raise ConfigError(f"{dataset.url}: no sample has the part or column {field!r}")
+    keys = [str(number) for number in range(len(values))]
+    table = load_table(pa.table({"": keys, name: values}), "", [name], None)
+    _check_names(dataset, table, replace)
+    counts = {"rows": len(values), "unmatched": 0, "repeated": 0, **_matched(rows)}
+    return _added(dataset, table, rows, counts, to, storage_options, progress)
+
+
+def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
+    """Return the records of a shard that have a part or a column, and its values."""
+    if field in split.columns.kinds:
+        values, present = split.columns.read(field, number)
+        return np.flatnonzero(present), values[present].tolist()
+    found: dict[int, Any] = {}
+    for record in range(split.shards[number].samples):
+        sample = split.reader.read(number, record, sequential=True)
+        if field in sample.parts:
+            found[record] = sample.value(field)
+    return np.array([*found], dtype=np.int64), [*found.values()]
 
 
 def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
@@ -268,9 +334,33 @@ def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict
         keys = Counter(table.keys.drop_null().to_pylist()).most_common(1)
         message = f"{plural(repeated, 'row')} of {total} have the key of a row before, such as {keys[0][0]!r}"
         raise ConfigError(f"{message}; take the first row of each key with --allow repeated")
+    return {"rows": total, "unmatched": unmatched, "repeated": repeated, **_matched(rows)}
+
+
+def _matched(rows: _Rows) -> dict[str, dict[str, int]]:
+    """Return how many samples of each split have a row, and how many there are."""
     matched = {split: int((found >= 0).sum()) for split, found in rows.items()}
-    samples = {split: len(found) for split, found in rows.items()}
-    return {"rows": total, "unmatched": unmatched, "repeated": repeated, "matched": matched, "samples": samples}
+    return {"matched": matched, "samples": {split: len(found) for split, found in rows.items()}}
+
+
+def _added(
+    dataset: Dataset,
+    table: Table,
+    rows: _Rows,
+    counts: Mapping[str, Any],
+    to: str | os.PathLike[str] | None,
+    storage_options: Mapping[str, Any] | None,
+    progress: Callable[[Shard], None] | None,
+) -> ColumnsReport:
+    """Add the columns of a table, as a version of the dataset or a virtual one, and report them."""
+    if to is not None:
+        fingerprint = _add_to_view(dataset, table, rows, to, storage_options, progress)
+    else:
+        with dataset.storage.exclusive_writer() as writer:
+            fingerprint = _add_version(dataset, table, rows, writer, progress)
+    return ColumnsReport(
+        fingerprint=fingerprint, columns={name: kind for name, (kind, _) in table.columns.items()}, **counts
+    )
 
 
 def _shard_values(dataset: Dataset, table: Table, rows: _Rows) -> Iterator[tuple[str, Shard, dict[str, Values]]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shardflow import native
-from shardflow.errors import IntegrityError, ShardflowError
+from shardflow.errors import DecodeError, IntegrityError, ShardflowError
+
+_PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +37,17 @@ class Sample:
         if not isinstance(self.key_source, str):
             self.key_source = self.key_source(self.record)
         return self.key_source
+
+    def value(self, part: str) -> Any:
+        """Return the value of a part: the text of a txt, what a json or a cls says, and the bytes of any other.
+
+        Raises:
+            DecodeError: It cannot be read as such.
+        """
+        try:
+            return _PARSERS.get(part.rpartition(".")[2], bytes)(bytes(self.parts[part]))
+        except ValueError as error:
+            raise self.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
     def with_sample(self, error: ShardflowError) -> ShardflowError:
         """Return an error with this sample as the place where it happened."""

@@ -36,6 +36,7 @@ class Batch:
     crops: Crops | tuple[Crops, ...] | None = None  # with views one for each
     annotations: tuple[dict[str, list[torch.Tensor]], ...] = ()  # of each view: masks, boxes, ...: field → [B]
     returned: dict[str, Any] = field(default_factory=dict)  # the other fields that a transform of whole samples returns
+    left_out: set[int] = field(default_factory=set)  # the damaged samples of bins, until `leave_out`
     read_bytes: int = 0  # of the samples' parts
     network_bytes: int = 0  # of the shards that were downloaded since the batch before
-    replaced: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces
+    replaced: list[str] = field(default_factory=list)  # the problem of each sample that is replaced or left out

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,9 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
             part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
             row[list(parsed_labels(sample, part, encoded.shape[1]))] = 1
         return encoded
-    return [_parsed(sample, field) for sample in batch.samples]
+    for sample in batch.samples:
+        _payload(sample, field)  # or raises
+    return [sample.value(field) for sample in batch.samples]
 
 
 def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> tuple[Crops, ...]:
@@ -108,17 +109,6 @@ def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tupl
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:
         raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
-
-
-_PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
-
-
-def _parsed(sample: Sample, part: str) -> Any:
-    payload = bytes(_payload(sample, part))
-    try:
-        return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
-    except ValueError as error:
-        raise sample.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
 
 def _payload(sample: Sample, part: str) -> memoryview:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from shardflow.errors import ConfigError
 
 from .batch_fields import batch_field
+from .damaged_samples import leave_out
 from .decoders.decoder import Allocator, allocate
 from .fork_rng import fork_rng, reseed
 from .source import Source
@@ -26,6 +27,7 @@ class Collate:
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
+            leave_out(batch)
             columns = tuple(batch_field(field, batch, self._sources, self._allocator) for field in self._fields)
             batch_transform = self._sources[batch.sources[0]].batch_transform
             if batch.empty:

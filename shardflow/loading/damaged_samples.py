@@ -1,9 +1,12 @@
-"""Damaged samples: whether one raises its error, or another sample of its batch replaces it."""
+"""Damaged samples: whether one raises its error, is left out of its bin, or another of its batch replaces it."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ShardflowError
@@ -20,7 +23,8 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
     A failed sample is replaced by the next good one of the batch, so the result is the same in every process, where its
-    source allows that. Return which sample replaces each that failed.
+    source allows that. In bins of a token budget, another would have other tokens: it only takes the place until
+    `leave_out`. Return which sample replaces each that failed.
     """
     replaced: dict[int, int] = {}
     if not failures:
@@ -33,6 +37,8 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
     for index in failures:
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
         replaced[index] = good
+        if sources[batch.sources[index]].epochs.sampler.patch is not None:
+            batch.left_out.add(index)
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         batch.sources[index] = batch.sources[good]
         if batch.images is not None:
@@ -43,3 +49,27 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
             crops.replace(index, crops[good : good + 1])
     batch.replaced += [str(failures[index]) for index in sorted(failures)]
     return replaced
+
+
+def leave_out(batch: Batch) -> None:
+    """Remove the damaged samples of bins from a batch."""
+    if not batch.left_out:
+        return
+    rows = np.array([row for row in range(len(batch.samples)) if row not in batch.left_out])
+    for name in _COLUMNS:
+        setattr(batch, name, _kept(getattr(batch, name), rows))
+    batch.annotations = tuple({field: _kept(view[field], rows) for field in view} for view in batch.annotations)
+    batch.returned = {field: _kept(column, rows) for field, column in batch.returned.items()}
+    batch.left_out.clear()
+
+
+_COLUMNS = ("keys", "shards", "records", "valid", "bins", "sources", "samples", "pixels", "images", "crops")
+
+
+def _kept(column: Any, rows: Any) -> Any:
+    """Return some rows of a column, of views of each."""
+    if column is None:
+        return None
+    if isinstance(column, tuple):
+        return tuple(_kept(view, rows) for view in column)
+    return [column[row] for row in rows] if isinstance(column, list) else column[rows]

@@ -58,8 +58,8 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         workers: The settings of the worker processes.
         annotations: Which of the fields follow the crops, and which boxes stay.
         classes: The class names of the labels, label 0 first; empty without labels.
-        max_errors: Number of damaged samples that others may replace.
-        replaced: The problem of each sample that was replaced by another.
+        max_errors: Number of damaged samples that may be replaced by others, or left out of their bins.
+        replaced: The problem of each of these samples.
     """
 
     _kind = "loader"

@@ -137,7 +137,8 @@ class Loader(Engine):
             `AspectBuckets([(224, 224), ...])` and `TokenBudget(8192)`, or one that you write. `shuffle` and `limit`
             apply to it too.
         max_errors: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
-            keep their steps and shapes; `replaced` names them. With 0, the first damaged sample raises its error.
+            keep their steps and shapes; `TokenBudget` leaves them out of their bins. `replaced` names them. With 0, the
+            first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process. Or
             `Workers(8, prefetch_factor=..., pin_memory=..., multiprocessing_context=..., persistent_workers=...)`.
         group: The data-parallel group. Its ranks get different batches; under tensor and pipeline parallelism, ranks
@@ -211,8 +212,6 @@ class Loader(Engine):
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
-        if max_errors and epochs.sampler.patch is not None:
-            raise ConfigError("a sample that replaces another has other tokens: leave max_errors=0 with TokenBudget")
         images = opened.manifest.annotations.images if IMAGES in names else ()
         if images and epochs.sampler.patch is not None:
             raise ConfigError(f"{IMAGES!r} have other sizes than TokenBudget plans: leave one of them out")

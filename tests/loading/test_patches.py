@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.decoders import CenterCrop, Patches
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, DecodeError, IntegrityError
 from shardflow.loading.fork_rng import one_thread
 from shardflow.samplers import AspectBuckets, TokenBudget
 from tests.helpers.folders import encoded
-from tests.helpers.making import NINE_SIZES, make_shapes, write_dataset
+from tests.helpers.making import NINE_SIZES, flip, jpeg, make_shapes, write_dataset
 
 PATCH = 8
 TEXTS = np.arange(90) % 9
@@ -123,7 +125,6 @@ def test_patches_of_a_sampler_that_merges_them(dataset: Path) -> None:
         {"decoder": Patches(3)},
         {"decoder": Patches(PATCH), "sampler": AspectBuckets([(64, 64)])},
         {"fields": ("label",)},
-        {"max_errors": 1},
         {"fields": ("image", "cu_seqlens"), "sampler": None},
         {"fields": ("image", "pixel_mask")},
     ],
@@ -132,6 +133,53 @@ def test_what_does_not_fit_is_refused(dataset: Path, wrong: dict[str, Any]) -> N
     """Decoders, fields and samplers that do not go together are ConfigErrors before loading."""
     with pytest.raises(ConfigError):
         loader(dataset, **wrong)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stack", [True, False])
+def test_a_damaged_sample_is_left_out_of_its_bin(dataset: Path, tmp_path: Path, workers: int, stack: bool) -> None:
+    """With `max_errors` a bin lacks its damaged samples, and all others are as they were; one more is an error."""
+    shutil.copytree(dataset, tmp_path / "set")
+    tar = next((tmp_path / "set").glob("**/000001.tar"))
+    with tarfile.open(tar) as opened:
+        places = [member.offset_data for member in opened if member.name.endswith("jpg")]
+    flip(tar, places[4] + 700, places[5] + 700)
+    options = {"num_workers": workers, "decoder": Patches(PATCH, stack=stack)}
+    fields = ("image", "label", "bin", "image_size", "valid")
+    whole = loader(dataset, fields=fields, decoder=Patches(PATCH, stack=stack))
+    some = loader(tmp_path / "set", fields=fields, max_errors=2, **options)
+    damaged = {44, 45}
+    for batch, expected in zip(some, whole, strict=True):
+        kept = [row for row, number in enumerate(expected[1].tolist()) if number not in damaged]
+        assert [column[kept].tolist() for column in expected[1:]] == [column.tolist() for column in batch[1:]]
+        counts = (expected[3] // PATCH).prod(1).tolist()
+        if stack:
+            rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+            assert torch.equal(batch[0], expected[0][torch.isin(rows, torch.tensor(kept))])
+        else:
+            assert all(torch.equal(one, expected[0][row]) for one, row in zip(batch[0], kept, strict=True))
+    assert len(some.replaced) == 2
+    with pytest.raises(IntegrityError, match="max_errors"):
+        list(loader(tmp_path / "set", max_errors=1, num_workers=workers))
+
+
+def test_an_image_that_does_not_decode_is_left_out_of_its_bin(tmp_path: Path) -> None:
+    """So are its annotations, and other fields of its own; a batch of such images alone is an error."""
+    samples = []
+    for number in range(9):
+        image = jpeg(number, *NINE_SIZES[number])
+        samples.append(
+            (f"{number}", {"jpg": image[: len(image) // 2] if number == 4 else image, "txt": b"%d" % number})
+        )
+    url = write_dataset(tmp_path / "set", {"train": [samples]})
+    fields = ("image", "txt", "crop", "cu_seqlens", "key")
+    options = {"sampler": TokenBudget(1000, patch=PATCH), "fields": fields, "max_errors": 1}
+    (patches, texts, crops, ends, keys), *_ = loader(url, **options)
+    assert sorted(texts) == sorted(keys) == [str(number) for number in range(9) if number != 4]
+    assert len(crops) == len(ends) - 1 == 8
+    assert ends[-1] == len(patches)
+    with pytest.raises(DecodeError):
+        list(loader(url, **options | {"batch_size": 1, "sampler": TokenBudget(60, patch=PATCH)}))
 
 
 @pytest.mark.parametrize("by", ["sample", "batch"])

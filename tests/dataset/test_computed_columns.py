@@ -1,0 +1,90 @@
+"""Columns that a function computes from the samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import shardflow
+from shardflow.errors import ConfigError, DecodeError
+from shardflow.samplers import TokenBudget
+from tests.helpers.making import jpeg, write_dataset
+
+CAPTIONS = [" ".join(["tree"] * (n % 5 + 1)) for n in range(12)]
+
+
+@pytest.fixture
+def captioned(tmp_path: Path) -> Path:
+    """Twelve captioned images in three shards and two splits, and one without a caption; keys repeat."""
+    samples: list[Any] = [(f"{n % 6}", {"jpg": jpeg(n), "txt": caption.encode()}) for n, caption in enumerate(CAPTIONS)]
+    samples.append(("bare", {"jpg": jpeg(12)}))
+    return write_dataset(
+        tmp_path / "set", {"train": [samples[:5], samples[5:6] + samples[12:]], "val": [samples[6:12]]}
+    )
+
+
+def lengths(texts: list[Any]) -> list[int]:
+    """The number of words of each text."""
+    return [len(text.split()) for text in texts]
+
+
+def test_a_function_over_texts_becomes_a_column(captioned: Path) -> None:
+    """The function is called once per shard with its texts; samples without one get no value, and are not passed."""
+    calls: list[int] = []
+
+    def count(texts: list[Any]) -> list[int]:
+        calls.append(len(texts))
+        return lengths(texts)
+
+    report = shardflow.columns.compute(captioned, "words", count, field="txt")
+    assert (report.columns, report.matched) == ({"words": "int64"}, {"train": 6, "val": 6})
+    assert calls == [5, 1, 6]
+    columns = shardflow.open(captioned)["train"].columns
+    found = [columns.read("words", shard) for shard in range(2)]
+    assert np.concatenate([each.values for each in found]).tolist() == [1, 2, 3, 4, 5, 1, 0]
+    assert np.concatenate([each.present for each in found]).tolist() == [True] * 6 + [False]
+    shardflow.columns.compute(
+        captioned, "twice", lambda words: [2 * each for each in words], field="words", split="val"
+    )
+    twice = shardflow.open(captioned)["val"].columns.read("twice", 0)
+    assert twice.values.tolist() == [2 * (n % 5 + 1) for n in range(6, 12)]
+
+
+def test_what_cannot_be_a_column_is_refused(captioned: Path) -> None:
+    """Another number of values, a field that no sample has, a name that is taken, and text that is none are errors."""
+    before = shardflow.open(captioned).fingerprint
+    for name, function, field in (
+        ("words", lambda texts: texts[1:], "txt"),
+        ("words", lengths, "nothing"),
+        ("txt", lengths, "txt"),
+        ("words", lambda texts: [{"a": 1}] * len(texts), "txt"),
+    ):
+        with pytest.raises(ConfigError):
+            shardflow.columns.compute(captioned, name, function, field=field)
+    broken = write_dataset(captioned.parent / "broken", {"train": [[("a", {"jpg": jpeg(1), "txt": b"\xff"})]]})
+    with pytest.raises(DecodeError, match="txt"):
+        shardflow.columns.compute(broken, "words", lengths, field="txt")
+    assert shardflow.open(captioned).fingerprint == before
+
+
+def test_a_tokenizer_gives_the_lengths_of_a_token_budget(captioned: Path) -> None:
+    """Captions are counted by a tokenizer, once; bins then hold images and captions of at most the budget."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(CAPTIONS, trainers.WordLevelTrainer(special_tokens=["[UNK]"]))
+
+    def count(texts: list[str]) -> list[int]:
+        return [len(each.ids) for each in tokenizer.encode_batch(texts)]
+
+    shardflow.columns.compute(captioned, "caption_tokens", count, field="txt", split="val")
+    sampler = TokenBudget(25, patch=16, text="caption_tokens")
+    fields = ("cu_seqlens", "bin", "caption_tokens", "image")
+    loader = shardflow.Loader(captioned, split="val", batch_size=2, sampler=sampler, fields=fields, num_workers=0)
+    for ends, bins, tokens, _ in loader:
+        used = torch.zeros(2, dtype=torch.int64).index_add(0, bins, ends.diff().long() + tokens)
+        assert int(used.max()) <= 25
