@@ -2,11 +2,12 @@
 
 A condition is one expression of SQL, which DuckDB reads and evaluates. It reaches no file, network, extension or
 setting, and no other row: aggregates and windows are refused. Like in SQL, where it is NULL, it selects nothing; so it
-is where it compares a value that a sample lacks, or NaN.
+is where it compares a value that a sample lacks, NaN, a list with NaN in it, or what is divided by 0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -37,6 +38,7 @@ _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "enable_external_access": "false",
+    "ieee_floating_point_ops": "false",  # else 0 / 0 is NaN, which is more than any number
     "memory_limit": "2GB",
     "python_enable_replacements": "false",  # names of Python's variables are not tables
     "temp_directory": "",
@@ -70,6 +72,8 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     mask = np.zeros(len(split), dtype=np.bool_)
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     try:
+        with contextlib.suppress(duckdb.Error):  # DuckDB 1 has no such setting, and returns NULL
+            connection.execute("SET error_on_division_by_zero = false")
         connection.execute("SET lock_configuration = true")
         empty = connection.from_arrow(_empty(split, names))
         kinds = empty.filter(where).select(duckdb.SQLExpression(where)).types
@@ -170,8 +174,8 @@ def sample_tables(
         for name in split.columns.kinds:
             if name in names:
                 values, present = split.columns.read(name, shard)
-                if is_condition and values.dtype.kind == "f" and values.ndim == 1:
-                    present = present & ~np.isnan(values)
+                if is_condition and values.dtype.kind == "f":
+                    present = present & ~np.isnan(values).reshape(len(values), -1).any(axis=1)
                 known[name] = to_arrow(split.columns.kinds[name], Values(values, present))
         yield pa.table({name: known[name] for name in names}, schema=schema)
         if progress is not None:

@@ -26,7 +26,8 @@ def dataset(tmp_path: Path) -> Path:
     """Seven training samples with scores, of which one is missing and one NaN, and texts; two others without."""
     url = make_dataset(tmp_path / "set", SPLITS)
     keys = [f"train:{n:09}" for n in range(7)]
-    table = pa.table({"id": keys, "score": SCORES, "text": [*"abcdef", None], "vec": [[n, -n] for n in range(7)]})
+    vectors = {"vec": [[n, -n] for n in range(7)], "emb": [[float("nan") if n == 3 else n, 0.5] for n in range(7)]}
+    table = pa.table({"id": keys, "score": SCORES, "text": [*"abcdef", None], **vectors})
     sf.columns.add(url, table, key="id")
     return url
 
@@ -55,6 +56,9 @@ CONDITIONS = [
     ("\"Text\" >= 'e' and split = 'train'", [4, 5]),
     ("vec[1] > 5 or list_contains(classes, 'class0')", [0, 6]),
     ("bytes > 0", list(range(7))),
+    ("number / number > 0.5", list(range(1, 7))),  # 0 / 0 is no number, and not the largest
+    ("score / score > 0.5 or score % score > 0.5", [1, 2, 3, 4]),
+    ("emb[1] > 1.5 or list_max(emb) > 1.5", [2, 4, 5, 6]),
 ]
 NOT_CONDITIONS = [
     "",
