@@ -18,8 +18,14 @@ with its reason, and FOLDER/gpu.log has what it printed; phases for which no tim
 Training is bfloat16 and channels_last, in batches of 256. Batches that were ready before a measurement are not in it.
 The ends of epochs are in "taken", and in what DALI feeds; elsewhere epochs do not end.
 
-It runs in this interpreter with what is installed; docs/performance.md says what to bring to a machine without a
-registry. LitData, FFCV and DALI have rows where they are installed.
+It runs in this interpreter: CUDA builds of PyTorch and torchvision, numpy, pillow, click, fsspec, tqdm, and pytest with
+xdist and timeout. It needs 10 GB in /tmp and 8 GB in /dev/shm. Bring this checkout, and _kernel.so or a C compiler. Two
+wheels come from a registry, on any machine, and go to a folder of PYTHONPATH:
+
+    pip download --no-deps --dest wheels webdataset braceexpand
+    pip install --no-index --no-deps --target site wheels/*.whl
+
+LitData, FFCV and DALI have rows where they are installed.
 """
 
 from __future__ import annotations
