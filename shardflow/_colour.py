@@ -7,8 +7,10 @@ Packing and loading convert by these functions, so that a tar read in place show
 
 Colours with an embedded ICC profile are converted to sRGB, which models expect; packing does so after the resize, where
 there are fewer pixels. Little CMS converts them, relative colorimetric, with black point compensation; colours outside
-of sRGB are clipped. A profile that changes no colour, as the sRGB profile that most cameras write, is recognised by
-that, whatever its name. One that is broken, or meant for pixels of another kind, is ignored, as viewers do.
+of sRGB are clipped. Profiles of three curves and a matrix, which most are, take a tenth of its time in the native
+kernel: integers, so that numpy computes the same without it, and never more than a level from Little CMS. A profile
+that changes no colour, as the sRGB profile that most cameras write, is recognised by that, whatever its name. One that
+is broken, or meant for pixels of another kind, is ignored, as viewers do.
 """
 
 from __future__ import annotations
@@ -19,15 +21,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageCms
 
+from shardflow import native
 from shardflow._pillow import BITS_TAG, PHOTOMETRIC_TAG, WHITE_IS_ZERO, bands
 from shardflow.errors import DecodeError
+from shardflow.formats.icc_profile import matrix_profile
+
+CONVERSION = "tables 1"
+"""What profiles of curves and a matrix become: raised with every change of the pixels that come of them."""
 
 _SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
 _MODES = {"1": "L", "L": "L", "LA": "L", "I": "L", "I;16": "L", "CMYK": "CMYK"}
 _SAME = 2
 """Levels of 255: sRGB profiles by different makers differ by that much, those of other spaces by far more."""
+
+_SRGB = np.array(
+    [[0.4360747, 0.3850649, 0.1430804], [0.2225045, 0.7168786, 0.0606169], [0.0139322, 0.0971045, 0.7141733]]
+)
+"""From linear sRGB to XYZ for D50, adapted by Bradford's method (IEC 61966-2-1; ICC.1:2022, annex E)."""
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
@@ -94,15 +107,13 @@ class ProfileConversion:
 
     usable: bool = True  # False for a profile that cannot be applied
     mode: str = "RGB"  # Pillow's, of the pixels before it: "L", "RGB" or "CMYK"
-    transform: ImageCms.ImageCmsTransform | None = None  # None when nothing is to be done
+    transform: Callable[[Image.Image], Image.Image] | None = None  # None when nothing is to be done
 
     def apply(self, pixels: Image.Image) -> Image.Image:
         """Return pixels as RGB in sRGB."""
         if self.transform is None:
             return pixels if pixels.mode == "RGB" else pixels.convert("RGB")  # which would copy
-        converted = ImageCms.applyTransform(pixels.convert(self.mode), self.transform)
-        assert converted is not None  # a new image, unless `inPlace`
-        return converted
+        return self.transform(pixels.convert(self.mode))
 
 
 def profile_conversion(profile: bytes | None, mode: str) -> ProfileConversion:
@@ -124,14 +135,58 @@ def _conversion(profile: bytes, mode: str) -> ProfileConversion:
             ImageCms.Intent.RELATIVE_COLORIMETRIC,
             ImageCms.Flags.BLACKPOINTCOMPENSATION,
         )
-        conversion = ProfileConversion(mode=mode, transform=transform)
-        return ProfileConversion() if mode != "CMYK" and _changes_nothing(conversion) else conversion
+        by_little_cms = functools.partial(_by_little_cms, transform)
+        if mode == "CMYK":
+            return ProfileConversion(mode=mode, transform=by_little_cms)
+        levels = np.arange(0, 256, 15, dtype=np.uint8)
+        colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(1, -1, 3)
+        before = Image.fromarray(colours if mode == "RGB" else colours[..., 0])
+        after = by_little_cms(before)
+        if _difference(before.convert("RGB"), after) <= _SAME:
+            return ProfileConversion()
+        by_tables = _tables(profile) if mode == "RGB" else None
+        if by_tables is not None and _difference(after, by_tables(before)) <= 1:
+            return ProfileConversion(transform=by_tables)
+        return ProfileConversion(mode=mode, transform=by_little_cms)
     except Exception:  # Pillow and Little CMS raise anything on a damaged profile
         return ProfileConversion(usable=False)
 
 
-def _changes_nothing(conversion: ProfileConversion) -> bool:
-    levels = np.arange(0, 256, 15, dtype=np.uint8)
-    colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(1, -1, 3)
-    before = Image.fromarray(colours if conversion.mode == "RGB" else colours[..., 0]).convert("RGB")
-    return int(np.abs(np.asarray(before, np.int16) - np.asarray(conversion.apply(before), np.int16)).max()) <= _SAME
+def _by_little_cms(transform: ImageCms.ImageCmsTransform, pixels: Image.Image) -> Image.Image:
+    converted = ImageCms.applyTransform(pixels, transform)
+    assert converted is not None  # a new image, unless `inPlace`
+    return converted
+
+
+def _difference(one: Image.Image, other: Image.Image) -> int:
+    return int(np.abs(np.asarray(one, np.int16) - np.asarray(other, np.int16)).max())
+
+
+def _tables(profile: bytes) -> Callable[[Image.Image], Image.Image] | None:
+    """Return the conversion of a profile of curves and a matrix; None of another profile."""
+    found = matrix_profile(profile)
+    if found is None:
+        return None
+    matrix = np.linalg.inv(_SRGB) @ found.matrix
+    if np.abs(matrix).sum(axis=1).max() >= 4:  # or 32 bits would overflow
+        return None
+    tables = np.zeros((), native.COLOUR_TABLES)
+    top = len(tables["encoded"]) - 1
+    tables["linear"] = np.rint(found.curves * top)
+    tables["matrix"] = np.rint(matrix * (1 << native.MATRIX_BITS))
+    light = np.linspace(0, 1, top + 1)
+    tables["encoded"] = np.rint(255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055))
+    return functools.partial(_by_tables, tables)
+
+
+def _by_tables(tables: npt.NDArray[np.void], pixels: Image.Image) -> Image.Image:
+    converted = np.array(pixels)
+    if native.available():
+        native.convert_colours(converted, tables)
+    else:
+        light = [tables["linear"][channel][converted[..., channel]].astype(np.int32) for channel in range(3)]
+        for channel, (red, green, blue) in enumerate(tables["matrix"]):
+            mixed = red * light[0] + green * light[1] + blue * light[2] + (1 << native.MATRIX_BITS - 1)
+            places = (mixed >> native.MATRIX_BITS).clip(0, len(tables["encoded"]) - 1)
+            converted[..., channel] = tables["encoded"][places]
+    return Image.fromarray(converted)

@@ -97,16 +97,16 @@ BUDGET = {
     "demo": 750,
     "device": 2080,
     "diagnostics": 1030,
-    "formats": 3350,
+    "formats": 3430,
     "geometry": 450,
     "interop": 600,
     "loading": 6660,
-    "native": 5700,
+    "native": 5750,
     "order": 2160,
-    "packing": 7850,
+    "packing": 7870,
     "preview": 1210,
     "storage": 4520,
-    "": 1250,
+    "": 1280,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
 

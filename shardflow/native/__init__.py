@@ -38,6 +38,8 @@ from .binding import FILTERS, Header, ImageInFile, Payload, Problem, Status
 from .transcoding import SAMPLINGS, TRANSCODING, Interpolation, transcode
 
 __all__ = [
+    "COLOUR_TABLES",
+    "MATRIX_BITS",
     "SAMPLINGS",
     "TRANSCODING",
     "Header",
@@ -48,6 +50,7 @@ __all__ = [
     "Status",
     "View",
     "available",
+    "convert_colours",
     "decode_crops",
     "decode_resized",
     "decode_views",
@@ -57,6 +60,11 @@ __all__ = [
     "transcode",
     "version",
 ]
+
+MATRIX_BITS = 14  # SF_MATRIX_BITS
+COLOUR_TABLES = np.dtype([("linear", "u2", (3, 256)), ("matrix", "i4", (3, 3)), ("encoded", "u1", (1 << 15,))])
+"""How RGB of another space becomes sRGB, sf_colour_tables of kernel.h: `linear` light of each channel's levels, times
+`matrix` in units of 1/2^MATRIX_BITS, whose rows have sums of magnitudes below 4; and the level of each light."""
 
 
 def available() -> bool:
@@ -271,6 +279,13 @@ def decode_resized(
 def read_header(payload: bytes | memoryview) -> Header:
     """Return the size and the kind of a JPEG, or raise a DecodeError if its header cannot be read."""
     return binding.thread_decoder().read_header(payload)
+
+
+def convert_colours(pixels: NDArray[np.uint8], tables: NDArray[np.void]) -> None:
+    """Convert RGB pixels in place, contiguous uint8 [..., 3], by `COLOUR_TABLES`."""
+    assert pixels.flags.c_contiguous
+    assert tables.dtype == COLOUR_TABLES
+    binding.thread_decoder().convert_colours(pixels.ctypes.data, pixels.size // 3, tables.ctypes.data)
 
 
 def seek_table(payload: bytes | memoryview, *, max_pixels: int = MAX_PIXELS) -> bytes | None:

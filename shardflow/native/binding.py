@@ -31,7 +31,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 12  # SF_ABI
+_ABI = 13  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 
@@ -193,6 +193,10 @@ class Decoder:
         found = self._dll.sf_transcode(self._handle, ctypes.byref(asked), ctypes.byref(made), ctypes.byref(problem))
         return _problem(problem) if found else None
 
+    def convert_colours(self, pixels: int, count: int, tables: int) -> None:
+        """Convert pixels in place, by the tables at an address."""
+        self._dll.sf_convert_colours(pixels, count, tables)
+
     def read_header(self, payload: bytes | memoryview) -> Header:
         """Return the header of a JPEG."""
         images, sizes = addresses([payload])
@@ -317,6 +321,7 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     dll.sf_abi.argtypes = []
     dll.sf_crc32.argtypes, dll.sf_crc32.restype = [pointer, ctypes.c_size_t, integer], ctypes.c_uint32
+    dll.sf_convert_colours.argtypes, dll.sf_convert_colours.restype = [pointer, ctypes.c_size_t, pointer], None
     dll.sf_library_open.argtypes, dll.sf_library_open.restype = [ctypes.c_char_p, ctypes.c_char_p], pointer
     dll.sf_workspace_new.argtypes, dll.sf_workspace_new.restype = [pointer, integer], pointer
     dll.sf_workspace_free.argtypes, dll.sf_workspace_free.restype = [pointer], None

@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 12
+#define SF_ABI 13
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -111,6 +111,16 @@ typedef struct {
     int64_t sums[3], squares[3];
 } sf_transcoded;
 
+enum { SF_MATRIX_BITS = 14, SF_LIGHT_LEVELS = 1 << 15 };
+
+/* RGB in another space to sRGB: `linear` light below SF_LIGHT_LEVELS, times a matrix of 1/2^SF_MATRIX_BITS whose rows
+ * have sums of magnitudes below 4, to 8 bits. */
+typedef struct {
+    uint16_t linear[3][256];
+    int32_t matrix[3][3];
+    uint8_t encoded[SF_LIGHT_LEVELS];
+} sf_colour_tables;
+
 typedef struct {
     int32_t index;
     int32_t status;
@@ -121,6 +131,9 @@ SF_API int32_t sf_abi(void);
 
 /* The CRC-32 of zlib, with SF_FAST by the instructions that the processor has for it. */
 SF_API uint32_t sf_crc32(const uint8_t *data, size_t size, enum sf_way way);
+
+/* Convert so many RGB pixels in place. */
+SF_API void sf_convert_colours(uint8_t *pixels, size_t count, const sf_colour_tables *tables);
 
 /* Load libjpeg-turbo from `path`. NULL with the reason in `message` when it cannot be used with this build.
  * On success `message` names the file that was loaded. */

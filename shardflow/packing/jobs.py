@@ -105,12 +105,12 @@ def identity_digits(item: Item) -> str:
 
 def content_digits(found: Input, label: Label) -> str:
     """Return a digest of what becomes a sample, the image, its label and its other parts, as 16 hexadecimal digits."""
-    digest = hashlib.blake2b(found.image, digest_size=8)
+    digest = hashlib.sha256(found.image)  # by the processor's own instructions, so faster than any other
     if label is not None or found.parts:
         digest.update(b"\0%a" % (label,))
     for part, payload in sorted(found.parts.items()):
         digest.update(b"\0%b\0%d\0%b" % (part.encode(errors="replace"), len(payload), payload))
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
 def content_now(item: Item, reader: Reader) -> str:

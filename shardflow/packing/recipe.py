@@ -22,6 +22,7 @@ import PIL
 from PIL import Image, features
 
 from shardflow import native
+from shardflow._colour import CONVERSION
 from shardflow._pillow import PLUGIN_VERSIONS
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, EncodeError
@@ -295,4 +296,4 @@ def codec_versions() -> dict[str, str]:
     found = {library: next(filter(None, map(features.version, names)), "none") for library, names in _LIBRARIES.items()}
     transcoding = native.TRANSCODING if native.available() else "none"
     versions = {"pillow": PIL.__version__, **found, **PLUGIN_VERSIONS}
-    return {**versions, "kernel": native.version(), "transcoding": transcoding}
+    return {**versions, "kernel": native.version(), "transcoding": transcoding, "colours": CONVERSION}

@@ -16,11 +16,12 @@ ADOBE: Matrix = np.array([[0.60974, 0.20528, 0.14919], [0.31111, 0.62567, 0.0632
 _D50 = (0.9642, 1.0, 0.8249)
 
 
-def rgb(primaries: Matrix, gamma: float) -> bytes:
-    """Return the profile of an RGB space with one gamma."""
-    tags = {b"wtpt": _xyz(*_D50)}
+def rgb(primaries: Matrix, curve: float | bytes, more: dict[bytes, bytes] | None = None) -> bytes:
+    """Return the profile of an RGB space with one curve, a gamma or a tag; `more` are tags of any other kind."""
+    tags = {b"wtpt": _xyz(*_D50), **(more or {})}
+    tag = curve if isinstance(curve, bytes) else _curve(curve)
     for name, column in zip((b"r", b"g", b"b"), primaries.T, strict=True):
-        tags |= {name + b"XYZ": _xyz(*column), name + b"TRC": _curve(gamma)}
+        tags |= {name + b"XYZ": _xyz(*column), name + b"TRC": tag}
     return _profile(b"RGB ", b"XYZ ", tags)
 
 
@@ -60,6 +61,17 @@ def _profile(space: bytes, connection: bytes, tags: dict[bytes, bytes]) -> bytes
 
 def _xyz(*values: float) -> bytes:
     return b"XYZ " + bytes(4) + struct.pack(">3i", *(round(65536 * value) for value in values))
+
+
+def table(*values: int) -> bytes:
+    """Return a curve as a table of 16-bit values; none is a straight line."""
+    return b"curv" + bytes(4) + struct.pack(f">I{len(values)}H", len(values), *values)
+
+
+def parametric(number: int, *parameters: float) -> bytes:
+    """Return a parametric curve."""
+    numbers = [round(65536 * value) for value in parameters]
+    return b"para" + bytes(4) + struct.pack(f">HH{len(numbers)}i", number, 0, *numbers)
 
 
 def _curve(gamma: float) -> bytes:

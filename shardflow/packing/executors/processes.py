@@ -17,6 +17,7 @@ from .worker_process import Task, Worker
 
 ITEM_DEADLINE_S = 300.0
 _FINISH_DEADLINE_S = 3600.0  # a shard of any size on a slow disk
+_LOOKS_PER_DEADLINE = 4
 _SPARE_DEATHS = 32
 _INPUTS_PER_DEATH = 10
 
@@ -65,8 +66,7 @@ class _Run:
         try:
             while self._assign_tasks():
                 busy = [worker for worker in self._workers if worker.task is not None]
-                timeout_s = max(0.0, min(-worker.overdue_s() for worker in busy))
-                wait([worker.connection for worker in busy], timeout_s)
+                wait([worker.connection for worker in busy], self._pool.item_deadline_s / _LOOKS_PER_DEADLINE)
                 for worker in busy:
                     self._check(worker)
         finally:
@@ -98,7 +98,7 @@ class _Run:
             return
         if outcome is not None:
             self._complete(task, outcome)
-        elif worker.overdue_s() > 0:
+        elif worker.is_overdue():
             self._replace(worker, task, worker.stop("it did not end in time"))
 
     def _complete(self, task: Task, outcome: Outcome) -> None:

@@ -2,15 +2,19 @@
 
 It is a fresh interpreter, not of `multiprocessing`: a fork would copy the locks of the caller's threads, and a spawn
 would run the caller's script again, which then needs an `if __name__ == "__main__"`. Tasks and results are pickled over
-a socket pair that only these two processes hold, so an end of file on it means that the worker is gone.
+a socket pair that only these two processes hold, so an end of file on it means that the worker is gone. Which input it
+is at, and since when, stands in memory that they share: a message for each would wake the caller.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import mmap
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -25,10 +29,13 @@ from shardflow.packing.jobs import Finish, Outcome, Piece
 Task = Piece | Finish
 
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; from shardflow.packing.executors.worker_process import serve; "
-    "serve(*map(int, sys.argv[1:3]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from shardflow.packing.executors.worker_process import serve; "
+    "serve(*map(int, sys.argv[1:4]))"
 )
 _EXIT_TIMEOUT_S = 10.0
+_START_DEADLINE_S = 60.0  # a busy machine starts an interpreter late
+_SINCE, _ORDINAL = struct.Struct("d"), struct.Struct("q")  # in shared memory, one behind the other
+_NO_INPUT = -1
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,11 +45,14 @@ class Worker:
     def __init__(self, inherited: Sequence[int]) -> None:
         self.connection, other = Pipe()
         self.task: Task | None = None
-        self.ordinal: int | None = None  # of the current input
-        self._last_message_s = self._timeout_s = 0.0
+        self._sent_s = self._timeout_s = 0.0
         self._end: str | None = None
+        shared = os.memfd_create("shardflow")
+        os.ftruncate(shared, _SINCE.size + _ORDINAL.size)
+        self._progress = mmap.mmap(shared, 0)
+        _ORDINAL.pack_into(self._progress, _SINCE.size, _NO_INPUT)
         same_names = ["-X", f"utf8={sys.flags.utf8_mode}"]  # or paths would be decoded otherwise there
-        arguments = [str(other.fileno()), str(os.getpid()), *map(str, sys.path)]
+        arguments = [str(other.fileno()), str(shared), str(os.getpid()), *map(str, sys.path)]
         command = [sys.executable, *same_names, "-c", _BOOT, *arguments]
         # In another session, Ctrl-C reaches the caller alone, which then ends the worker.
         with held_back():  # for as long as it lives
@@ -50,15 +60,21 @@ class Worker:
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(other.fileno(), *inherited),
+                pass_fds=(other.fileno(), shared, *inherited),
                 start_new_session=True,
             )
         other.close()
+        os.close(shared)
+
+    @property
+    def ordinal(self) -> int | None:
+        """The input that the worker is at; None between inputs."""
+        ordinal: int = _ORDINAL.unpack_from(self._progress, _SINCE.size)[0]
+        return None if ordinal == _NO_INPUT else ordinal
 
     def send(self, task: Task, timeout_s: float) -> None:
-        """Send a task, and expect a message at least every `timeout_s`. A dead worker shows in `receive`."""
-        self.task, self.ordinal = task, None
-        self._last_message_s, self._timeout_s = time.monotonic(), timeout_s
+        """Send a task, of which no input may take longer than `timeout_s`. A dead worker shows in `receive`."""
+        self.task, self._sent_s, self._timeout_s = task, time.monotonic(), timeout_s
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(task)
 
@@ -67,25 +83,22 @@ class Worker:
 
         An error of the task is raised as well.
         """
-        while self.connection.poll():
-            try:
-                message = self.connection.recv()
-            except (EOFError, OSError):
-                raise WorkerError(self.stop()) from None
-            self._last_message_s = time.monotonic()
-            if message is None or isinstance(message, int):
-                self.ordinal = message
-                continue
-            self.task = None
-            if isinstance(message, Exception):
-                raise message
-            outcome: Outcome = message
-            return outcome
-        return None
+        if not self.connection.poll():
+            return None
+        try:
+            outcome: Outcome | Exception = self.connection.recv()
+        except (EOFError, OSError):
+            raise WorkerError(self.stop()) from None
+        self.task = None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    def overdue_s(self) -> float:
-        """Return how long the next message is overdue; negative before its deadline."""
-        return time.monotonic() - self._last_message_s - self._timeout_s
+    def is_overdue(self) -> bool:
+        """Return whether the current input takes too long, or the start of the process."""
+        since_s: float = _SINCE.unpack_from(self._progress)[0]
+        timeout_s = self._timeout_s if since_s else max(self._timeout_s, _START_DEADLINE_S)
+        return time.monotonic() - max(self._sent_s, since_s) > timeout_s
 
     def stop(self, reason: str | None = None) -> str:
         """Kill the process, if it has not ended by itself, and return how it ended."""
@@ -101,7 +114,7 @@ class Worker:
         return self._end
 
 
-def serve(descriptor: int, caller: int) -> None:
+def serve(descriptor: int, shared: int, caller: int) -> None:
     """Do the tasks that come over a connection until it is closed. This is the worker's side."""
     # A worker that outlives its caller would only block the next attempt.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -110,16 +123,20 @@ def serve(descriptor: int, caller: int) -> None:
     # Decoders print complaints about bad bytes to stderr; the caller gets them as reasons.
     with open(os.devnull, "wb") as devnull:
         os.dup2(devnull.fileno(), 2)
-    connection = Connection(descriptor)
+    connection, progress = Connection(descriptor), mmap.mmap(shared, 0)
+
+    def announce(ordinal: int | None) -> None:
+        _SINCE.pack_into(progress, 0, time.monotonic())  # first, or the caller could find a new input overdue
+        _ORDINAL.pack_into(progress, _SINCE.size, _NO_INPUT if ordinal is None else ordinal)
+
+    gc.freeze()  # what the imports have made stays
     with contextlib.suppress(EOFError, ConnectionError):  # the caller is gone, or has no more tasks
         while True:
             task: Task = connection.recv()
             try:
-                outcome: Outcome | Exception = task.run(connection.send)
+                outcome: Outcome | Exception = task.run(announce)
             except ShardflowError as error:
                 outcome = error
-            except ConnectionError:
-                raise
             except Exception:
                 outcome = RuntimeError(f"a worker met an unexpected error:\n{traceback.format_exc()}")
             connection.send(outcome)

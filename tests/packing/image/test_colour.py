@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import io
 
 import numpy as np
@@ -7,6 +8,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageCms
 
+from shardflow import _colour
+from shardflow._colour import ProfileConversion, profile_conversion
 from shardflow.packing.image.encoded_image import EncodedImage
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
@@ -119,3 +122,55 @@ def test_what_shows_through_is_counted(mode: str, opacity: int, done: tuple[str,
     """An image with a pixel that is not opaque counts as composited on white; one with an unused channel does not."""
     image = Image.new(mode, (8, 8), (9,) * (len(mode) - 1) + (opacity,) if mode != "L" else opacity)
     assert pack_image(encoded(image, "PNG"), LOSSLESS).done == done
+
+
+CURVES = {
+    "straight": (profiles.table(), "71cdc3e8"),
+    "gamma": (profiles.table(563), "d61d55a1"),
+    "two points": (profiles.table(0, 65535), "71cdc3e8"),
+    "table": (profiles.table(*(round(65535 * (n / 1023) ** 1.8) for n in range(1024))), "ef637254"),
+    "power": (profiles.parametric(0, 2.4), "a0177f06"),
+    "power, cut off": (profiles.parametric(1, 2.2, 1.1, -0.1), "ad511232"),
+    "power, cut off, with an offset": (profiles.parametric(2, 2.2, 1.1, -0.1, 0.0), "ad511232"),
+    "power and line": (profiles.parametric(3, 2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045), "a63cf518"),
+    "all parameters": (profiles.parametric(4, 2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045, 0.0, 0.0), "a63cf518"),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_curves_and_a_matrix(curve: str) -> None:
+    """Profiles of curves and a matrix are converted by tables, with the kernel and without it to the same levels, at
+    most one from Little CMS."""
+    tag, digest = CURVES[curve]
+    profile = profiles.rgb(profiles.ADOBE, tag)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (128, 256, 3), np.uint8))
+    conversion = profile_conversion(profile, "RGB")
+    assert _is_by_tables(conversion)
+    found = np.asarray(conversion.apply(image), np.int16)
+    assert np.abs(found - _by_little_cms(profile, image)).max() == 1
+    assert hashlib.sha256(found.tobytes()).hexdigest()[:8] == digest
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        profiles.rgb(profiles.ADOBE, profiles.table(6000, 65535)),  # black is lifted, and Little CMS compensates for it
+        profiles.rgb(profiles.ADOBE, GAMMA, {b"A2B0": b"mft2"}),
+        profiles.rgb(3 * profiles.ADOBE, GAMMA),
+    ],
+    ids=["black", "tables", "bright"],
+)
+def test_other_profiles_are_left_to_little_cms(profile: bytes) -> None:
+    """What Little CMS does with more than curves and a matrix, or what would not fit into integers, is left to it."""
+    assert not _is_by_tables(profile_conversion(profile, "RGB"))
+
+
+def _is_by_tables(conversion: ProfileConversion) -> bool:
+    return getattr(conversion.transform, "func", None) is _colour._by_tables
+
+
+def _by_little_cms(profile: bytes, image: Image.Image) -> npt.NDArray[np.int16]:
+    source, srgb = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
+    flags = ImageCms.Flags.BLACKPOINTCOMPENSATION
+    transform = ImageCms.buildTransform(source, srgb, "RGB", "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC, flags)
+    return np.asarray(ImageCms.applyTransform(image, transform), np.int16)
