@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -120,8 +120,27 @@ NAMESPACES = [
 NAMESPACES += [f"shardflow.{name}" for name in ("reports", "samplers", "sources")]
 """The modules whose names are public, beside `shardflow.errors`."""
 
-every_file = pytest.mark.parametrize("file", FILES)
 every_namespace = pytest.mark.parametrize("namespace", NAMESPACES)
+
+
+def each_of(files: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Make one test of a rule that files keep; its failure names the file."""
+
+    def decorate(rule: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            for file in files:
+                try:
+                    rule(file)
+                except AssertionError as error:
+                    raise AssertionError(f"{file}: {error}") from error
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return decorate
+
+
+every_file = each_of(FILES)
 
 
 @functools.cache
@@ -141,6 +160,7 @@ def imports_of(source: ast.Module, package: list[str]) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def imports(file: str) -> set[str]:
     """Return the full names of everything that a file of the package imports."""
     return set(imports_of(tree(file), ["shardflow", *file.split("/")[:-1]]))
@@ -157,6 +177,7 @@ def rooms_imported(file: str) -> set[str]:
     return {part[1] for part in parts if part[0] == "shardflow" and len(part) > 1} & set().union(*LAYERS)
 
 
+@functools.cache
 def calls(file: str) -> set[str]:
     """Return the names of the functions that a file calls."""
     return {ast.unparse(node.func) for node in ast.walk(tree(file)) if isinstance(node, ast.Call)}
@@ -205,7 +226,7 @@ def test_no_import_is_circular() -> None:
     tuple(TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if room_of(file) in PURE])
+@each_of([file for file in FILES if room_of(file) in PURE])
 def test_pure_rooms_have_no_io(file: str) -> None:
     """Order, formats and geometry are functions of their arguments."""
     for name in imports(file):
@@ -259,7 +280,7 @@ PRIVATE = {
 """The private attributes of clients that are used, in one class or function of one file each."""
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("storage/")])
+@each_of([file for file in FILES if file.startswith("storage/")])
 def test_private_attributes_of_clients_have_one_place(file: str) -> None:
     """Private attributes of other packages' objects are those in the list, each in the one place that adapts them."""
     places: dict[str, set[str]] = {}
@@ -361,7 +382,7 @@ print(sorted(sys.modules.keys() & set(heavy)))
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("loading/decoders/")])
+@each_of([file for file in FILES if not file.startswith("loading/decoders/")])
 def test_only_decoders_ask_for_the_kind_of_a_decoder(file: str) -> None:
     """Outside of loading/decoders/ no `isinstance` names a decoder, and nothing probes one: its members serve all."""
     kinds = "|".join(set(shardflow.decoders.__all__) - {"Crops", "Image"})
