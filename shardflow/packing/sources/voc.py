@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from shardflow._wording import plural
 from shardflow.dataset.label_numbering import LabelNumbering
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.annotations import Annotations, Boxes
+from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
 from shardflow.storage.interface import Storage
@@ -77,15 +79,22 @@ class Voc(SourceKind):
         stems = sorted(name[len(begin) : -len(end)] for name in files if name.startswith(begin) and name.endswith(end))
         splits = self._splits(storage, files, stems)
         reader = Reader.at(storage, self.url, self.storage_options)
-        read = map_in_threads(lambda stem: (stem, _read(storage, f"{begin}{stem}{end}", files)), splits)
+        read = map_in_threads(lambda stem: (stem, _read(storage, stem, files)), splits)
         found = dict(counted(read, "listing"))
         if not found:
             raise ConfigError(f"{self} has no {begin}*{end} that its {_SETS} list")
         named = {name for each in found.values() if isinstance(each, _Annotated) for name in each.names}
         numbering = LabelNumbering(self.classes, named, self)
+        uses = Counter(each.place for each in found.values() if isinstance(each, _Annotated))
+        known = {f"{_IMAGES}/{stem}" for stem in stems}
+        images = [name for name in files if name.startswith(f"{_IMAGES}/") and name not in uses]
+        if without := sum(os.path.splitext(name)[0] not in known for name in images):
+            logger.warning("%s: left out %s without an XML in %s", self, plural(without, "image"), _ANNOTATIONS)
 
         def item(stem: str) -> Item:
             each = found[stem]
+            if isinstance(each, _Annotated) and uses[each.place] > 1:
+                each = f"the image {each.place} is that of {uses[each.place]} XMLs; keep one of them"
             if isinstance(each, str):
                 return bad_input(splits[stem], f"{begin}{stem}{end}", each)
             labels = [numbering.number(name) for name in each.names]
@@ -97,8 +106,8 @@ class Voc(SourceKind):
     def _splits(self, storage: Storage, files: Mapping[str, Any], stems: Sequence[str]) -> dict[str, str]:
         """Return the split of each image; all are of "train" where no list says another."""
         lists = {split: f"{_SETS}/{split}.txt" for split in SPLITS if f"{_SETS}/{split}.txt" in files}
-        if not lists and f"{_SETS}/trainval.txt" in files:
-            lists = {SPLITS[0]: f"{_SETS}/trainval.txt"}
+        if not lists.keys() - {"test"} and f"{_SETS}/trainval.txt" in files:
+            lists[SPLITS[0]] = f"{_SETS}/trainval.txt"
         if not lists:
             return dict.fromkeys(stems, SPLITS[0])
         found: dict[str, str] = {}
@@ -123,13 +132,16 @@ class _Annotated:
     sample: dict[str, Any]
 
 
-def _read(storage: Storage, name: str, files: Mapping[str, Any]) -> _Annotated | str:
+def _read(storage: Storage, stem: str, files: Mapping[str, Any]) -> _Annotated | str:
     """Return what an XML says, or why it cannot be used."""
     try:
-        root = parse_xml(storage.read(name, most_bytes=_MOST_BYTES))
+        root = parse_xml(storage.read(f"{_ANNOTATIONS}/{stem}.xml", most_bytes=_MOST_BYTES))
         place = f"{_IMAGES}/{root.findtext('filename') or ''}"
         if place not in files:
             raise SampleError(f"the image {place} is not there")
+        own = [name for part in SOURCE_PARTS if (name := f"{_IMAGES}/{stem}.{part}") in files]
+        if own and os.path.splitext(place)[0] != f"{_IMAGES}/{stem}":
+            raise SampleError(f"its filename is that of {place}, its own name that of {own[0]}; correct one of them")
         sides = [int(_number(root, f"size/{side}")) for side in ("width", "height")]
         sample: dict[str, Any] = {"width": sides[0], "height": sides[1], "boxes": []}
         objects = root.findall("object")

@@ -12,8 +12,10 @@ Source: docs.ultralytics.com, "Object Detection Datasets Overview".
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +39,8 @@ from .items import Item, Items
 from .labelling import number_labels
 from .reader import Reader, map_in_threads, refusal
 from .source import Source, SourceKind
+
+logger = logging.getLogger(__name__)
 
 _BOXES = Boxes("json", "boxes", "cxcywh", normalized=True, fields={"labels": "labels"})
 _MOST_BYTES = 16 * 2**20
@@ -67,6 +71,8 @@ class Yolo(SourceKind):
         storage, folder, name = open_folder_of(self.url, self.storage_options)
         content = self._read(storage, name)
         names = self._names(content.get("names"))
+        if (number := content.get("nc")) not in (None, "", str(len(names))):
+            raise ConfigError(f"{self}: nc is {number!r:.20}, and there are {len(names)} names; correct one of them")
         folders = {split: self._folders(content[split]) for split in SPLITS if content.get(split)}
         if not folders:
             raise ConfigError(f"{self} names no folder of images as train, val or test")
@@ -85,16 +91,20 @@ class Yolo(SourceKind):
             raise ConfigError(
                 f"{self}: {plural(len(found), 'image')} in {base} and no text with boxes, such as labels/x.txt"
             )
+        for split, below in folders.items():
+            if all(each != split for each, _ in found):
+                logger.warning("%s: there are no images of the split %r in %s", self, split, ", ".join(below))
         numbering = LabelNumbering(names if self.classes is None else self.classes, names, self)
         numbers = [numbering.number(each) for each in names]
         reader = Reader.at(images, base, self.storage_options)
-        listed = map_in_threads(partial(_input, images, reader.base, texts, numbers), found)
+        uses = Counter(_text_of(place) for _, place in found)
+        listed = map_in_threads(partial(_input, images, reader.base, texts, uses, numbers), found)
         source = number_labels(Items.of(counted(listed, "listing")), numbering.classes, self, reader)
         return replace(source, annotations=Annotations(boxes=_BOXES))
 
     def _read(self, storage: Storage, name: str) -> dict[str, Any]:
         try:
-            content = yaml.safe_load(storage.read(name, most_bytes=_MOST_BYTES))
+            content = yaml.load(storage.read(name, most_bytes=_MOST_BYTES), Loader=_Texts)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{self} is not YAML that can be read: {str(error)!r:.200}") from error
         if not isinstance(content, dict):
@@ -103,11 +113,11 @@ class Yolo(SourceKind):
 
     def _names(self, names: Any) -> tuple[str, ...]:
         """Return the names of the classes: of a list, or of an object with their numbers."""
-        if isinstance(names, dict) and sorted(names, key=str) and set(names) == {*range(len(names))}:
-            names = [names[number] for number in range(len(names))]
-        if not isinstance(names, list) or not names or not all(isinstance(each, str | int) for each in names):
+        if isinstance(names, dict) and set(names) == {*map(str, range(len(names)))}:
+            names = [names[str(number)] for number in range(len(names))]
+        if not isinstance(names, list) or not names or not all(isinstance(each, str) and each for each in names):
             raise ConfigError(f"{self}: names must be a list of classes, or one name for each of 0, 1, ...")
-        return tuple(map(str, names))
+        return tuple(names)
 
     def _folders(self, given: Any) -> Sequence[str]:
         folders = given if isinstance(given, list) else [given]
@@ -132,6 +142,17 @@ class Yolo(SourceKind):
         raise ConfigError(f"{self}: there are no images in {', '.join(wanted)} of {' or of '.join(tried)}")
 
 
+class _Texts(yaml.BaseLoader):  # type: ignore[misc]
+    """Reads all values as texts, so that a class `no` is not False, and `010` not 8; a key twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return an object."""
+        found: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        if len(found) < len(node.value):
+            raise yaml.YAMLError("it has a key twice")
+        return found
+
+
 def _is_image(place: str) -> bool:
     return type_of_part(place.rpartition(".")[2].lower()) is not None
 
@@ -144,9 +165,16 @@ def _text_of(place: str) -> str:
 
 
 def _input(
-    storage: Storage, base: str, texts: Mapping[str, str], numbers: Sequence[Any], image: tuple[str, str]
+    storage: Storage,
+    base: str,
+    texts: Mapping[str, str],
+    uses: Mapping[str, int],
+    numbers: Sequence[Any],
+    image: tuple[str, str],
 ) -> Item:
     split, place = image
+    if place in texts and (count := uses[texts[place]]) > 1:
+        return bad_input(split, place, f"{texts[place]} is the text of {count} images; give each a name of its own")
     try:
         lines = storage.read(texts[place], most_bytes=_MOST_BYTES).decode().splitlines() if place in texts else []
         boxes = [_box(line, number, len(numbers)) for number, line in enumerate(lines, 1) if line.strip()]

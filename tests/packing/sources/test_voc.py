@@ -67,8 +67,22 @@ def test_without_lists(tmp_path: Path) -> None:
         f"ImageSets/Main/{name}.txt" for name in ("train", "val", "trainval", "cat_train")
     )
     assert list_source(write_set(tmp_path / "a", none)).splits.keys() == {"train"}
-    url = write_set(tmp_path / "b", {**none, "ImageSets/Main/trainval.txt": b"1 2"})
-    assert [item.path for item in list_source(url).splits["train"]] == ["JPEGImages/1.jpg", "JPEGImages/2.jpg"]
+    some = {**none, "ImageSets/Main/trainval.txt": b"1 2"}
+    for number, lists in enumerate((some, {**some, "ImageSets/Main/test.txt": b"3"})):
+        found = list_source(write_set(tmp_path / f"b{number}", lists)).splits
+        assert [item.path for item in found["train"]] == ["JPEGImages/1.jpg", "JPEGImages/2.jpg"]
+        assert len(found) == 1 + number
+
+
+def test_one_image_of_two_xmls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Both are quarantined, as its boxes are those of one of them; an image without any XML is named in a warning."""
+    files = {"Annotations/2.xml": annotation(1, ("dog", 1, 1, 9, 9)), "JPEGImages/2.jpg": None}
+    url = write_set(tmp_path / "set", {**files, "Annotations/4.xml": None})
+    sf.pack(url, tmp_path / "dst", max_errors=2, **PACK)
+    rows = quarantined(tmp_path / "dst")
+    assert [row["path"] for row in rows] == ["Annotations/1.xml", "Annotations/2.xml"]
+    assert all("JPEGImages/1.jpg is that of 2 XMLs" in row["reason"] for row in rows)
+    assert "left out 1 image without an XML" in caplog.text
 
 
 BOMB = b'<!DOCTYPE a [<!ENTITY b "bbbbbbbbbb"><!ENTITY c "&b;&b;&b;&b;">]><annotation>&c;</annotation>'
@@ -88,6 +102,7 @@ OUTSIDE = b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/hostname">]><annotation>
         (annotation(2, ("", 1, 1, 20, 9)), "no name"),
         (annotation(2).replace(b"<width>96", b"<width>wide"), "size/width is 'wide'"),
         (annotation(2, width=64), "96x64"),
+        (annotation(4), "JPEGImages/4.jpg, its own name that of JPEGImages/2.jpg"),
     ],
 )
 def test_an_xml_that_cannot_be_used(tmp_path: Path, data: bytes, reason: str) -> None:

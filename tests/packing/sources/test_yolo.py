@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Boxes
 from shardflow.packing.sources.resolve import list_source
-from tests.helpers.folders import photo, quarantined, write_tree
+from tests.helpers.folders import encoded, photo, quarantined, write_tree
 
 PACK: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
 YAML = b"path: ../elsewhere\ntrain: images/train\nval: images/val\nnames:\n  0: cat\n  1: dog\n  2: eel\n"
@@ -56,6 +57,23 @@ def test_folders_of_splits_with_images_inside(tmp_path: Path) -> None:
     assert source.classes == ("a", "b")
 
 
+def test_names_are_texts(tmp_path: Path) -> None:
+    """What YAML takes for a truth value, an octal number or a time of day is the name of a class as it is written."""
+    url = write_set(tmp_path, data_yaml=b"names: [no, 010, 1:30]\ntrain: images/train")
+    assert list_source(url).classes == ("no", "010", "1:30")
+
+
+def test_what_lacks_images_or_has_two_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A split without images is named in a warning; two images of one text are quarantined."""
+    png = encoded(Image.new("RGB", (96, 64)), "PNG")
+    url = write_set(tmp_path / "set", images__train__0_png=png, data_yaml=YAML + b"test: images/test\n")
+    sf.pack(url, tmp_path / "dst", max_errors=2, **PACK)
+    assert "no images of the split 'test' in images/test" in caplog.text
+    rows = quarantined(tmp_path / "dst")
+    assert [row["path"] for row in rows] == ["images/train/0.jpg", "images/train/0.png"]
+    assert all("labels/train/0.txt is the text of 2 images" in row["reason"] for row in rows)
+
+
 def test_the_path_of_the_yaml(tmp_path: Path) -> None:
     """Images may be below the `path` of the YAML."""
     write_set(tmp_path / "elsewhere")
@@ -96,7 +114,10 @@ def test_a_line_that_is_not_a_box(tmp_path: Path, line: str, reason: str) -> Non
         (b"names: [a, b, c]\ntrain: images/other", "no images in images/other/"),
         (b"names: [a, b, c]\ntrain: list.txt", "expected folders"),
         (b"names: [a, b, c]\ntrain: images\nval: images/val", "in two splits"),
-        (b"!!python/object/apply:os.system ['true']", "not YAML"),
+        (b"!!python/object/apply:os.system ['true']", "expected names"),
+        (b"names: {0: a, 0: b, 1: c}\ntrain: images/train", "key twice"),
+        (b"names: [a, b, c]\nnc: 2\ntrain: images/train", "nc is '2'"),
+        (b"names: [a, '', c]\ntrain: images/train", "one name for each"),
     ],
 )
 def test_a_yaml_that_is_not_of_a_set(tmp_path: Path, yaml: bytes, message: str) -> None:
