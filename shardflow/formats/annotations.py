@@ -48,6 +48,7 @@ _RESERVED = (
     "pixel_mask", "random_key", "source", "valid",
 )  # fmt: skip
 _MOST_STEPS = 16
+_EXTENSIONS = frozenset(part.rpartition(".")[2] for part in SOURCE_PARTS)  # of image.npy too
 
 _Text = TypeVar("_Text", "Boxes", "Keypoints")
 
@@ -262,7 +263,7 @@ NOTHING = Annotations()
 def image_stem(part: str) -> str | None:
     """Return the name of a further image without its format, "img1" for "img1.jpg"; None for any other part."""
     stem, _, extension = part.rpartition(".") if isinstance(part, str) and _PART.fullmatch(part) else ("", "", "")
-    return stem if stem and extension in SOURCE_PARTS else None
+    return stem if stem and extension in _EXTENSIONS and part not in IMAGE_PARTS else None
 
 
 def mask_field(part: str) -> str:

@@ -54,9 +54,9 @@ class FurtherImages:
                     keys.append(keyed_rng.fold(int(batch.keys[row]), keyed_rng.key("image", stem)))
                     owners.append((row, part))
         if not files:
-            for view in views:
+            for view, none in zip(views, _no_images(batch, source), strict=True):
                 for row in rows:
-                    view[row] = torch.empty((0, 3, 0, 0), dtype=torch.uint8)
+                    view[row] = [] if isinstance(none, list) else none
             return {}
         sizes = np.zeros((len(files), 2), dtype=np.int64)
         images, _, errors = source.decoder(
@@ -71,3 +71,18 @@ class FurtherImages:
             row, part = owners[index]
             found.setdefault(row, batch.samples[row].with_sample(type(error)(f"part {part!r}: {error}")))
         return found
+
+
+def _no_images(batch: Batch, source: Source) -> list[Any]:
+    """Return for each view what a sample without images has, as it is beside samples that have some."""
+    one = np.ones((1, 2), dtype=np.int64)
+    crops = as_views(source.decoder.plan(batch.epoch, batch.shape, one, batch.keys[:1]))
+    firsts = [None] * len(crops) if batch.images is None else [view[0] for view in as_views(batch.images)]
+    found: list[Any] = []
+    for own, first in zip(crops, firsts, strict=True):
+        like = torch.empty((3,), dtype=torch.uint8) if first is None else first
+        if own is None or own.size is None:
+            found.append([])
+        else:
+            found.append(like.new_empty((0, len(like), *own.size[::-1])))
+    return found

@@ -121,7 +121,10 @@ class SampleRecipe:
                 packed = pack_image(found.parts[part], self.image)
             except SampleError as error:
                 raise type(error)(f"part {part!r}: {error}") from error
-            images[f"{stem}.{packed.part.rpartition('.')[2]}"] = packed
+            name = f"{stem}.{packed.part.rpartition('.')[2]}"
+            if name in images:
+                raise DecodeError(f"part {part!r} would be packed as {name!r}, which is the first image; rename it")
+            images[name] = packed
         others = {part: data for part, data in found.parts.items() if part not in further.values()}
         most = self.image.max_pixels
         beside, counts = transform_parts(others, label, geometry, self.annotations, max_pixels=most)

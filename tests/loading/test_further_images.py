@@ -140,6 +140,27 @@ def test_views_of_each(pairs: Path) -> None:
     assert [tuple(each.shape) for each in small] == [(1, 3, 16, 16), *[(2, 3, 16, 16)] * 3]
 
 
+@pytest.mark.parametrize("decoder", [CENTRE, shardflow.decoders.Image(stack=False)])
+def test_samples_without_images_are_alike(tmp_path: Path, decoder: Any) -> None:
+    """What a sample without further images has does not depend on the others of its batch, and has their dtype."""
+    deep = [encoded(Image.fromarray(np.full((30, 40), 900 * n, np.uint16)), "PNG") for n in range(4)]
+    members = [(f"{n}.png", deep[n]) for n in range(4)] + [("1.a.png", deep[3])]
+    write_tar(tmp_path / "a.tar", sorted(members))
+    declared = Annotations(images=("a.png",))
+    shardflow.pack(tmp_path / "a.tar", tmp_path / "set", **{**PACK, "annotations": declared, "format": "npy"})
+    options = {**LOAD, "batch_size": 2, "decoder": decoder}
+    batches = [*shardflow.Loader(tmp_path / "set", fields=("image", "images"), **options)]
+    none, (one,), *others = [own for _, images in batches for own in images]
+    assert one.dtype == batches[0][0][0].dtype == torch.uint16
+    assert (one == 2700).all()
+    assert shardflow.verify(tmp_path / "set", sources=[tmp_path / "a.tar"]) == []
+    for empty in (none, *others):
+        if decoder is CENTRE:
+            assert (empty.shape, empty.dtype) == ((0, 1, 24, 24), torch.uint16)
+        else:
+            assert empty == []
+
+
 def test_a_damaged_one_is_that_of_its_sample(tmp_path: Path) -> None:
     """An image that does not decode names sample and part; with max_errors another one replaces it, by a copy."""
     samples = [(f"{n}", {"a.jpg": jpeg(n)[: 300 if n == 1 else None], "txt": f"{n}".encode()}) for n in range(4)]
