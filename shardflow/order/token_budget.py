@@ -101,14 +101,14 @@ class TokenBudget:
                 )
             lengths += np.minimum(texts.astype(np.uint64), np.uint64(self.tokens + 1)).astype(np.int64)
         grids = np.zeros((0, 2), dtype=np.int32)
-        shrunk = 0
+        is_shrunk = np.zeros(len(lengths), dtype=np.bool_)
         if self.patch is not None:
             sizes = known_sizes(facts, "TokenBudget")
             wanted = patch_grids(sizes, self.patch, self.long_side)
             fitting = wanted
             if self.oversize == "shrink":
                 fitting = shrunk_grids(wanted, sizes, self.tokens - lengths)
-                shrunk = int((fitting != wanted).any(axis=1).sum())
+                is_shrunk = (fitting != wanted).any(axis=1)
             grids = fitting.astype(np.int32)
             lengths += fitting.prod(axis=1)
         lengths = np.maximum(lengths, 1)
@@ -117,7 +117,7 @@ class TokenBudget:
         epochs = TokenEpochs(facts, self, lengths.astype(np.int32), grids)
         for count, what in (
             (int(dropped.sum()), "do not fit and are left out"),
-            (shrunk, "fit only with smaller images"),
+            (int((is_shrunk & ~dropped).sum()), "fit only with smaller images"),
         ):
             if count:
                 epochs.warnings.append(f"{self!r}: {plural(count, 'sample')} of {facts.samples} {what}; raise tokens")
