@@ -7,10 +7,11 @@ a batch with annotations, and travel with it, for its images and masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shardflow.errors import ConfigError
@@ -26,6 +27,8 @@ from .transforms.transform import SpatialTransform
 
 _MASK_FIELD = "mask"
 _FLIPPED, _CROP = CROP_FIELDS
+_MIXED = ("image", "label", "labels", "random_key", "index", "key", "source", "valid", *CROP_FIELDS)
+"""The fields of a batch that is mixed: images, labels, and what says which image the first of each two is."""
 
 
 class Columns(NamedTuple):
@@ -54,7 +57,7 @@ class AnnotationColumns:
         self._rule = CroppedBoxes() if declared is None else declared.boxes
         self._flip_pairs = () if declared is None else declared.flip_pairs
 
-    def find(self, fields: Iterable[str]) -> Columns:
+    def find(self, fields: Collection[str]) -> Columns:
         """Return which of the fields are annotations.
 
         Raises:
@@ -68,10 +71,11 @@ class AnnotationColumns:
             masks = [field for field in fields if field == _MASK_FIELD]
             objects = [field for field in fields if is_object_field(field)]
         followers = ", ".join(masks + objects)
+        unmixed = ", ".join(field for field in fields if field not in _MIXED)
         for transform, moving in zip(self._transforms, self._moving, strict=True):
             name, problem, is_spatial = type(transform).__name__, "", isinstance(transform, SpatialTransform)
-            if isinstance(transform, MixingTransform) and followers:
-                problem = f"mixes images and their labels, not {followers}; leave it out, or these fields"
+            if isinstance(transform, MixingTransform) and unmixed:
+                problem = f"mixes images and their labels, not {unmixed}; leave it out, or these fields"
             elif moving and followers:
                 name, problem = " and ".join(moving), f"would move the images, and leave {followers} where they are: "
                 problem += "use the transforms of shardflow.device, or move all of them together in batch_transform"
@@ -128,6 +132,7 @@ class AnnotationColumns:
                 fields[_FLIPPED] = fields[_FLIPPED] ^ torch.from_numpy(crops.flip)
             if columns.objects:
                 arrays = {field: [each.cpu().numpy() for each in fields[field]] for field in columns.objects}
+                _check_boxes(arrays.get(BOXES, ()))
                 moved = move_objects(arrays, crops, self._rule, self._flip_pairs or ())
                 fields |= {field: [torch.from_numpy(each) for each in values] for field, values in moved.items()}
             sizes = crops.extents.astype(np.int64)
@@ -155,6 +160,15 @@ def _draw(transform: SpatialTransform, keys: torch.Tensor, sizes: Sequence[Seque
         return transform.make_params(keys, height, width)
     rows = enumerate(sizes)
     return torch.cat([transform.make_params(keys[row : row + 1], height, width) for row, (width, height) in rows])
+
+
+def _check_boxes(boxes: Iterable[npt.NDArray[Any]]) -> None:
+    for each in boxes:
+        if len(wrong := each[(each[:, 2:] < each[:, :2]).any(axis=1)]):
+            raise ConfigError(
+                f"{BOXES!r} are left, top, right and bottom, found {wrong[0].tolist()}: if these are a centre, width "
+                "and height, convert them after the transforms, in the batch_transform of the prefetcher"
+            )
 
 
 def _check_masks(field: str, masks: Any, images: Any) -> None:

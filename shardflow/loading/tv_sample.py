@@ -118,6 +118,12 @@ def _put_back(
         if field not in returned:
             continue
         value = _plain(returned[field])
+        kind = getattr(returned[field], "format", None)
+        if field == BOXES and kind is not None and kind.name != "XYXY":
+            raise ConfigError(
+                f"the transform returned {BOXES!r} as {kind.name}, and the field has left, top, right and bottom: "
+                "convert boxes in batch_transform, or add them under another name, by WholeSample(..., returns=...)"
+            )
         if field in masks and value.dim() == 2:
             value = value[None]
         elif field == KEYPOINTS and VISIBILITY in given:

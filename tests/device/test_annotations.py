@@ -241,6 +241,11 @@ def test_what_cannot_follow_is_refused() -> None:
         ({}, shardflow.device.CutMix(), "CutMix mixes images and their labels, not mask, boxes, box_labels, keypoints"),
         ({"image": (batch["image"], batch["image"])}, FLIP, "mask, boxes, .* cannot follow 2 views"),
         ({"mask": batch["mask"][:, :, :19]}, FLIP, r"field 'mask' must be masks .* sizes, here 20 x 30; .*1, 19, 30"),
+        (
+            {"boxes": [each[:, [2, 3, 0, 1]] for each in batch["boxes"]]},
+            FLIP,
+            "'boxes' are left, top, right and bottom",
+        ),
         ({"pixel_mask": batch["mask"][:, 0] > 0}, FLIP, "moves the padding of images too, and pixel_mask would be"),
         ({}, v2.Compose([v2.ColorJitter(), v2.RandomHorizontalFlip()]), r"^RandomHorizontalFlip .*mask, boxes"),
         ({}, resize, r"Resize.* changed the size of the images, and mask, boxes, .* in batch_transform"),

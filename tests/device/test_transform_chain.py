@@ -108,6 +108,21 @@ def test_the_labels_of_several_classes_are_mixed() -> None:
         next(iter(shardflow.device.Prefetcher([{**batch, "label": torch.arange(4)}], "cpu", [mixup])))
 
 
+@pytest.mark.parametrize("field", ["score", "txt", "images", "pixel_mask", "cls"])
+def test_what_is_not_mixed_beside_the_labels_is_refused(dataset: Path, field: str) -> None:
+    """A column, a part or further images would stay those of one image; what names that image may be there."""
+    batch = {"image": torch.rand(2, 3, 8, 8), "label": torch.arange(2), "random_key": torch.arange(2)}
+    mixup = [shardflow.device.MixUp(num_classes=2)]
+    known = {**batch, "index": torch.arange(2), "key": ["a", "b"], "valid": torch.ones(2, dtype=torch.bool)}
+    assert next(iter(shardflow.device.Prefetcher([known], "cpu", mixup)))["key"] == ["a", "b"]
+    with pytest.raises(ConfigError, match=f"MixUp mixes images and their labels, not {field};"):
+        next(iter(shardflow.device.Prefetcher([{**known, field: torch.rand(2)}], "cpu", mixup)))
+    if field == "cls":
+        fields = ("image", "label", "random_key", "cls")
+        with pytest.raises(ConfigError, match="not cls;"):
+            shardflow.device.Prefetcher(keyed_loader(dataset, fields=fields), "cpu", mixup)
+
+
 def test_an_empty_batch_passes_all_transforms(dataset: Path) -> None:
     """A rank that has no sample in the last step gets an empty batch of the right shapes through all transforms."""
     transforms = [

@@ -222,6 +222,16 @@ def test_labels_of_several_classes_are_mixed(dtype: torch.dtype) -> None:
         shardflow.device.CutMix(label_smoothing=0.1)
 
 
+def test_labels_that_are_no_classes_are_refused() -> None:
+    """Numbers of classes in a column, which look like one class of several, and targets that were mixed already."""
+    images, keys = torch.rand(4, 3, 8, 8), torch.arange(4)
+    mixup = shardflow.device.MixUp()
+    _, mixed = mixup(images, torch.arange(4), keys)
+    for labels in (torch.arange(4)[:, None], mixed):
+        with pytest.raises(ConfigError, match="expected labels"):
+            mixup(images, labels, keys)  # type: ignore[arg-type]
+
+
 def test_cutmix_pastes_one_box_of_the_neighbour() -> None:
     """Each pixel is the image's or its neighbour's, the latter form a box, and the target's weight is its share."""
     images, labels, keys = noise(40, 20, 30), torch.arange(40), random_keys(40)

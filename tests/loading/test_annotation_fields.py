@@ -539,6 +539,13 @@ def test_what_a_transform_may_return(dataset: Path) -> None:
         list(lossy)
 
 
+@pytest.mark.parametrize("wrap", [lambda one: one, shardflow.annotations.WholeSample])
+def test_boxes_come_back_as_corners(dataset: Path, wrap: Any) -> None:
+    """Boxes that a transform returns as centre, width and height are refused: a device would flip them as corners."""
+    with pytest.raises(ConfigError, match=r"'boxes' as CXCYWH.*batch_transform"):
+        next(iter(loader(dataset, "boxes", transform=wrap(v2.ConvertBoundingBoxFormat("CXCYWH")))))
+
+
 def test_fields_that_cannot_be(dataset: Path, tmp_path: Path) -> None:
     """Fields that are not declared, lack the image or a decoder that tells its crops are refused with a remedy."""
     plain = write_dataset(tmp_path / "plain", {"train": [[sample(1)] * 6]})

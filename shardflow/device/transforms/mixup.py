@@ -57,6 +57,12 @@ class MixingTransform(ABC):
         Raises:
             ConfigError: The labels have another number of classes, or several classes an image, which are not smoothed.
         """
+        is_tensor = isinstance(labels, torch.Tensor)
+        if not is_tensor or (labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()):
+            found = f"{type(labels).__name__} {list(getattr(labels, 'shape', ()))}"
+            raise ConfigError(
+                f"expected labels [B], or [B, classes], found {found}; of MixUp and CutMix take one, by OneOf([...])"
+            )
         keys = keys if self.per_pair else keys[:1].expand(len(keys))
         kept, weight = self.shares(keys, *images.shape[-2:])
         mixed = images * kept + images.roll(1, 0) * (1 - kept)
