@@ -35,7 +35,9 @@ from shardflow.dataset.write_lock import WriteLock, abort_uploads, acquire_to_ex
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
 from shardflow.formats import manifest, quarantine, ustar
 from shardflow.formats import receipt as receipts
+from shardflow.formats.annotations import image_stem
 from shardflow.formats.columns import MAX_FILE_BYTES, ColumnFiles, file_name
+from shardflow.formats.coordinates import read_coordinates
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
 from shardflow.formats.manifest import SPLITS, Manifest
@@ -49,6 +51,7 @@ from shardflow.storage.local_files import map_os_errors
 
 from . import shard_writer
 from .base_version import BaseVersion
+from .sample_recipe import count_annotations
 
 _RECORD = re.compile(r"removals/[0-9a-f]{64}\.json")
 _OURS = re.compile(
@@ -370,8 +373,9 @@ class _Rewriting:
         return None
 
     def _statistics(self, source: Path, rows: ShardRows, slots: list[int]) -> Statistics:
-        """Return what is known of the removed images: sizes as packed, bytes, and classes."""
-        counted, sizes = Statistics(), rows.image_sizes()
+        """Return what is known of the removed samples: sizes as packed, bytes, classes, and annotations."""
+        counted, declared = Statistics(), self.dataset.manifest.annotations
+        further = set(map(image_stem, declared.images))
         with map_os_errors(source), open(source, "rb") as tar:
             for record in np.flatnonzero(self.gone).tolist():
                 parts = {name.decode(): (offset, size) for _, name, offset, size, *_ in rows.of_record(record)}
@@ -380,13 +384,15 @@ class _Rewriting:
                     offset, size = parts.get(part, (0, -1))
                     return None if size < 0 else os.pread(tar.fileno(), size, offset)
 
-                width, height = sizes[record].tolist()
-                image = next((size for name, (_, size) in parts.items() if name in IMAGE_PARTS), 0)
-                before = self.old.sizes[slots[record]]
-                labels = sample_labels(read) or ()
-                counted.count(
-                    before=(0, 0), after=(width, height), labels=labels, bytes_before=before, bytes_after=image
-                )
+                counted.classes.update(sample_labels(read) or ())
+                counted.counts["bytes_before"] += max(0, self.old.sizes[slots[record]])
+                for _, name, _, size, _, width, height in rows.of_record(record):
+                    part = name.decode()
+                    if part in IMAGE_PARTS or image_stem(part) in further:
+                        counted.count(before=(0, 0), after=(width, height), labels=(), bytes_after=size)
+                    if part in IMAGE_PARTS and declared.parts:
+                        found = read_coordinates(declared, read, (width, height))
+                        counted.counts.update(count_annotations(declared, found))
         return counted
 
     def _write(self, source: Path, rows: ShardRows, name: str) -> tuple[Shard | None, bytes]:

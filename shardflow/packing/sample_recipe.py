@@ -35,7 +35,7 @@ from shardflow._masks import load_mask, open_mask
 from shardflow._pillow import map_codec_errors
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats.annotations import NOTHING, Annotations, image_stem
-from shardflow.formats.coordinates import move_coordinates
+from shardflow.formats.coordinates import Coordinates, move_coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
@@ -218,11 +218,16 @@ def transform_parts(
         move_points=lambda points: crops.move(points, np.zeros(len(points), dtype=np.int64)),
         move_segment=lambda segment: move_segment(segment, crops),
     )
-    counts = {"masks": len(masks), "boxes": len(found.boxes) if found.boxes is not None else 0}
+    return {**kept, **masks, **moved}, count_annotations(annotations, found)
+
+
+def count_annotations(annotations: Annotations, found: Coordinates) -> dict[str, int]:
+    """Return how many masks, boxes and keypoints a sample with these coordinates has, without those it has none of."""
+    counts = {"masks": len(annotations.masks), "boxes": len(found.boxes) if found.boxes is not None else 0}
     if (points := found.keypoints) is not None:
         is_there = points[..., 2] > 0 if points.shape[-1] == 3 else np.ones(points.shape[:-1], np.bool_)
         counts["keypoints"] = int(is_there.sum())
-    return {**kept, **masks, **moved}, {name: count for name, count in counts.items() if count}
+    return {name: count for name, count in counts.items() if count}
 
 
 def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.float64]:

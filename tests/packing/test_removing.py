@@ -20,6 +20,7 @@ from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset
 from tests.helpers.store import Store
+from tests.helpers.tars import write_tar
 
 SETTINGS: dict[str, Any] = {"shard_samples": 4, "short_side": 16, "executor": "serial"}
 IMAGES = 10
@@ -92,6 +93,33 @@ def test_a_sample_is_removed(dataset: Path) -> None:
     assert counted.classes == {label: labels.count(label) for label in set(labels)}
     assert counted.counts["images"] == len(labels)
     assert counted.counts["bytes_after"] == sum(len(sample["jpg"]) for sample in after["train"])
+
+
+def test_statistics_are_those_of_the_rest(tmp_path: Path) -> None:
+    """After a removal, images, bytes, sizes, classes and annotations are counted as if the others had been packed."""
+    content = json.dumps({"boxes": [[1, 2, 30, 40]] * 2, "points": [[[5, 5, 2], [6, 6, 0]]] * 2}).encode()
+    samples = [
+        [(f"{n}.jpg", photo(n)), (f"{n}.cls", b"1"), (f"{n}.json", content)]
+        + [(f"{n}.{name}.jpg", photo(n + 9, 80, 60)) for name in "ab"[: n % 3]]
+        for n in range(6)
+    ]
+    declared = sf.annotations.Annotations(
+        images=("a.jpg", "b.jpg"),
+        boxes=sf.annotations.Boxes("json", "boxes", "xyxy"),
+        keypoints=sf.annotations.Keypoints("json", "points[]", "xyv"),
+    )
+    found = []
+    for name, some in (("all", samples), ("rest", [samples[n] for n in (0, 3, 5)])):
+        write_tar(tmp_path / f"{name}.tar", [member for each in some for member in each])
+        sf.pack(tmp_path / f"{name}.tar", tmp_path / name, annotations=declared, shuffle=False, **SETTINGS)
+    sf.remove(tmp_path / "all", keys=[f"{n:09}" for n in (1, 2, 4)])
+    for name in ("all", "rest"):
+        statistics = sf.open(tmp_path / name).manifest.statistics
+        assert statistics is not None
+        counts = {kind: count for kind, count in statistics["train"].counts.items() if kind != "bytes_before"}
+        found.append((counts, statistics["train"].classes, statistics["train"].widths_after))
+    assert found[0] == found[1]
+    assert (counts["images"], counts["boxes"], counts["keypoints"]) == (5, 6, 6)
 
 
 def test_after_a_purge_no_byte_is_left(dataset: Path) -> None:
