@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from shardflow import decoders
 from shardflow.decoders import CropDecoder, Crops, Decoder, Payloads
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.annotations import Annotations, Boxes
+from tests.helpers.kernel import without_kernel
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 DECODERS = [
@@ -252,14 +254,11 @@ def planned(box: tuple[int, ...], *, resized: tuple[int, int] = (12, 12), **opti
         planned((0, 0, 8, 8), resized=(4, 4)),
     ],
 )
-@pytest.mark.parametrize("kernel", ["", "off"])
-def test_a_crop_outside_of_the_image_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: Planned, kernel: str
-) -> None:
+@pytest.mark.parametrize("switched", [contextlib.nullcontext, without_kernel])
+def test_a_crop_outside_of_the_image_is_refused(tmp_path: Path, decoder: Planned, switched: Any) -> None:
     """Pixels that are not in the image cannot be asked for, with the kernel or without."""
-    monkeypatch.setenv("SHARDFLOW_KERNEL", kernel)
     url = make_dataset(tmp_path / "set", [4])
-    with pytest.raises(ConfigError, match=r"box=.*resized=.*offset="):
+    with switched(), pytest.raises(ConfigError, match=r"box=.*resized=.*offset="):
         list(shardflow.Loader(url, batch_size=2, num_workers=0, decoder=decoder))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 import shardflow
-from shardflow import native
+from shardflow import decoders, native
 from shardflow.formats import seek_table
+from shardflow.native import binding
 from tests.helpers import command, jpegs
 from tests.helpers.making import write_dataset
 from tests.helpers.seek_tables import deceiving, table_of
@@ -37,6 +40,31 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_dataset(tmp_path_factory.mktemp("limits") / "set", {"train": [samples]}, classes=("a",), recipe=recipe)
     assert shardflow.verify(root) == []
     return root
+
+
+def test_the_pixels_are_the_same(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turned off by its switch, every decoder gives the pixels that it gives with the kernel, seek tables included."""
+    crop, views = decoders.RandomResizedCrop(96), [decoders.RandomResizedCrop(48, scale=(0.05, 0.3))] * 2
+    chosen = crop, decoders.CenterCrop(64), decoders.Image(stack=False), decoders.MultiView([crop, *views])
+
+    def pixels() -> list[torch.Tensor]:
+        loaders = [shardflow.Loader(packed, batch_size=4, num_workers=0, decoder=each, seed=1) for each in chosen]
+        return [image for loader in loaders for images, _ in loader for image in images]
+
+    expected = pixels()
+    monkeypatch.setenv("SHARDFLOW_KERNEL", "off")
+    monkeypatch.setattr(binding, "load", functools.cache(binding.load.__wrapped__))
+    assert SAID in native.describe()
+    found = pixels()
+    assert len(found) == len(expected) == 2 * (4 + 4 + 4 + 3)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_where_processors_differ_is_said() -> None:
+    """The pixels that x86 and aarch64 decode differently are named on the page of guarantees and beside the version."""
+    page = Path(__file__).parents[2] / "docs/guarantees.md"
+    for text in (page.read_text(encoding="utf-8"), native.version.__doc__ or ""):
+        assert all(word in text for word in ("x86", "aarch64", "coefficients"))
 
 
 def test_a_dataset_is_not_called_damaged(packed: Path, turned_off: Mapping[str, str]) -> None:

@@ -144,6 +144,17 @@ def _clipped(
     return found[0][0], found[1][0], found[0][1], found[1][1]
 
 
+def test_degenerate_boxes_keep_their_place() -> None:
+    """A line or a point in the image stays one, up to its borders, in any format; one outside of the crop is zeros."""
+    boxes = [[70, 10, 70, 30], [60, 20, 60, 20], [50, 0, 50, 100], [20, 10, 20, 30], [150, 99, 150, 99]]
+    found = [[10, 5, 10, 15], [5, 10, 5, 10], [0, 0, 0, 50], [0, 0, 0, 0], [50, 49.5, 50, 49.5]]
+    assert _moved({"boxes": boxes}, "json:boxes:xyxy") == {"boxes": found}
+    for form in ("xywh", "cxcywh"):
+        assert _moved({"boxes": [TO_FORMAT[form](*box) for box in boxes]}, f"json:boxes:{form}") == {
+            "boxes": [TO_FORMAT[form](*box) for box in found]
+        }
+
+
 def test_cropped_boxes_keep_their_place() -> None:
     """A box outside of the crop becomes zeros, so that labels beside it stay in step; an empty list stays one."""
     assert _moved({"boxes": [[0, 0, 40, 40], [60, 0, 80, 20]], "labels": [7, 8]}, "json:boxes:xyxy") == {

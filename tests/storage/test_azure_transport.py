@@ -13,11 +13,11 @@ from tests.helpers.s3_proxy import Fault, proxying
 from tests.helpers.store import Store
 
 
-def _uncommitted(store: Store, name: str) -> list[str]:
-    """Return the names of the blocks that were sent and belong to no blob yet."""
+def _blocks(store: Store, name: str) -> tuple[list[str], list[str]]:
+    """Return the names of the blocks of a blob, and of those that were sent and belong to none yet."""
     with BlobServiceClient.from_connection_string(store.options()["connection_string"]) as service:
-        _, blocks = service.get_blob_client("tests", name).get_block_list("uncommitted")
-    return [block.id for block in blocks]
+        committed, others = service.get_blob_client("tests", name).get_block_list("all")
+    return [block.id for block in committed], [block.id for block in others]
 
 
 def test_unfinished_uploads_share_no_blocks(azure: Store, prefix: str) -> None:
@@ -27,7 +27,7 @@ def test_unfinished_uploads_share_no_blocks(azure: Store, prefix: str) -> None:
         for _ in range(2):
             with pytest.raises(AccessDeniedError):
                 azure.storage(prefix, proxy.endpoint).put("a", os.urandom(2 * BLOCK_BYTES + 1))
-    assert len(set(_uncommitted(azure, f"{prefix}/a"))) == 6
+    assert len(set(_blocks(azure, f"{prefix}/a")[1])) == 6
     data = os.urandom(BLOCK_BYTES + 5)
     azure.storage(prefix).put("a", data, new=True)
     with pytest.raises(DatasetExistsError):
@@ -56,3 +56,5 @@ def test_each_request_of_a_large_blob_is_repeated(azure: Store, prefix: str) -> 
         azure.storage(prefix, proxy.endpoint).put("a", data)
         assert proxy.count(contains="comp=block") == 5
     assert azure.storage(prefix).read("a") == data
+    committed, others = _blocks(azure, f"{prefix}/a")
+    assert (len(committed), others) == (2, [])  # a block is repeated under its own name
