@@ -102,7 +102,7 @@ BUDGET = {
     "interop": 600,
     "loading": 6690,
     "native": 5750,
-    "order": 2160,
+    "order": 2190,
     "packing": 7920,
     "preview": 1210,
     "storage": 4520,

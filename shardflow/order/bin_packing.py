@@ -1,8 +1,9 @@
 """Bin packing: first fit decreasing, of many groups of items at once.
 
 First fit decreasing fills one bin after the other, each with the longest item left that fits, until none fits. All
-groups take each of these steps together, so that numpy's cost per call is shared. Items of one length are counted, not
-listed; a bin that can be filled again in the same way is, and so one group of millions of items takes few steps.
+groups take each of these steps together, so that numpy's cost per call is shared, and so many at a time that memory is
+bounded. Items of one length are counted, not listed; a bin that can be filled again in the same way is, and so one
+group of millions of items takes few steps.
 
 How many bins a group needs depends on the lengths in it, and not on their order.
 """
@@ -15,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .keyed_rng import I64
+
+_KINDS = 1 << 22
+"""Kinds of items that are counted at a time: lengths, in each group."""
 
 
 def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.NDArray[Any]) -> I64:
@@ -29,11 +33,18 @@ def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.N
     """
     if not len(lengths):
         return np.empty(0, dtype=np.int64)
-    width = capacity + 1
-    kinds = groups.astype(np.int64) * width + lengths
+    sizes, width, ranks = _ranked(lengths, capacity)
+    kinds = groups.astype(np.int64) * width + ranks
     order = np.argsort(kinds, kind="stable")
-    count = int(groups.max()) + 1
-    steps, used = _steps(np.bincount(kinds, minlength=count * width), capacity, count)
+    kinds, count = kinds[order], int(groups.max()) + 1
+    steps: list[tuple[I64, I64, I64, I64]] = []
+    used = np.zeros(count, dtype=np.int64)
+    at_a_time = max(1, _KINDS // width)
+    for begin in range(0, count, at_a_time):
+        end = min(begin + at_a_time, count)
+        some = kinds[slice(*np.searchsorted(kinds, [begin * width, end * width]))] - begin * width
+        found, used[begin:end] = _steps(np.bincount(some, minlength=(end - begin) * width), sizes, capacity)
+        steps += [(kind + begin * width, taken, times, first) for kind, taken, times, first in found]
     kind, taken, times, first = (np.concatenate(column) for column in zip(*steps, strict=True))
     by_kind = np.argsort(kind, kind="stable")
     taken, times, first, group = taken[by_kind], times[by_kind], first[by_kind], kind[by_kind] // width
@@ -47,34 +58,48 @@ def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.N
 
 def bins_needed(lengths: npt.NDArray[Any], capacity: int) -> int:
     """Return how many bins one group of items needs."""
-    return int(_steps(np.bincount(lengths, minlength=capacity + 1), capacity, 1)[1][0])
+    sizes, width, ranks = _ranked(lengths, capacity)
+    return int(_steps(np.bincount(ranks, minlength=width), sizes, capacity)[1][0])
 
 
-def _steps(left: I64, capacity: int, groups: int) -> tuple[list[tuple[I64, I64, I64, I64]], I64]:
+def _ranked(lengths: npt.NDArray[Any], capacity: int) -> tuple[I64, int, I64]:
+    """Return the different lengths, ascending, how many they are and one, and the rank of each item, from 1."""
+    if capacity > len(lengths):
+        sizes, ranks = np.unique(lengths, return_inverse=True)
+        return sizes.astype(np.int64), len(sizes) + 1, ranks.reshape(-1) + 1
+    sizes = np.flatnonzero(np.bincount(lengths))
+    table = np.zeros(capacity + 1, dtype=np.int64)
+    table[sizes] = np.arange(1, len(sizes) + 1)
+    return sizes, len(sizes) + 1, table[lengths]
+
+
+def _steps(left: I64, sizes: I64, capacity: int) -> tuple[list[tuple[I64, I64, I64, I64]], I64]:
     """Return the steps, and how many bins each group needs.
 
     Args:
-        left: How many items of each kind there are, a length in a group; it is used up. No item has length 0.
-        capacity: The longest length; so there are `capacity` + 1 kinds in a group.
-        groups: The number of groups.
+        left: How many items of each kind there are, a length in a group; it is used up. The kinds of a group are none,
+            and one for each of `sizes`.
+        sizes: The lengths, ascending.
+        capacity: The room of a bin.
 
     Returns:
         Of each step: kinds, the items of each in a bin, the number of such bins, and the first of them in its group.
     """
-    firsts = np.arange(groups) * (capacity + 1)
+    groups = len(left) // (width := len(sizes) + 1)
+    firsts = np.arange(groups) * width
     steps: list[tuple[I64, I64, I64, I64]] = []
     used, filling = np.zeros(groups, dtype=np.int64), np.arange(groups)
     next_below, most = _Below(left, firsts), int(left.sum())
     while len(filling):
         parts: list[tuple[I64, I64, I64]] = []
         group, room = filling, np.full(len(filling), capacity)
-        below = firsts[group] + capacity
+        below = firsts[group] + len(sizes)
         repeats = np.full(groups, most)
         while len(group):
-            kind = next_below(np.minimum(below, firsts[group] + room))
+            kind = next_below(np.minimum(below, firsts[group] + np.searchsorted(sizes, room, side="right")))
             fits = kind > firsts[group]
             group, room, kind = group[fits], room[fits], kind[fits]
-            size = kind - firsts[group]
+            size = sizes[kind - firsts[group] - 1]
             taken = np.minimum(left[kind], room // size)
             repeats[group] = np.minimum(repeats[group], left[kind] // taken)
             room, below = room - taken * size, kind - 1

@@ -33,7 +33,6 @@ from .shuffle_settings import BUFFER
 
 MOST_TOKENS = 1 << 24
 _CHUNK_SAMPLES = 1 << 21
-_CHUNK_KINDS = 1 << 22
 _SPARE = 512
 
 I32 = npt.NDArray[np.int32]
@@ -224,7 +223,7 @@ class TokenEpochs(EpochSampler):
         """Pack the samples of each of so many streams, window by window."""
         firsts = np.concatenate([[0], self._ends])
         row = streams * min(window, -(-stream.length // streams))  # positions that have a window of each stream
-        rows = max(1, min(_CHUNK_SAMPLES // row, _CHUNK_KINDS // (streams * (self._tokens + 1))))
+        rows = max(1, _CHUNK_SAMPLES // row)
         dtype = np.int32 if self._ends[-1] < 1 << 31 else np.int64
         parts: list[tuple[npt.NDArray[Any], ...]] = []
         for begin in range(0, stream.length, rows * row):

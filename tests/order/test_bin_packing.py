@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,3 +54,17 @@ def test_a_million_items_of_one_group_take_few_steps() -> None:
     bins = first_fit_decreasing(lengths, 1000, np.zeros(len(lengths), dtype=np.int64))
     assert np.bincount(bins, lengths).max() <= 1000
     assert bins.max() + 1 <= 1.001 * lengths.sum() / 1000
+
+
+@pytest.mark.parametrize("kinds", [1, 30])
+def test_groups_take_turns_in_little_memory(kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget of any size takes the memory of its items: lengths that occur are counted, some groups at a time."""
+    rng = np.random.default_rng(2)
+    lengths, groups = rng.integers(1, 1 << 24, 4000), rng.integers(0, 64, 4000)
+    tracemalloc.start()
+    bins = first_fit_decreasing(lengths, 1 << 24, groups)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 64_000_000
+    monkeypatch.setattr("shardflow.order.bin_packing._KINDS", kinds)
+    assert (first_fit_decreasing(lengths, 1 << 24, groups) == bins).all()

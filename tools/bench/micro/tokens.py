@@ -1,7 +1,8 @@
 """Token budgets: the time of a plan, how full bins become, and useful tokens for a CPU-second beside other batches.
 
-Planned are photographs of ten common shapes with captions of 8 to 200 tokens, in bins of 8,192. Beside it is first fit,
-in the order of arrival, over a buffer of as many samples as the window has; as packers in training loops do it.
+Planned are photographs of ten common shapes with captions of 8 to 200 tokens, in bins of 8,192. Beside it are packers
+of training loops: first fit, in the order of arrival, over a buffer, such as Megatron Energon has, which leaves the
+choice to a function of the user; and that of TorchTitan, if `pip install --no-deps torchtitan==0.3.0` was run.
 A token of an image is useful if it is not padding.
 """
 
@@ -34,16 +35,15 @@ def measure(url: str, rounds: int) -> str:
     """Return the tables."""
     torch.set_num_threads(1)
     plans = markdown(
-        ("samples", "bind, CPU-s", "plan of an epoch, CPU-s", "batch of 8 bins, µs", "full", "first fit in a buffer"),
+        ("samples", "bind, CPU-s", "plan of an epoch, CPU-s", "batch of 8 bins, µs", "full"),
         [_planned(samples) for samples in SAMPLES],
     )
-    return f"{plans}\n{_loaded(url, rounds)}"
+    packers = markdown(("packer", "samples", "full", "CPU-µs for a sample", "most samples in memory"), _packers())
+    return f"{plans}\n{packers}\n{_loaded(url, rounds)}"
 
 
 def _planned(samples: int) -> list[str]:
-    rng = np.random.default_rng(0)
-    sizes = np.array([*SIDES, *(pair[::-1] for pair in SIDES)])[rng.integers(0, 10, samples)]
-    texts = rng.integers(8, 201, samples)
+    sizes, texts = _samples(samples)
     facts = Facts(
         split="train",
         split_samples=samples,
@@ -66,24 +66,69 @@ def _planned(samples: int) -> list[str]:
     for step in range(steps):
         plan.visits(np.arange(step * STEP, (step + 1) * STEP))
     step_us = 1e6 * (time.process_time() - planned) / steps
-    firsts = _first_fit(patch_grids(sizes[:100_000], PATCH).prod(axis=1) + texts[:100_000])
     times = [f"{bound - begun:.1f}", f"{planned - bound:.1f}", f"{step_us:.0f}"]
-    return [f"{samples:,}", *times, f"{epochs.fill:.1%}", f"{firsts:.1%}"]
+    return [f"{samples:,}", *times, f"{epochs.fill:.1%}"]
 
 
-def _first_fit(lengths: npt.NDArray[np.int64]) -> float:
-    """Return the share of the budget that samples have in bins of first fit over a buffer."""
+def _samples(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return width and height of images, and the tokens of their captions."""
+    rng = np.random.default_rng(0)
+    sizes = np.array([*SIDES, *(pair[::-1] for pair in SIDES)])[rng.integers(0, 10, count)]
+    return sizes, rng.integers(8, 201, count)
+
+
+def _packers() -> list[list[str]]:
+    """Return how full the bins of packers with a buffer are, and what they cost."""
+    rows = []
+    packers = {
+        f"first fit in a buffer of {BUFFER:,}": (partial(_first_fit, buffer=BUFFER), 100_000),
+        "first fit in a buffer of 100": (partial(_first_fit, buffer=100), 100_000),
+        "TorchTitan's `MMSamplePacker(buffer_size=100)`": (_torchtitan, 5_000),
+    }
+    for name, (packer, count) in packers.items():
+        sizes, texts = _samples(count)
+        lengths = patch_grids(sizes, PATCH).prod(axis=1) + texts
+        begun = time.process_time()
+        try:
+            bins, most = packer(lengths)
+        except ImportError:
+            rows.append([name, "not installed", "", "", ""])
+            continue
+        us = 1e6 * (time.process_time() - begun) / count
+        rows.append([name, f"{count:,}", f"{lengths.sum() / (bins * BUDGET):.1%}", f"{us:.0f}", f"{most:,}"])
+    return rows
+
+
+def _torchtitan(lengths: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """Return the number of bins, and how many samples the buffer had, which hands out only bins without any room."""
+    from torchtitan.hf_datasets.multimodal.utils.packing import MMSamplePacker
+
+    class Packer(MMSamplePacker):  # type: ignore[misc] # it is not installed where types are checked
+        @staticmethod
+        def _merge_samples(samples: list[dict[str, range]]) -> int:
+            return len(samples)  # and joins no tensors, which is not packing
+
+    packer, most = Packer(BUDGET, buffer_size=100), 0
+    for length in lengths.tolist():
+        packer.add_sample({"input_ids": range(length)})
+        most = max(most, len(packer._sample_buffer))
+    packer.flush()
+    return len(packer.packed_samples), most
+
+
+def _first_fit(lengths: npt.NDArray[np.int64], buffer: int) -> tuple[int, int]:
+    """Return the number of bins of first fit over a buffer, and how many samples that has."""
     bins = 0
-    for begin in range(0, len(lengths), BUFFER):
+    for begin in range(0, len(lengths), buffer):
         rooms = np.empty(0, dtype=np.int64)
-        for length in lengths[begin : begin + BUFFER].tolist():
+        for length in lengths[begin : begin + buffer].tolist():
             fitting = np.flatnonzero(rooms >= length)
             if len(fitting):
                 rooms[fitting[0]] -= length
             else:
                 rooms = np.append(rooms, BUDGET - length)
         bins += len(rooms)
-    return float(lengths.sum() / (bins * BUDGET))
+    return bins, buffer
 
 
 def _loaded(url: str, rounds: int) -> str:
