@@ -119,12 +119,17 @@ class TransformChain:
             raise ConfigError(
                 f"the transforms need {', '.join(missing)}, a batch has {', '.join(fields)}; {self._remedy}"
             )
+        there = [field for field, column in fields.items() if column is not None]
+        if missing := self._missing(there):
+            raise ConfigError(
+                f"the transforms need {', '.join(missing)}, which a source of the mix lacks: its batch has None there"
+            )
         keys = fields.get(KEY_FIELD)
         key = int(keys[0]) & (2**64 - 1) if isinstance(keys, torch.Tensor) and len(keys) else None
         if self._decode is not None:
             fields["image"] = self._decode(fields["image"], device)
             batch = self._join(fields, batch)
-        annotated = self._annotations.find(fields)
+        annotated = self._annotations.find(there)
         params = self._annotations.move(fields, annotated)
         if params:
             batch = self._join(fields, batch)

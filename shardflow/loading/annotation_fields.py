@@ -78,10 +78,14 @@ class AnnotationFields:
 
     @classmethod
     def of_mix(cls, sources: Sequence[AnnotationFields]) -> AnnotationFields:
-        """Return those of the first source, for batches that do not say from which source they come."""
+        """Return those of all sources, for batches that do not say from which source they come."""
         found = copy.copy(sources[0])
-        if any(other.flip_pairs != found.flip_pairs for other in sources):
-            found.flip_pairs = None
+        found.masks = {field: part for source in sources for field, part in source.masks.items()}
+        found.objects = tuple(dict.fromkeys(field for source in sources for field in source.objects))
+        found.names = (*found.masks, *found.objects)
+        pairs = {source.flip_pairs for source in sources if KEYPOINTS in source.objects}
+        if pairs:
+            found.flip_pairs = pairs.pop() if len(pairs) == 1 else None
         return found
 
     @property

@@ -79,9 +79,7 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
             part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
             row[list(parsed_labels(sample, part, encoded.shape[1]))] = 1
         return encoded
-    for sample in batch.samples:
-        _payload(sample, field)  # or raises
-    return [sample.value(field) for sample in batch.samples]
+    return [part_value(sample, field) for sample in batch.samples]
 
 
 def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> tuple[Crops, ...]:
@@ -109,6 +107,12 @@ def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tupl
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:
         raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
+
+
+def part_value(sample: Sample, part: str) -> Any:
+    """Return the value of a part of a sample; ConfigError if it has none."""
+    _payload(sample, part)
+    return sample.value(part)
 
 
 def _payload(sample: Sample, part: str) -> memoryview:

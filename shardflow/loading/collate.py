@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from shardflow.errors import ConfigError
 
-from .batch_fields import batch_field
+from .batch import Batch
+from .batch_fields import batch_field, part_value
 from .damaged_samples import leave_out
 from .decoders.decoder import Allocator, allocate
 from .fork_rng import fork_rng, reseed
@@ -19,16 +20,27 @@ from .worker_errors import add_context
 
 
 class Collate:
-    """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
+    """Turns batches into tuples in the order of `fields`, and applies the batch transform to them.
 
-    def __init__(self, sources: Sequence[Source], fields: Sequence[str], allocator: Allocator = allocate) -> None:
-        self._sources, self._fields, self._allocator = sources, fields, allocator
+    A field that the source of a batch lacks is None. Where samples of several sources are mixed, each that lacks it has
+    None, in a list.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        fields: Sequence[str],
+        allocator: Allocator = allocate,
+        *,
+        by_sample: bool = False,
+    ) -> None:
+        self._sources, self._fields, self._allocator, self._by_sample = sources, fields, allocator, by_sample
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
             leave_out(batch)
-            columns = tuple(batch_field(field, batch, self._sources, self._allocator) for field in self._fields)
+            columns = tuple(self._field(field, batch) for field in self._fields)
             batch_transform = self._sources[batch.sources[0]].batch_transform
             if batch.empty:
                 columns = tuple(map(_emptied, self._fields, columns))
@@ -41,6 +53,15 @@ class Collate:
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
             yield WorkerOutput(columns, batch.replaced, counts)
 
+    def _field(self, field: str, batch: Batch) -> Any:
+        having = {number for number in {*batch.sources} if field in self._sources[number].returns}
+        if all(number in having for number in batch.sources):
+            return batch_field(field, batch, self._sources, self._allocator)
+        if not self._by_sample:
+            return None
+        pairs = zip(batch.sources, batch.samples, strict=True)
+        return [part_value(sample, field) if number in having else None for number, sample in pairs]
+
 
 class WorkerOutput(NamedTuple):
     """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
@@ -52,4 +73,6 @@ class WorkerOutput(NamedTuple):
 
 def _emptied(field: str, column: Any) -> Any:
     left = int(field == "cu_seqlens")  # its first entry, 0, is where the first sample would begin
+    if column is None:
+        return None
     return tuple(view[:left] for view in column) if isinstance(column, tuple) else column[:left]

@@ -23,7 +23,7 @@ from shardflow.errors import ConfigError, IntegrityError, ShardflowError, Worker
 
 from .annotation_fields import AnnotationFields
 from .batch import Batch
-from .batch_sampler import BatchPlan, BatchSampler, WorkerControl
+from .batch_sampler import BatchPlan, BatchSampler, Rows, WorkerControl
 from .checkpoint import Cursor
 from .collate import Collate
 from .decoders.decoder import allocate
@@ -78,9 +78,9 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         allocator = allocate if keeps else sender.borrow
         self._pipeline = wds.DataPipeline(
             BatchSampler(plan, self._control),
-            Read(plan.sources, plan.sources[0].fields),
+            Read(plan.sources),
             sample_stages(plan.sources, allocator),
-            Collate(plan.sources, fields, allocator),
+            Collate(plan.sources, fields, allocator, by_sample=isinstance(plan, Rows)),
             send_errors,
             sender,
         )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 from shardflow.dataset.label_numbering import common_classes
 from shardflow.errors import ConfigError, ResumeMismatchError
+from shardflow.formats.columns import COMPUTED_FIELDS
 from shardflow.formats.labels import LABEL_PARTS
 from shardflow.order.mixture import Shares
 
@@ -24,8 +25,9 @@ from .batch_sampler import BatchPlan, Rows, WholeBatches
 from .checkpoint import compare, saved_integers
 from .engine import Engine
 from .loader import Loader, check_sampler_on_ranks
-from .source import EpochStart, Source
+from .source import IMAGES, EpochStart, Source
 from .stages import check_mixable
+from .whole_sample import WholeSample
 
 STATE_VERSION = 1
 
@@ -73,7 +75,9 @@ class Mix(Engine):
         schedule: Weights that change: pairs of a step, counted from the start of epoch 0, and the weights there, 0 or
             more. The first step is 0; the shares of the sources change linearly from one pair to the next, and stay
             after the last. Two pairs with steps in a row change them at once.
-        options: Arguments of `Loader`, for the sources that are paths or URLs.
+        options: Arguments of `Loader`, for the sources that are paths or URLs. `fields` are those of a batch, in order:
+            with it, loaders may lack some. By batch such a field is None. By sample each sample that lacks it has None,
+            which only parts such as "txt" can have, as they come as lists.
 
     Attributes:
         loaders: The loader of each source.
@@ -98,8 +102,10 @@ class Mix(Engine):
         given, self._weights = _weighted(sources) if schedule is None else _scheduled(sources, schedule)
         if by not in ("sample", "batch"):
             raise ConfigError(f"by must be 'sample' or 'batch', found {by!r}")
-        if options and all(isinstance(source, Loader) for source in given):
-            raise ConfigError(f"all sources are loaders already, so {', '.join(options)} would have no effect")
+        made = [source for source in given if isinstance(source, Loader)]
+        unused = [name for name in options if name != "fields" or len({loader.fields for loader in made}) == 1]
+        if unused and len(made) == len(given):
+            raise ConfigError(f"all sources are loaders already, so {', '.join(unused)} would have no effect")
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
         if by == "sample":
@@ -107,10 +113,7 @@ class Mix(Engine):
                 raise ConfigError("a mix by sample has no tail: leave it out, or pass by='batch'")
             options = {**options, "tail": "short"}  # a source may have fewer samples than a batch
         self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source in given]
-        if len(found := {loader.fields for loader in self.loaders}) > 1:
-            raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; make them equal")
-        if len(found := {loader.source.fields for loader in self.loaders}) > 1:
-            raise ConfigError(f"the loaders read different fields, {sorted(found)}; make them equal")
+        fields = _fields_of(self.loaders, options.get("fields"), by)
         if len(rules := {loader.annotations.boxes for loader in self.loaders}) > 1:
             shown = ", ".join(sorted(map(repr, rules)))
             raise ConfigError(f"the loaders' boxes differ: {shown}; make them equal, as the mix has one rule for them")
@@ -131,7 +134,7 @@ class Mix(Engine):
         self._origin = self._beginning()  # from where other steps are reached by arithmetic
         super().__init__(
             plan,
-            fields=self.loaders[0].fields,
+            fields=fields,
             classes=_common_classes(self.loaders),
             workers=self.loaders[0].workers,
         )
@@ -295,6 +298,35 @@ def _scheduled(sources: Any, schedule: Any) -> tuple[list[_Given], _Weights]:
     ]
 
 
+def _fields_of(loaders: Sequence[Loader], given: Any, by: str) -> tuple[str, ...]:
+    """Return the fields of a batch, of which loaders may lack some if they are `given`; ConfigError if they may not."""
+    if len(found := {loader.fields for loader in loaders}) == 1:
+        if len(found := {loader.source.fields for loader in loaders}) > 1:
+            raise ConfigError(f"the loaders read different fields, {sorted(found)}; make them equal")
+        return loaders[0].fields
+    if given is None:
+        raise ConfigError(
+            f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; make them equal, or name those of a "
+            "batch: with Mix(..., fields=(...)), a field is None where a source lacks it"
+        )
+    names = tuple(given) if isinstance(given, Collection) and not isinstance(given, str) else ()
+    if len({*names}) < len(names) or {*names} != {field for loader in loaders for field in loader.fields}:
+        raise ConfigError(
+            f"fields must be all those of the loaders, by their names; found {given!r:.200} beside "
+            f"{'; '.join(map(str, sorted(found)))}"
+        )
+    for number, loader in enumerate(loaders if by == "sample" else ()):
+        for field in names:
+            other = any(field in each.annotations.names or field in each.source.columns for each in loaders)
+            other = other or any(isinstance(each.source.transform, WholeSample) for each in loaders)
+            if field not in loader.fields and (other or field in (IMAGES, *COMPUTED_FIELDS)):
+                raise ConfigError(
+                    f"field {field!r}: {_describe(number, loader)} lacks it. Mixed by sample, only parts may be "
+                    "lacking, which come as lists, with None; give the loader the field, or pass by='batch'"
+                )
+    return names
+
+
 def _check_new(loaders: Sequence[Loader]) -> None:
     """Check that each loader is new: a mix begins with the first epoch of each."""
     for number, loader in enumerate(loaders):
@@ -345,7 +377,7 @@ def _whole_steps(sources: Sequence[Source]) -> int:
 
 def _common_classes(loaders: Sequence[Loader]) -> list[str]:
     """Return the classes that the labels in a batch mean; none where no field has labels."""
-    fields = loaders[0].source.fields
+    fields = dict.fromkeys(field for loader in loaders for field in loader.source.fields)
     kinds = [loader.annotations.kinds for loader in loaders]
     numbers = [
         field
@@ -355,7 +387,8 @@ def _common_classes(loaders: Sequence[Loader]) -> list[str]:
     ]
     if not numbers:
         return []
-    datasets = [loader.dataset.dataset for loader in loaders]
+    numbered = [loader for loader in loaders if not {*numbers}.isdisjoint(loader.source.fields)]
+    datasets = [loader.dataset.dataset for loader in numbered]
     try:
         classes = list(common_classes([(dataset.url, dataset.classes) for dataset in datasets]) or ())
     except ConfigError as error:

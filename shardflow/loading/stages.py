@@ -44,15 +44,16 @@ class Read:
     damaged. The encoded files of images in the pixel cache are not checked, unless they are among the fields.
     """
 
-    def __init__(self, sources: Sequence[Source], fields: Sequence[str] = ()) -> None:
-        self._sources, self._keys = sources, "key" in fields
-        self._unused_parts = IMAGE_PARTS.difference(fields)
-        self._decodes = "image" in fields and self._unused_parts == IMAGE_PARTS
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
         in_files = [
-            self._decodes and source.pixel_cache is None and source.decoder.takes_pixels_of == "kernel"
+            "image" in source.fields
+            and IMAGE_PARTS.isdisjoint(source.fields)
+            and source.pixel_cache is None
+            and source.decoder.takes_pixels_of == "kernel"
             for source in self._sources
         ]
         for batch in batches:
@@ -61,12 +62,13 @@ class Read:
             for index, (number, shard, record) in enumerate(places):
                 sample, source = DAMAGED, self._sources[number]
                 pixels = None if source.pixel_cache is None else source.pixel_cache.read(shard, record, index)
-                unused = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
+                # Cached pixels come from checked bytes.
+                unused = () if pixels is None else IMAGE_PARTS.difference(source.fields)
                 try:
                     sample = source.split.reader.read(
                         shard, record, unused=unused, sequential=True, in_file=in_files[number]
                     )
-                    if self._keys:
+                    if "key" in source.fields:
                         sample.key  # noqa: B018 - reads the key, or raises
                 except IntegrityError as error:
                     if sample is DAMAGED and error.key is None:
@@ -113,6 +115,9 @@ class Decode:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
+            if "image" not in self._sources[batch.sources[0]].fields:
+                yield batch
+                continue
             try:
                 decoded = self._decode(batch)
             except IntegrityError:  # of a sample in a file: those of a batch are replaced before it is decoded
@@ -175,12 +180,15 @@ class Decode:
 def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage]:
     """Return the stages that decode, annotate and transform samples that were read."""
     stages: list[Stage] = []
-    transforms = [source.transform for source in sources]
-    if has_images := "image" in sources[0].fields:
+    transforms, fields = (
+        [source.transform for source in sources],
+        {name for source in sources for name in source.fields},
+    )
+    if has_images := "image" in fields:
         stages.append(Decode(sources, allocator))
-    if IMAGES in sources[0].fields:
+    if IMAGES in fields:
         stages.append(FurtherImages(list(sources)))
-    if sources[0].annotations.names:
+    if any(source.annotations.names for source in sources):
         stages.append(Annotate(sources))
     if any(isinstance(each, WholeSample) or (has_images and each is not None) for each in transforms):
         stages.append(Augment(sources))
@@ -208,7 +216,10 @@ class Annotate:
         for batch in batches:
             annotations: list[Any] = []
             failures: dict[int, ShardflowError] = {}
-            views = crops_of(batch, self._sources, self._sources[0].annotations.names)
+            if not (names := self._sources[batch.sources[0]].annotations.names):
+                yield batch
+                continue
+            views = crops_of(batch, self._sources, names)
             for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
                 source = self._sources[number]
                 try:

@@ -57,6 +57,7 @@ def whole_batches(split: Split, epochs: Epochs, partition: RankPartition) -> Who
     annotations = AnnotationFields((), Annotations(), CroppedBoxes())
     source = Source(
         split=split,
+        fields=("key",),
         epochs=epochs,
         partition=partition,
         decoder=CenterCrop(),

@@ -230,7 +230,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     order = epochs_of(far, seed=1, shuffle=False)
     plan = whole_batches(far, order, RankPartition(length=TOTAL, batch_size=2))
     source, start = BatchSampler(plan, WorkerControl(0)), EpochStart(0, 0, 1)
-    read = Read(plan.sources, ("key",))
+    read = Read(plan.sources)
     with prefetching(far, source.needs(0, start), workers=1, period=TOTAL) as advance:
         advance(0, 2)
         assert until(lambda: any(tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")))
