@@ -1,14 +1,17 @@
 """The table of samples: what the indexes and the columns of a dataset say of each, as Arrow; and conditions over it.
 
 A condition is one expression of SQL, which DuckDB reads and evaluates. It reaches no file, network, extension or
-setting, and no other row: aggregates and windows are refused. Like in SQL, where it is NULL, it selects nothing; so it
-is where it compares a value that a sample lacks, NaN, a list with NaN in it, or what is divided by 0.
+setting, and no other row: aggregates, windows and queries in it are refused, and so is all that another call would
+answer otherwise, such as random() and now(): what was killed, and is repeated, must choose the same samples. Like in
+SQL, where it is NULL, it selects nothing; so it is where it compares a value that a sample lacks, NaN, a list with NaN
+in it, or what is divided by 0.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,6 +47,10 @@ _SETTINGS = {
     "temp_directory": "",
     "threads": "1",  # a loader forks its workers later
 }
+_CHANGING = """SELECT lower(function_name) FROM duckdb_functions() WHERE stability IS NOT NULL GROUP BY ALL
+    HAVING bool_or(stability = 'VOLATILE') OR NOT bool_or(stability = 'CONSISTENT')"""
+_MACROS = "SELECT lower(function_name), macro_definition FROM duckdb_functions() WHERE function_type = 'macro'"
+_SQL_VALUES = re.compile(r"(current|session)_\w+|localtime(stamp)?|user")  # functions that SQL writes without brackets
 
 
 def select(split: Split, classes: Sequence[str] | None, where: str, progress: OnShard = None) -> Mask:
@@ -74,11 +81,13 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     try:
         with contextlib.suppress(duckdb.Error):  # DuckDB 1 has no such setting, and returns NULL
             connection.execute("SET error_on_division_by_zero = false")
+        connection.execute("SET TimeZone = 'UTC'")  # in which texts become times, on any machine
         connection.execute("SET lock_configuration = true")
         empty = connection.from_arrow(_empty(split, names))
         kinds = empty.filter(where).select(duckdb.SQLExpression(where)).types
         if [str(kind) for kind in kinds] != ["BOOLEAN"]:
             raise ConfigError(f"the condition {where!r} is not true or false; write a comparison, such as score > 0.5")
+        _refuse_changing(connection, where, names)
         for table in _grouped(sample_tables(split, classes, used, progress, is_condition=True)):
             mask[connection.from_arrow(table).filter(where).project("number").fetchnumpy()["number"]] = True
     except duckdb.Error as error:
@@ -87,6 +96,40 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     finally:
         connection.close()
     return mask
+
+
+def _refuse_changing(connection: Any, where: str, columns: Collection[str]) -> None:
+    """Refuse a condition that need not choose the same samples again."""
+    changing = {"age", *(name for (name,) in connection.execute(_CHANGING).fetchall())}  # age(t) reads the clock
+    macros, known = dict(connection.execute(_MACROS).fetchall()), {name.lower() for name in columns}
+    expressions, seen = [where], set[str]()
+    while expressions:
+        parsed = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {expressions.pop()}\n"]).fetchall()
+        tree = json.loads(parsed[0][0])
+        if tree["error"]:
+            raise ConfigError(f"the condition {where!r} is not one expression: {tree['error_message']}")
+        for node in _nodes(tree):
+            kind, name = node.get("class"), ""
+            if kind == "SUBQUERY":
+                raise ConfigError(f"the condition {where!r} has a query in it; write one expression over the columns")
+            if kind == "FUNCTION":
+                name = node["function_name"].lower()
+            elif kind == "COLUMN_REF" and _SQL_VALUES.fullmatch(found := node["column_names"][-1].lower()):
+                name = "" if found in known else found
+            if name in changing or _SQL_VALUES.fullmatch(name):
+                message = f"the condition {where!r} has {name}, which has another value in another call"
+                raise ConfigError(f"{message}; write the value itself, or choose at random with fraction and seed")
+            if name in macros and name not in seen:
+                seen.add(name)
+                expressions.append(macros[name])
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects of a syntax tree."""
+    if isinstance(tree, dict):
+        yield tree
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _nodes(each)
 
 
 def to_parquet(

@@ -77,6 +77,21 @@ NOT_CONDITIONS = [
     "exists(select 1 from dataset)",
     "key::int[1] = 3",
     "width > 'wide'",
+    "exists(select 1)",
+]
+CHANGING = [
+    "random() < 0.1",
+    'number > 2 or Main."RANDOM"() < 0.1',
+    "list_filter(vec, lambda x: x > random()) = []",
+    "uuid() > 'b'",
+    "now() > '2026-01-01'",
+    "today() > '2026-01-01'",
+    "current_date > '2026-01-01'",
+    "localtimestamp > '2026-01-01'",
+    "ago(interval 1 day) > '2026-01-01'",
+    "age('2026-01-01'::timestamp) > interval 1 day",
+    "text = current_user",
+    "text = current_setting('TimeZone')",
 ]
 
 
@@ -100,6 +115,33 @@ def test_what_is_not_one_safe_condition_is_refused(dataset: Path) -> None:
     with pytest.raises(ConfigError, match=r"number.*score"):
         chosen(dataset, "scor > 1")
     assert not (dataset.parent / "view").exists()
+
+
+def test_a_condition_that_may_choose_others_next_time_is_refused(dataset: Path) -> None:
+    """Chance, the clock, the user and settings are refused wherever a condition is given; dates and lambdas are not."""
+    pytest.importorskip("duckdb")
+    before = sf.open(dataset).fingerprint
+    for where in CHANGING:
+        with pytest.raises(ConfigError, match="fraction"):
+            select(sf.open(dataset)["train"], None, where)
+    for attempt in (
+        lambda: sf.subset(dataset, dataset.parent / "view", where=CHANGING[0]),
+        lambda: sf.remove(make_packed(dataset.parent), where=CHANGING[0]),
+        lambda: chosen(dataset, CHANGING[0]),
+        lambda: sf.Loader(dataset, batch_size=1, sampler=sf.samplers.Weighted(2, where=CHANGING[0])),
+    ):
+        with pytest.raises(ConfigError, match="fraction"):
+            attempt()
+    assert sf.open(dataset).fingerprint == before
+    dates = "year(('2020-01-0' || number + 1)::timestamptz) = 2020 and '2020-01-01'::date + number::int < '2020-01-03'"
+    assert chosen(dataset, dates) == [0, 1]
+    assert chosen(dataset, "len(list_filter(vec, lambda x: x > 4)) > 0 -- and more") == [5, 6]
+
+
+def make_packed(root: Path) -> Path:
+    """Pack some images; only what was packed has samples that can be removed."""
+    sf.pack(image_folder(root / "src", 3), root / "packed", short_side=8, executor="serial")
+    return root / "packed"
 
 
 def test_a_condition_that_selects_nothing(dataset: Path) -> None:
