@@ -34,12 +34,13 @@ from .receipts import find_receipt
 from .sample_table import shard_keys
 from .selection import image_checksums, selected_contents
 from .virtual_dataset import SelectedRows, build_virtual_dataset, refuse_virtual
-from .write_lock import WriteLock, acquire_to_extend
+from .write_lock import WriteLock, acquire_to_extend, clean_up
 
 ALLOWED = ("unmatched", "repeated")
 _FILES_AT_A_TIME = 8
 _NAMED = 3
 _FIELDS_OF_ANNOTATIONS = ("mask", "boxes", "keypoints")
+_IS_THERE = "the dataset has it; --replace puts this one in its place, in a new version"
 
 _Rows = dict[str, npt.NDArray[np.int64]]
 """Split → of each of its samples the row of a table, -1 for none."""
@@ -85,7 +86,7 @@ def add(
     """Add columns of a table to a dataset, as a new version of it. Its tars are not touched.
 
     A row belongs to the sample that its key names. Samples without a row have no value. After an error, or after the
-    process was killed, the dataset is what it was, and the same call goes on.
+    process was killed, the dataset is what it was, and the same call goes on; where all is there already, it returns.
 
     >>> shardflow.columns.add("photos256", "scores.parquet", key="key")             # doctest: +SKIP
     >>> shardflow.columns.add("photos256", frame, path="file", only=["caption"])    # doctest: +SKIP
@@ -119,10 +120,10 @@ def add(
         raise ConfigError(f"allow has {sorted(unknown)}; it takes {', '.join(ALLOWED)}")
     dataset = open_dataset(url, storage_options=storage_options)
     loaded = load_table(table, key or path or "", only, storage_options)
-    _check_names(dataset, loaded, replace)
+    _check_names(dataset, loaded, replace, to)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
     counts = _count(loaded, rows, allow, example)
-    return _added(dataset, loaded, rows, counts, to, storage_options, progress)
+    return _added(dataset, loaded, rows, counts, replace, to, storage_options, progress)
 
 
 def compute(
@@ -180,9 +181,9 @@ def compute(
         raise ConfigError(f"{dataset.url}: no sample has the part or column {field!r}")
     keys = [str(number) for number in range(len(values))]
     table = load_table(pa.table({"": keys, name: values}), "", [name], None)
-    _check_names(dataset, table, replace)
+    _check_names(dataset, table, replace, to)
     counts = {"rows": len(values), "unmatched": 0, "repeated": 0, **_matched(rows)}
-    return _added(dataset, table, rows, counts, to, storage_options, progress)
+    return _added(dataset, table, rows, counts, replace, to, storage_options, progress)
 
 
 def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
@@ -201,6 +202,8 @@ def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np
 def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
     """Make a version of a dataset without some columns; return its fingerprint. Earlier versions keep them.
 
+    If it is without them, because another call has dropped them, nothing changes.
+
     Raises:
         NotFoundError: There is no dataset.
         ConfigError: It has no such columns.
@@ -210,17 +213,22 @@ def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: 
     names = [names] if isinstance(names, str) else list(names)
     dataset = open_dataset(url, storage_options=storage_options)
     columns = dataset.manifest.columns
-    if lacking := [name for name in names if name not in columns]:
+    past = {stem.partition("-")[0] for stem in dataset.manifest.past_columns}
+    if lacking := [name for name in names if name not in {*columns, *past}]:
         hint = did_you_mean(lacking[0], columns)
         raise ConfigError(f"{dataset.url} has no column {lacking[0]!r}{hint}; it has {', '.join(columns) or 'none'}")
     if not names:
         raise ConfigError("nothing says which columns to drop; name one or more")
     with dataset.storage.exclusive_writer() as writer:
+        if columns.keys().isdisjoint(names):
+            clean_up(dataset.storage)
+            return dataset.fingerprint
         lock = acquire_to_extend(dataset.storage, lambda: f"drop {sorted(names)}", dataset.fingerprint, writer)
         return _publish(dataset, lock, {name: column for name, column in columns.items() if name not in names})
 
 
-def _check_names(dataset: Dataset, table: Table, replaces: bool) -> None:
+def _check_names(dataset: Dataset, table: Table, replaces: bool, to: str | os.PathLike[str] | None) -> None:
+    has_all = to is None and table.columns.keys() <= dataset.manifest.columns.keys()  # which may be these
     first = [split.reader.rows(0) for split in dataset.values() if len(split)]
     parts = {part for rows in first if rows for part in rows.parts()}
     parts |= {mask_field(part) for part in dataset.manifest.annotations.masks}
@@ -233,11 +241,24 @@ def _check_names(dataset: Dataset, table: Table, replaces: bool) -> None:
             problem = f"that is another field of a batch; so are {', '.join(sorted({*COMPUTED_FIELDS, *parts}))}"
         elif name in TABLE_FIELDS:
             problem = f"that is what conditions call something else; so are {', '.join(TABLE_FIELDS)}"
-        elif name in dataset.manifest.columns and not replaces:
-            problem = "the dataset has it; --replace puts this one in its place, in a new version"
+        elif name in dataset.manifest.columns and not replaces and not has_all:
+            problem = _IS_THERE
         else:
             continue
-        raise ConfigError(f"column {name!r}: {problem}. Rename it in the table, or choose others with --only")
+        raise _refusal(name, problem)
+
+
+def _refusal(name: str, problem: str) -> ConfigError:
+    return ConfigError(f"column {name!r}: {problem}. Rename it in the table, or choose others with --only")
+
+
+def _refuse_other_values(dataset: Dataset, table: Table, rows: _Rows) -> None:
+    """Refuse columns that the dataset has, unless an earlier call, whose end was not seen, has added these values."""
+    made = _NewFiles(dataset, table, rows, {name: dataset.manifest.columns[name].stem for name in table.columns})
+    made.digest()
+    for name, column in made.columns().items():
+        if column != dataset.manifest.columns[name]:
+            raise _refusal(name, _IS_THERE)
 
 
 def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | None) -> tuple[_Rows, str]:
@@ -348,6 +369,7 @@ def _added(
     table: Table,
     rows: _Rows,
     counts: Mapping[str, Any],
+    replaces: bool,
     to: str | os.PathLike[str] | None,
     storage_options: Mapping[str, Any] | None,
     progress: Callable[[Shard], None] | None,
@@ -357,7 +379,12 @@ def _added(
         fingerprint = _add_to_view(dataset, table, rows, to, storage_options, progress)
     else:
         with dataset.storage.exclusive_writer() as writer:
-            fingerprint = _add_version(dataset, table, rows, writer, progress)
+            if replaces or dataset.manifest.columns.keys().isdisjoint(table.columns):
+                fingerprint = _add_version(dataset, table, rows, writer, progress)
+            else:
+                _refuse_other_values(dataset, table, rows)
+                clean_up(dataset.storage)
+                fingerprint = dataset.fingerprint
     return ColumnsReport(
         fingerprint=fingerprint, columns={name: kind for name, (kind, _) in table.columns.items()}, **counts
     )
@@ -375,10 +402,11 @@ def _shard_values(dataset: Dataset, table: Table, rows: _Rows) -> Iterator[tuple
 class _NewFiles:
     """The files of columns of a table: made once to know their content, for the lock, and again to be written."""
 
-    def __init__(self, dataset: Dataset, table: Table, rows: _Rows) -> None:
+    def __init__(self, dataset: Dataset, table: Table, rows: _Rows, stems: Mapping[str, str] | None = None) -> None:
         self._given, old = (dataset, table, rows), dataset.manifest
         past = (*old.past_columns, *(old.columns[name].stem for name in table.columns if name in old.columns))
-        self._made = [FilesOfColumn(name, kind, stem_of(name, past)) for name, (kind, _) in table.columns.items()]
+        stems = {name: stem_of(name, past) for name in table.columns} if stems is None else stems
+        self._made = [FilesOfColumn(name, kind, stems[name]) for name, (kind, _) in table.columns.items()]
 
     def __iter__(self) -> Iterator[tuple[Shard, list[tuple[str, bytes]]]]:
         """Yield each shard, and the names and contents of its files."""

@@ -18,7 +18,7 @@ from shardflow.errors import ConfigError, IntegrityError
 from shardflow.formats import manifest
 from shardflow.loading.shard_prefetcher import ShardPrefetcher
 from tests.helpers.folders import contents, image_folder, photo, write_tree
-from tests.helpers.interleaving import MemoryPlace, scheduled
+from tests.helpers.interleaving import Command, MemoryPlace, scheduled
 from tests.helpers.loading import until
 from tests.helpers.making import flip, make_dataset
 from tests.helpers.s3_server import Server
@@ -114,41 +114,48 @@ def table_of(files: Mapping[str, bytes]) -> pa.Table:
     return pa.table({"key": keys, "a": range(len(keys))})
 
 
-def test_every_point_of_death(packed: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before any request, an addition leaves the old version or the new one whole, and can be made again."""
+@pytest.mark.parametrize("what", ["add", "drop", "remove"])
+def test_every_point_of_death(what: str, packed: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before any request, a command leaves the old version or the new one whole, and the same call ends it."""
     monkeypatch.setattr(columns, "_FILES_AT_A_TIME", 1)
-    table, ended = table_of(packed), False
+    table = table_of(packed)
+    commands: dict[str, Command] = {
+        "add": lambda url, options: sf.columns.add(url, table, key="key", allow=["unmatched"], storage_options=options),
+        "drop": lambda url, options: sf.columns.drop(url, ["a"], storage_options=options),
+        "remove": lambda url, options: sf.remove(url, keys=[KEYS[0]], purge=True, storage_options=options),
+    }
 
-    def add(url: str, options: dict[str, Any]) -> Any:
-        return sf.columns.add(url, table, key="key", allow=["unmatched"], storage_options=options)
+    def after(files: Mapping[str, bytes], command: str) -> dict[str, bytes]:
+        place = MemoryPlace(files)
+        with scheduled(place, {"alone": commands[command]}) as schedule:
+            schedule.run("alone")
+        assert schedule.processes["alone"].error is None, schedule.processes["alone"].error
+        return timeless(place)
 
-    whole, versions = MemoryPlace(packed), set()
-    with scheduled(whole, {"add": add}) as schedule:
-        schedule.run("add")
-    assert schedule.processes["add"].error is None, schedule.processes["add"].error
-    requests = 0
+    before = packed if what == "add" else after(packed, "add")
+    whole, versions, requests, ended = after(before, what), set(), 0, False
+    current = {manifest.from_bytes(files["shardflow.json"]).fingerprint for files in (before, whole)}
     while not ended:
-        place = MemoryPlace(packed)
-        with scheduled(place, {"add": add, "again": add}) as schedule:
-            schedule.step("add")
-            for _ in range(requests):
-                schedule.step("add")
-            ended = schedule.processes["add"].has_ended
-            schedule.kill("add")
+        place = MemoryPlace(before)
+        with scheduled(place, {"killed": commands[what], "again": commands[what]}) as schedule:
+            for _ in range(requests + 1):
+                schedule.step("killed")
+            ended = schedule.processes["killed"].has_ended
+            schedule.kill("killed")
             found = manifest.from_bytes(place.blobs["shardflow.json"])
             versions.add(found.fingerprint)
-            assert all(place.blobs[name] == data for name, data in packed.items() if name != "shardflow.json")
+            assert found.file_names() <= place.blobs.keys()
             schedule.run("again")
-            error = schedule.processes["again"].error
-        if found.columns:
-            assert isinstance(error, ConfigError), error  # it is there already
-        else:
-            assert error is None, error
-        if not found.columns or ended:
-            assert place.blobs == whole.blobs
+            assert schedule.processes["again"].error is None, schedule.processes["again"].error
+        assert timeless(place) == whole
         requests += 1
-    assert len(versions) == 2
+    assert versions == current
     assert requests > 10
+
+
+def timeless(place: MemoryPlace) -> dict[str, bytes]:
+    """Return the files of a place; of the record of a removal without the time."""
+    return {name: b"" if name.startswith("removals/") else data for name, data in place.blobs.items()}
 
 
 def test_other_work_is_kept_out(packed: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
