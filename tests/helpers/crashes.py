@@ -1,6 +1,6 @@
-"""The kill matrix: a pack, a sync or an extension dies at each point where it writes, publishes, removes or asks.
+"""The kill matrix: a command that writes dies at each point where it writes, publishes, removes or asks.
 
-Whatever the point, a reader sees a whole dataset or none (of one that is extended: the old version or the new), and
+Whatever the point, a reader sees a whole dataset or none (of one that is changed: the old version or the new), and
 the same command run again ends with the bytes of an uninterrupted run: no additional file, no open upload, no temporary
 directory. The death of a worker has no effect on the result.
 """
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 import shardflow as sf
@@ -29,6 +31,7 @@ from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import contents, encoded, write_tree
 from tests.helpers.s3_server import Server
+from tests.helpers.store import Store
 
 INSTRUMENT = Path(__file__).parent / "instrument"
 CLASSES = "ababc"  # of the images; the last one is new to an extension
@@ -36,6 +39,9 @@ BAD = 1
 SETTINGS: dict[str, Any] = {"short_side": 1024, "format": "keep", "shard_samples": 3, "max_errors": BAD, "workers": 1}
 ORDER = ["--short-side", "1024", "--format", "keep", "--shard-samples", "3", "--max-errors", str(BAD), "--workers", "1"]
 ORDERS = {"pack": ORDER, "sync": [], "extend": ["--max-errors", str(BAD), "--workers", "1"]}
+IN_PLACE = ("remove", "columns add", "columns drop")
+"""Commands that make another version of a dataset with a column; a removal deletes the old one."""
+REMOVED = (0, 3)
 BEGUN = 3
 WHENS = ("before", "half", "after")
 DEADLINE_S = 60.0
@@ -78,15 +84,18 @@ class Disk:
 
 
 class Bucket:
-    """Prefixes of a bucket. The images are so large that shards are uploaded in parts."""
+    """Prefixes of a bucket. The images are so large that shards are uploaded to S3 in parts."""
 
     name, side = "S3", 704
 
-    def __init__(self, server: Server, prefix: str) -> None:
+    def __init__(self, server: Server | Store, prefix: str, kind: str = "S3") -> None:
         self._server, self._prefix, self._used = server, prefix, 0
-        self.environment = server.environment()
         self.options = server.options()
-        self.plan = {"parts": LEAST_PART_BYTES}
+        if isinstance(server, Server):
+            self.environment, self.plan = server.environment(), {"parts": LEAST_PART_BYTES}
+        else:
+            self.name, self.side, self.plan = kind, 64, {"store": kind}
+            self.environment = {f"FSSPEC_{scheme}": json.dumps(self.options) for scheme in ("GCS", "ABFS")}
 
     def fresh(self) -> str:
         """Return the URL of a new prefix."""
@@ -103,7 +112,9 @@ class Bucket:
         return self._server.contents(self._below(dst))
 
     def left_open(self, dst: str) -> list[str]:
-        """Return the keys of the open multipart uploads."""
+        """Return the keys of the open multipart uploads; only S3 has them."""
+        if isinstance(self._server, Store):
+            return []
         return [key for key, _ in self._server.open_uploads(self._below(dst))]
 
     def _below(self, dst: str) -> str:
@@ -132,7 +143,8 @@ class Stage:
     Args:
         folder: A directory for all files.
         place: The kind of destination.
-        command: "pack"; "sync" of a packed dataset; "extend" of one that was made from half of the images.
+        command: "pack"; "sync" of a packed dataset; "extend" of one that was made from half of the images; or one of
+            `IN_PLACE`.
     """
 
     def __init__(self, folder: Path, place: Place, command: str) -> None:
@@ -150,11 +162,19 @@ class Stage:
             begun = write_tree(folder / "begun", {**dict(list(images.items())[:BEGUN]), "b/worse.jpg": b""})
             sf.pack(begun, folder / "dataset", **SETTINGS)
             self._begun, self._old = contents(folder / "dataset"), sf.open(folder / "dataset").fingerprint
+        if command in IN_PLACE:
+            sf.pack(self.src, folder / "dataset", **SETTINGS)
+            self.keys = [sample["__key__"] for sample in sf.open(folder / "dataset")["train"]]
+            pq.write_table(pa.table({"key": self.keys, "old": self.keys}), folder / "old.parquet")
+            sf.columns.add(folder / "dataset", folder / "old.parquet", key="key")
+            pq.write_table(pa.table({"key": self.keys, "new": range(len(self.keys))}), folder / "new.parquet")
+            (folder / "keys").write_text("\n".join(self.keys[number] for number in REMOVED))
+            self._begun, self._old = contents(folder / "dataset"), sf.open(folder / "dataset").fingerprint
         dst, trace = self._destination(), folder / "trace"
         with self.start(dst, trace=str(trace)) as process:
             assert process.wait(DEADLINE_S) == 0, self.output()
         self.points = trace.read_text().splitlines()
-        self.uninterrupted = place.contents(dst)
+        self.uninterrupted = self._timeless(dst)
         self.check_and_remove(dst)
 
     def _destination(self) -> str:
@@ -175,7 +195,14 @@ class Stage:
             "TMPDIR": str(self._staging),
             "FIRE": json.dumps({"roots": roots, **self.place.plan, **plan}),
         }
-        order = [self.command, str(self.src), dst, *ORDERS[self.command]]
+        if self.command == "remove":
+            order = ["remove", dst, "--keys", str(self._folder / "keys"), "--purge"]
+        elif self.command in IN_PLACE:
+            is_new = self.command == "columns add"
+            order = [*self.command.split(), dst, *([str(self._folder / "new.parquet"), "--key", "key"] * is_new)]
+            order += ["old"] * (not is_new)
+        else:
+            order = [self.command, str(self.src), dst, *ORDERS[self.command]]
         with open(self._folder / "messages", "wb") as messages:
             process = subprocess.Popen([*COMMAND, *order], env=environment, stdout=messages, stderr=messages)
         try:
@@ -236,7 +263,7 @@ class Stage:
 
     def check_and_remove(self, dst: str) -> None:
         """Assert that the destination has exactly the files of an uninterrupted run, and remove it."""
-        found = self.place.contents(dst)
+        found = self._timeless(dst)
         assert found.keys() == self.uninterrupted.keys()
         assert found == self.uninterrupted
         assert self.place.left_open(dst) == []
@@ -244,8 +271,22 @@ class Stage:
         if "://" not in dst:
             shutil.rmtree(dst)
 
-    def _again(self, dst: str) -> int:
+    def _timeless(self, dst: str) -> dict[str, bytes]:
+        """Return every file; of the record of a removal without the time."""
+        files = self.place.contents(dst).items()
+        return {name: b"" if name.startswith("removals/") else data for name, data in files}
+
+    def _again(self, dst: str) -> int | None:
         options = self.place.options
+        if self.command == "remove":
+            sf.remove(dst, keys=[self.keys[each] for each in REMOVED], purge=True, storage_options=options)
+            return None
+        if self.command == "columns add":
+            sf.columns.add(dst, self._folder / "new.parquet", key="key", storage_options=options)
+            return None
+        if self.command == "columns drop":
+            sf.columns.drop(dst, ["old"], storage_options=options)
+            return None
         if self.command == "sync":
             return sf.sync(self.src, dst, dst_options=options).found
         if self.command == "extend":
@@ -259,6 +300,8 @@ class Stage:
             assert not self._begun
             return "none"
         assert sf.verify(dst, storage_options=self.place.options) == []
+        if self.command in IN_PLACE:
+            return "old" if dataset.fingerprint == self._old else "whole"
         if self._begun:
             old = sf.open(dst, version=self._old, storage_options=self.place.options)
             assert len(old["train"]) == BEGUN

@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.crashes import Bucket, Disk, Stage
 from tests.helpers.s3_server import Server
+from tests.helpers.store import Store
 
 STRIDES = {
     ("pack", "disk"): 29,
@@ -15,6 +16,10 @@ STRIDES = {
     ("sync", "S3"): 31,
     ("extend", "disk"): 29,
     ("extend", "S3"): 37,
+    ("remove", "S3"): 0,
+    ("remove", "gcs"): 0,
+    ("remove", "azure"): 0,
+    ("columns add", "S3"): 0,
 }
 """One in so many points is tried here, and those below; `tools/fire kills` tries all of them."""
 
@@ -30,6 +35,11 @@ ALWAYS = (
 TURNING = re.compile(r"(half write|after (link|replace|put_object)) .*(manifests/|shardflow\.json|dst/.*quarantine)")
 """Points of an extension, tried as well, at which the ledger or the manifest is replaced."""
 
+IN_PLACE = re.compile(
+    r"after (send|put_object) (removals/|shardflow\.json|train/000000\.new)|before delete_?\w* train/000000\.tar"
+)
+"""Points of the commands that make another version: before and after the commit, and in the purge."""
+
 every_stage = pytest.mark.parametrize(("command", "place"), STRIDES)
 
 
@@ -44,14 +54,17 @@ def test_a_kill_at_any_point_leaves_no_trace(
     if place == "disk":
         stage = Stage(tmp_path / "stage", Disk(tmp_path / "disk"), command)
     else:
-        server: Server = request.getfixturevalue("server")
-        stage = Stage(tmp_path / "stage", Bucket(server, f"crashes-{command}"), command)
-    assert len(stage.points) > 50
+        server: Server | Store = request.getfixturevalue("server" if place == "S3" else place)
+        stage = Stage(tmp_path / "stage", Bucket(server, f"crashes-{command.replace(' ', '-')}", place), command)
+    assert len(stage.points) > 30
     outcomes = []
     for number, point in enumerate(stage.points):
-        turning = command == "extend" and TURNING.search(point)
-        if number % STRIDES[command, place] == 0 or point in ALWAYS or turning:
+        stride, turning = (
+            STRIDES[command, place],
+            {"extend": TURNING, "pack": None, "sync": None}.get(command, IN_PLACE),
+        )
+        if (stride and number % stride == 0) or point in ALWAYS or (turning and turning.search(point)):
             outcomes.append(stage.kill_at(point))
-    if command == "extend":
+    if command not in ("pack", "sync"):
         found = {outcome.reader for outcome in outcomes if not outcome.point.startswith("worker")}
         assert found == {"old", "whole"}

@@ -8,13 +8,15 @@ as JSON in FIRE:
     trace   file to which every point is appended as it is passed: "role when operation name #occurrence"
     kill    one of those lines: there the process ends itself with SIGKILL
     fired   file that is made at that moment; it dies once, not again in the worker that takes the dead one's place
-    parts   size from which uploads to a bucket go in parts, and of these parts
+    parts   size from which uploads to a bucket on S3 go in parts, and of these parts
+    store   "gcs" or "azure" for a bucket of that kind
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import io
 import json
 import os
@@ -144,6 +146,26 @@ def _watch_requests() -> None:
     S3Transport.__init__ = small_parts  # type: ignore[method-assign]
 
 
+def _watch_store(kind: str) -> None:
+    """Put points before and after the requests to a bucket of another kind, other than reads of its objects."""
+    transport: Any = importlib.import_module(f"shardflow.storage.{kind}_transport")
+    transport = transport.GcsTransport if kind == "gcs" else transport.AzureTransport
+
+    def watch(method: str, request: Any) -> Any:
+        @functools.wraps(request)
+        async def watched(self: Any, what: Any) -> Any:
+            label = what if isinstance(what, str) else what.name
+            _point("before", method, label or "prefix")
+            answer = await request(self, what)
+            _point("after", method, label or "prefix")
+            return answer
+
+        return watched
+
+    for method in ("_send", "_delete", "_page", "_describe"):
+        setattr(transport, method, watch(method.strip("_"), getattr(transport, method)))
+
+
 if _PLAN:
     for _operation in ("fsync", "unlink", "rmdir", "mkdir"):
         _watch(_operation)
@@ -154,3 +176,5 @@ if _PLAN:
         _watch_pathlib()
     if "parts" in _PLAN:
         _watch_requests()
+    if "store" in _PLAN:
+        _watch_store(_PLAN["store"])
