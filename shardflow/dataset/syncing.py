@@ -1,7 +1,8 @@
 """Sync: copy a dataset to another place, verified on its way, the manifest last.
 
-It copies the files that the manifest names, those of columns among them, and the receipts and the quarantine if they
-are still there. The same call continues a sync that was stopped. The copy has the same bytes and the same fingerprint.
+It copies the files that the manifest names, those of columns among them, and the receipts, the records of removals and
+the quarantine if they are still there. The same call continues a sync that was stopped. The copy has the same bytes and
+the same fingerprint.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def sync(
         if lock is None:
             clean_up(target)
         else:
-            for name in dataset.manifest.receipt_names:
+            for name in (*dataset.manifest.receipt_names, *dataset.manifest.removal_names):
                 with contextlib.suppress(NotFoundError):
                     target.put(name, source.read(name))
             if (record := dataset.read_quarantine()) is not None:

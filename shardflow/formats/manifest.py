@@ -79,6 +79,7 @@ class Manifest(JsonObject):
         table_roots: Names of the roots whose tars have seek tables that were made when they were packed.
         columns: Name → a column that was added to the dataset.
         past_columns: The stems of the columns that earlier versions have and this one lacks: their files are kept.
+        removals: Digests of the removals to which this version owes its shards, oldest first: see `removal_name`.
 
     Raises:
         ManifestError: A value is out of its range.
@@ -108,6 +109,7 @@ class Manifest(JsonObject):
     )
     columns: Mapping[str, Column] = field(default_factory=dict, metadata=by_name(Column, optional=True))
     past_columns: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
+    removals: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
 
     def __post_init__(self) -> None:
         if not self.splits:
@@ -142,6 +144,8 @@ class Manifest(JsonObject):
             raise ManifestError(f"layout of {sorted(self.sharding.jobs)} in a dataset with {sorted(self.splits)}")
         check_columns(self.columns, self.splits)
         check_stems(self.past_columns)
+        if not all(isinstance(digest, str) and SHA256.fullmatch(digest) for digest in self.removals):
+            raise ManifestError("removals are named by a SHA-256 each; restore the manifest")
 
     @property
     def samples(self) -> int:
@@ -170,6 +174,20 @@ class Manifest(JsonObject):
         # A job whose inputs could not be packed has a receipt and no shard.
         return [f"{job}.json" for job in self.sharding.names()]
 
+    @property
+    def removal_names(self) -> list[str]:
+        """The names of the records of what was removed, of which some may be gone."""
+        return [removal_name(digest) for digest in self.removals]
+
+    def file_names(self) -> set[str]:
+        """Return the names of all files of this version, other than its manifest and quarantine; some may be gone."""
+        names = {*self.receipt_names, *self.removal_names}
+        for split, shards in self.splits.items():
+            for number, shard in enumerate(shards):
+                files = (column.file(split, number, shard) for column in self.columns.values())
+                names |= {shard.name, shard.index_name, *(file.name for file in files if file is not None)}
+        return names
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """The dataset's identity: "sha256:" and the digest of all entries but tools and roots."""
@@ -183,6 +201,11 @@ class Manifest(JsonObject):
     @property
     def _tables(self) -> dict[str, ShardTable]:
         return {split: ShardTable.of(shards) for split, shards in self.splits.items()}
+
+
+def removal_name(digest: str) -> str:
+    """Return the name of the record of a removal. It counts for versions that have the digest: others never came."""
+    return f"removals/{digest}.json"
 
 
 def from_bytes(data: bytes) -> Manifest:

@@ -82,6 +82,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         annotations=plan.recipe.annotations,
         columns={} if base is None else base.manifest.columns,  # the new shards, which come last, have no values
         past_columns=() if base is None else base.manifest.past_columns,
+        removals=() if base is None else base.manifest.removals,
     )
     data = new.to_bytes()
     manifest.from_bytes(data)

@@ -2,7 +2,8 @@
 
 New shards have the next numbers and the places of the old ones; columns and receipts follow, and keys stay. As with an
 extension, no file is changed but the manifest. A purge then deletes all files of earlier versions. What was removed,
-when, and by which rule, stands in `removals/DIGEST.json`, named after the new version: keys and digests, no content.
+when, and by which rule, stands in `removals/DIGEST.json`: keys and digests, no content. It is written before the new
+version, which names it. A record that no manifest names is of a removal that was killed and never repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shardflow.dataset.selection import Mask
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.subsetting import find_keys
 from shardflow.dataset.virtual_dataset import refuse_virtual
-from shardflow.dataset.write_lock import WriteLock, abort_uploads, acquire_to_extend
+from shardflow.dataset.write_lock import WriteLock, abort_uploads, acquire_to_extend, clean_up
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
 from shardflow.formats import manifest, quarantine, ustar
 from shardflow.formats import receipt as receipts
@@ -40,7 +41,7 @@ from shardflow.formats.columns import MAX_FILE_BYTES, ColumnFiles, file_name
 from shardflow.formats.coordinates import read_coordinates
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
-from shardflow.formats.manifest import SPLITS, Manifest
+from shardflow.formats.manifest import SPLITS, Manifest, removal_name
 from shardflow.formats.receipt import UNREAD, Receipt
 from shardflow.formats.shard import OnShard, Shard
 from shardflow.formats.shard_layout import job_name
@@ -53,10 +54,9 @@ from . import shard_writer
 from .base_version import BaseVersion
 from .sample_recipe import count_annotations
 
-_RECORD = re.compile(r"removals/[0-9a-f]{64}\.json")
 _OURS = re.compile(
-    rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json|\w+(-\d+)?\.parquet)"
-    r"|manifests/[0-9a-f]{64}\.json|quarantine-[0-9a-f]{64}\.jsonl"
+    rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json|(tar\.)?idx|\w+(-\d+)?\.parquet)"
+    r"|(manifests|removals)/[0-9a-f]{64}\.json|quarantine-[0-9a-f]{64}\.jsonl"
 )
 _CHUNK_BYTES = 1 << 20
 
@@ -126,7 +126,7 @@ def remove(
     with dataset.storage.exclusive_writer() as writer:
         dataset = open_dataset(url, storage_options=storage_options)
         removed, shards, record, purged = Counter[str](), 0, "", (0, 0)
-        records = list(_records(dataset.storage))
+        records = list(_records(dataset.storage, dataset.manifest))
         if keys is not None:
             gone = {key for each in records for split in each["samples"] for key in each["samples"][split]}
             gone |= {f"{split}:{key}" for each in records for split, some in each["samples"].items() for key in some}
@@ -140,10 +140,12 @@ def remove(
             raise ConfigError(f"no sample would be left; to remove all, delete what is below {dataset.url}")
         fingerprint = dataset.fingerprint
         if removed:
-            fingerprint, shards = _remove(dataset, masks, rule, writer, progress)
-            record = dataset.storage.url(_record_name(fingerprint))
+            fingerprint, shards, name = _remove(dataset, masks, rule, writer, progress)
+            record = dataset.storage.url(name)
         elif not is_done or (keys is not None and not keys):
             raise ConfigError(f"no sample of {dataset.url} is selected; it is as it was")
+        else:
+            clean_up(dataset.storage)
         if purge:
             purged = _purge(dataset.storage, fingerprint, writer)
     return RemovalReport(
@@ -160,24 +162,21 @@ def contents_of(dataset: Dataset) -> set[str]:
     """Return the SHA-256s of the files of a dataset, and of those that held samples which were removed from it."""
     shards = {sha256 for shard in dataset.shards for sha256 in (shard.sha256, shard.index_sha256)}
     columns = {file.sha256 for split in dataset.values() for file in split.columns.files()}
-    return shards | columns | removed_contents(dataset.storage)
+    return shards | columns | _removed_contents(dataset.storage, dataset.manifest)
 
 
-def removed_contents(storage: Storage) -> set[str]:
-    """Return the SHA-256s of the files that held samples which were removed from a dataset."""
-    return {sha256 for each in _records(storage) for sha256 in each["files"]}
+def _removed_contents(storage: Storage, version: Manifest) -> set[str]:
+    return {sha256 for each in _records(storage, version) for sha256 in each["files"]}
 
 
-def _record_name(fingerprint: str) -> str:
-    return f"removals/{fingerprint.removeprefix('sha256:')}.json"
-
-
-def _records(storage: Storage) -> Iterator[dict[str, Any]]:
-    """Yield what is recorded of earlier removals."""
-    for name in filter(_RECORD.fullmatch, storage.listing()):
+def _records(storage: Storage, version: Manifest) -> Iterator[dict[str, Any]]:
+    """Yield what is recorded of the removals of a version and those before it."""
+    for name in version.removal_names:
         try:
             found = json.loads(storage.read(name))
             yield {"rule": found["rule"], "files": list(found["files"]), "samples": dict(found["samples"])}
+        except NotFoundError:
+            continue
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(f"{storage.url(name)} is not a record of a removal: restore it, or remove it") from error
 
@@ -188,14 +187,15 @@ def _remove(
     rule: Mapping[str, Any],
     writer: Writer,
     progress: OnShard,
-) -> tuple[str, int]:
-    """Write the shards anew, and publish the version; return its fingerprint and the number of shards."""
+) -> tuple[str, int, str]:
+    """Write the shards anew, and publish the version; return its fingerprint, the number of shards, and the record."""
     storage, base = dataset.storage, BaseVersion.read(dataset)
     for name, split in dataset.items():  # before others are locked out
         ends = np.cumsum(split.shard_samples)
         for place in np.unique(np.searchsorted(ends, np.flatnonzero(masks[name]), side="right")).tolist():
             read_index(storage, split.shards[place])
-    work = hashlib.sha256(b"".join(split.encode() + mask.tobytes() for split, mask in masks.items())).hexdigest()
+    content = [dataset.fingerprint.encode(), *(split.encode() + mask.tobytes() for split, mask in masks.items())]
+    work = hashlib.sha256(b"".join(content)).hexdigest()
     lock = acquire_to_extend(storage, lambda: f"remove {work}", dataset.fingerprint, writer)
     if lock.blob is None:
         lock.read_version()  # another process may have made a version since the dataset was opened
@@ -205,7 +205,7 @@ def _remove(
     for name, split in dataset.items():
         removed[name] = version.add_split(name, split, masks[name], progress)
     lock.check()
-    new = version.manifest()
+    new = replace(version.manifest(), removals=(*dataset.manifest.removals, work))
     manifest.from_bytes(new.to_bytes())
     abort_uploads(storage, {shard.name for shards in new.splits.values() for shard in shards})
     record = {
@@ -218,8 +218,8 @@ def _remove(
         "files": sorted(_contents(storage, dataset.manifest, set(version.retired))),
     }
     with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has written it
-        storage.put(_record_name(new.fingerprint), json.dumps(record, indent=1).encode() + b"\n", new=True)
-    return publish_version(dataset, lock, new), len(version.retired)
+        storage.put(removal_name(work), json.dumps(record, indent=1).encode() + b"\n", new=True)
+    return publish_version(dataset, lock, new), len(version.retired), removal_name(work)
 
 
 def _contents(storage: Storage, current: Manifest, jobs: Collection[str]) -> set[str]:
@@ -436,20 +436,18 @@ def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int
     """
     lock = acquire_to_extend(storage, lambda: "purge", fingerprint, writer)
     current = manifest.from_bytes(lock.read_version()[0])
-    kept = {*current.receipt_names, quarantine.version_name(fingerprint)}
-    for split, shards in current.splits.items():
-        for number, shard in enumerate(shards):
-            files = (column.file(split, number, shard) for column in current.columns.values())
-            kept |= {shard.name, shard.index_name, *(file.name for file in files if file is not None)}
-    listing = storage.listing()
-    doomed = [name for name in listing if name not in kept and _OURS.fullmatch(name)]
+    kept = {*current.file_names(), quarantine.version_name(fingerprint)}
+    tars = {name for name in kept if name.endswith(".tar")}
+    kept |= {name for tar in tars for name in (f"{tar}.idx", f"{tar.removesuffix('.tar')}.idx")}  # of Energon and DALI
     purged = size = 0
-    for name in sorted(doomed, key=lambda name: not name.startswith("manifests/")):
-        if name.endswith(".parquet") and not is_ours(storage.read(name, most_bytes=MAX_FILE_BYTES)):
-            continue
-        storage.remove(name)
-        purged, size = purged + 1, size + max(0, listing[name].size)
+    for where in ("manifests/", ""):
+        listing = storage.listing()  # a repair that wakes up between the two has its files in the second
+        for name in listing:
+            is_doomed = name.startswith(where) and name not in kept and _OURS.fullmatch(name)
+            if is_doomed and (not name.endswith(".parquet") or is_ours(storage.read(name, most_bytes=MAX_FILE_BYTES))):
+                storage.remove(name)
+                purged, size = purged + 1, size + max(0, listing[name].size)
     remove_leftovers(storage.local_path(""))
-    Cache(None).remove_contents(removed_contents(storage))
+    Cache(None).remove_contents(_removed_contents(storage, current))
     lock.release()
     return purged, size

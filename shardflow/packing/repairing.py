@@ -24,8 +24,8 @@ from shardflow.dataset.shard_rows import read_index_bytes
 from shardflow.dataset.tar_file import open_tar
 from shardflow.dataset.verifying import Finding, verify_columns, verify_dataset, verify_records, verify_shard
 from shardflow.dataset.virtual_dataset import refuse_virtual
-from shardflow.errors import FormatError, IntegrityError, NotFoundError, ShardflowError
-from shardflow.formats import quarantine, shard_index
+from shardflow.errors import DatasetExistsError, FormatError, IntegrityError, NotFoundError, ShardflowError
+from shardflow.formats import manifest, quarantine, shard_index
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import OnShard, Shard
@@ -86,6 +86,7 @@ def repair(
         NotFoundError: The dataset or `source` does not exist.
         ManifestError: The manifest is damaged.
         ConfigError: `source` is neither a copy nor a source, the dataset is virtual, or `workers` is below 1.
+        DatasetExistsError: The version was purged meanwhile.
         StoreError: The dataset cannot be reached, or another process is writing to it.
     """
     executor = make_executor("processes", workers)
@@ -113,7 +114,9 @@ def repair(
         left = verify_records(dataset)
         for shard in broken:
             try:
-                repaired += _repair_shard(dataset.storage, shard, repair_source)
+                repaired += _repair_shard(dataset, shard, repair_source)
+            except DatasetExistsError:
+                raise
             except ShardflowError as error:
                 failed[shard.name] = str(error)
             left += verify_shard(dataset, shard)
@@ -123,8 +126,10 @@ def repair(
             try:
                 with temporary_staging() as (folder, _):
                     copy.storage.get(file.name, folder / "column", size=file.bytes, sha256=file.sha256)
-                    dataset.storage.put(file.name, folder / "column")
+                    _put(dataset, file.name, folder / "column")
                 repaired.append(file.name)
+            except DatasetExistsError:
+                raise
             except ShardflowError as error:
                 failed[file.name] = str(error)
         left += verify_columns(dataset)
@@ -151,7 +156,7 @@ def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None
     receipts = [name for name in lost if name != quarantine.FILE_NAME]
     for name, receipt in () if copy is None else _receipts(dataset, receipts, copy):
         if receipt is not None:
-            dataset.storage.put(name, receipt.to_bytes())
+            _put(dataset, name, receipt.to_bytes())
             restored.append(name)
     if quarantine.FILE_NAME in lost:
         found = _quarantine(copy) if copy is not None and copy.fingerprint == dataset.fingerprint else None
@@ -160,7 +165,7 @@ def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None
             found = sorted(bad for _, receipt in own if receipt is not None for bad in receipt.quarantined)
         if len(found) == dataset.manifest.inputs - dataset.manifest.samples:
             name = quarantine.version_name(dataset.fingerprint)  # which readers prefer
-            dataset.storage.put(name, quarantine.to_bytes(found))
+            _put(dataset, name, quarantine.to_bytes(found))
             restored.append(name)
     return restored
 
@@ -224,9 +229,25 @@ def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:
     return list(itertools.compress(before.inputs(), differ))
 
 
-def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | None) -> list[str]:
+def _put(dataset: Dataset, name: str, content: bytes | Path) -> None:
+    """Publish a file of a version, unless the version was purged meanwhile: what was removed must not come back.
+
+    A purge deletes the manifest of a version before it lists files: it finds the file, or this finds no manifest.
+    """
+    storage, version = dataset.storage, dataset.fingerprint
+    for is_there in (False, True):
+        current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+        if current.fingerprint != version and storage.version(manifest.kept_name(version)) is None:
+            if is_there and name not in {*current.file_names(), quarantine.version_name(current.fingerprint)}:
+                storage.remove(name)
+            raise DatasetExistsError(f"{storage} has another version, and this one was purged; run the command again")
+        if not is_there:
+            storage.put(name, content)
+
+
+def _repair_shard(dataset: Dataset, shard: Shard, repair_source: RepairSource | None) -> list[str]:
     """Replace the damaged files of a shard and its index; return their names."""
-    repaired = []
+    storage, repaired = dataset.storage, []
     lacks_index = not _has_index(storage, shard)
     with temporary_staging() as (folder, _):
         tars, name = storage, shard.name
@@ -238,10 +259,10 @@ def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | 
         with open_tar(tars, name) as tar:
             rebuilt = shard_index.rebuild(tar, shard.index_sha256)
         if lacks_tar:
-            storage.put(shard.name, folder / name)
+            _put(dataset, shard.name, folder / name)
             repaired.append(shard.name)
         if lacks_index:
-            storage.put(shard.index_name, rebuilt)
+            _put(dataset, shard.index_name, rebuilt)
             repaired.append(shard.index_name)
     return repaired
 

@@ -74,7 +74,7 @@ class Scenario:
             self.commands |= {"pack base, too": self._pack("base"), "pack h": self._pack("h")}
             del self.commands["extend g, too"]
         else:
-            self.commands["remove x"] = self._remove
+            self.commands["remove x"] = self.remove
             self.commands["repair"] = lambda url, options: sf.repair(url, folder / "copy", storage_options=options)
 
     def _pack(self, source: str) -> Command:
@@ -84,9 +84,9 @@ class Scenario:
         arguments = {"max_errors": 1, "executor": "serial"}
         return lambda url, options: sf.extend(self._folder / source, url, **arguments, storage_options=options)
 
-    def _remove(self, url: str, options: dict[str, Any]) -> Any:
+    def remove(self, url: str, options: dict[str, Any], *, purge: bool = False) -> Any:
         """Remove a sample; in the model, that is a source of its own."""
-        return sf.remove(url, keys=[self._removed], storage_options=options)
+        return sf.remove(url, keys=[self._removed], purge=purge, storage_options=options)
 
     def _after(self, files: Mapping[str, bytes], command: Command) -> dict[str, bytes]:
         place = MemoryPlace(files)
@@ -102,7 +102,7 @@ class Scenario:
         self.versions[_fingerprint(files[manifest.FILE_NAME])] = Version(timeless, frozenset(sources))
         commands = {source: self._extend(source) for source in ("g", "h")}
         if self.initial:
-            commands["x"] = self._remove
+            commands["x"] = self.remove
         for source in sorted(commands.keys() - set(sources)):
             self._add_versions(self._after(files, commands[source]), [*sources, source])
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from shardflow.dataset.write_lock import is_lock
-from shardflow.errors import StoreError
+from shardflow.errors import ShardflowError, StoreError
+from shardflow.formats import manifest
 from tests.helpers.interleaving import MemoryPlace, Place, ServerPlace, scheduled
 from tests.helpers.s3_server import Server
 from tests.helpers.shared_dataset import BEFORE_COMMIT, Scenario, Watch, explore, sleep
@@ -83,6 +86,45 @@ def test_a_command_that_wakes_up_does_no_harm(
     while sleep(scenario, MemoryPlace(scenario.initial), sleeper, begun, wakes):
         begun += 1
     assert begun > 4
+
+
+@pytest.mark.parametrize("until", [None, "remove manifests/"])
+def test_a_repair_that_wakes_up_brings_nothing_back(
+    scenarios: Mapping[str, Scenario], until: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asleep before whichever request while another repair, a removal and a purge run, a repair restores nothing.
+
+    Not even what was lost before the purge.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of which a purge deletes what other tests read
+    scenario = scenarios["extends"]
+    repair, begun, ended = scenario.commands["repair"], 0, False
+    commands = {"repair": repair, "too": repair, "remove": scenario.remove}
+    commands["purge"] = functools.partial(scenario.remove, purge=True)
+    lost = {name for name in scenario.initial if name.startswith("train/")}
+    left: set[frozenset[str]] = set()
+    while not ended:
+        place = MemoryPlace({name: data for name, data in scenario.initial.items() if name not in lost})
+        with scheduled(place, commands) as schedule:
+            for _ in range(begun + 1):
+                schedule.step("repair")
+            ended = schedule.processes["repair"].has_ended
+            schedule.run("too")
+            schedule.run("remove")
+            current = manifest.from_bytes(place.blobs[manifest.FILE_NAME]).file_names()
+            place.blobs = {name: data for name, data in place.blobs.items() if name not in lost - current}
+            schedule.run("purge", until=until)
+            for name in ("repair", "purge"):
+                if name in schedule.live():
+                    schedule.run(name)
+            errors = [process.error for process in schedule.processes.values()]
+            assert errors[1:] == [None] * 3
+            assert errors[0] is None or isinstance(errors[0], ShardflowError)
+        left.add(frozenset(place.blobs))
+        assert manifest.from_bytes(place.blobs[manifest.FILE_NAME]).file_names() <= place.blobs.keys()
+        begun += 1
+    assert len(left) == 1, [names ^ min(left, key=len) for names in left]
+    assert begun > 20
 
 
 @pytest.mark.parametrize("until", ["fetch unfinished", "listing"])

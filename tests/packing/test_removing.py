@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 import shardflow as sf
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
-from shardflow.formats import receipt
+from shardflow.formats import manifest, receipt
+from shardflow.interop.energon import write_energon
+from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset
@@ -167,6 +169,52 @@ def test_only_its_own_files_are_purged(dataset: Path) -> None:
     assert {name: data for name, data in contents(dataset).items() if name in others} == others
 
 
+def test_a_removal_that_was_never_completed_does_not_count(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed removal has recorded is in no manifest: it is not told as done, and a purge deletes it."""
+    first, second = keys_of(dataset)[:2]
+    put = LocalStorage.put
+
+    def stop(storage: LocalStorage, name: str, *content: Any, **options: Any) -> None:
+        if name == manifest.FILE_NAME:
+            raise Stop
+        put(storage, name, *content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "put", stop)
+        with pytest.raises(Stop):
+            sf.remove(dataset, keys=[first])
+    (left,) = dataset.glob("removals/*")
+    assert sf.open(dataset).manifest.removals == ()
+    report = sf.remove(dataset, keys=[second], purge=True)
+    assert [str(path) for path in dataset.glob("removals/*")] == [report.receipt]
+    assert sf.open(dataset).manifest.removal_names == [Path(report.receipt).relative_to(dataset).as_posix()]
+    assert not left.exists()
+    assert sf.remove(dataset, keys=[first]).removed == {"train": 1}
+
+
+def test_a_copy_has_the_records(dataset: Path, tmp_path: Path) -> None:
+    """`sync` copies the records of removals, by which the copy knows what was removed; an extension keeps them."""
+    key = keys_of(dataset)[0]
+    report = sf.remove(dataset, keys=[key])
+    sf.sync(dataset, tmp_path / "copy")
+    assert (tmp_path / "copy/removals" / Path(report.receipt).name).read_bytes() == Path(report.receipt).read_bytes()
+    write_tree(tmp_path / "more", {"a/other.jpg": photo(30)})
+    sf.extend(tmp_path / "more", tmp_path / "copy", executor="serial")
+    again = sf.remove(tmp_path / "copy", keys=[key], purge=True)
+    assert again.removed == {}
+    assert len(list((tmp_path / "copy/removals").iterdir())) == 1
+
+
+def test_indexes_for_other_loaders_are_purged(dataset: Path) -> None:
+    """Those that exports wrote for the old tars are deleted, and those for the others stay."""
+    written = {str(path.relative_to(dataset)) for path in write_energon(sf.open(dataset))}
+    write_tree(dataset, {"train/000000.idx": b"", "train/000001.idx": b""})
+    key = sf.open(dataset)["train"][0]["__key__"]
+    sf.remove(dataset, keys=[key], purge=True)
+    assert {"train/000000.tar.idx", "train/000001.tar.idx"} <= written
+    assert {path.name for path in dataset.glob("train/*.idx")} == {"000001.idx", "000001.tar.idx", "000002.tar.idx"}
+
+
 def test_a_whole_shard_is_removed(dataset: Path) -> None:
     """A shard whose samples all leave is gone; with quarantined inputs of it the counts still add up."""
     keys = keys_of(dataset)
@@ -282,8 +330,6 @@ def test_killed_at_any_step(
     made: Path, tmp_path_factory: pytest.TempPathFactory, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before or after whichever write or deletion, the same call ends with the files of one that was not."""
-    from shardflow.storage.local import LocalStorage
-
     root = tmp_path_factory.mktemp("kills")
     whole = write_tree(root / "whole", contents(made))
     gone = [keys_of(whole)[number] for number in (0, 1, 6)]
