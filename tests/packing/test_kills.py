@@ -73,17 +73,18 @@ def _gone(pid: int) -> bool:
 
 
 def test_killed_again_and_again(src: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    """Attempts killed at random times get there in the end: what was finished is not done again."""
+    """Attempts killed at random times, each after one shard more, get there: what was finished is not done again."""
     rng = random.Random(0)
     attempts = 0
     while not (tmp_path / "shardflow.json").exists():
         attempts += 1
+        assert attempts <= 2 + INPUTS // 40
+        finished = set(tmp_path.glob("train/*.json"))
         with _start(src, tmp_path) as process:
-            try:
-                process.wait(rng.uniform(0.2, 0.8 + 0.1 * attempts))  # longer, so that it ends anywhere
-            except subprocess.TimeoutExpired:
-                process.kill()
-        assert attempts < 40
+            _wait(lambda: process.poll() is not None or {*tmp_path.glob("train/*.json")} - finished, "a shard")  # noqa: B023 - it is called here
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0, 0.2))
+            process.kill()
     with pytest.raises(DatasetExistsError):  # it may have been killed right after the commit, before it had tidied up
         sf.pack(src, tmp_path, **SETTINGS)
     assert contents(tmp_path) == undisturbed
