@@ -10,12 +10,12 @@ from tests.helpers.s3_server import Server
 from tests.helpers.store import Store
 
 STRIDES = {
-    ("pack", "disk"): 29,
-    ("pack", "S3"): 53,
-    ("sync", "disk"): 29,
-    ("sync", "S3"): 31,
-    ("extend", "disk"): 29,
-    ("extend", "S3"): 37,
+    ("pack", "disk"): 47,
+    ("pack", "S3"): 97,
+    ("sync", "disk"): 47,
+    ("sync", "S3"): 61,
+    ("extend", "disk"): 47,
+    ("extend", "S3"): 71,
     ("remove", "S3"): 0,
     ("remove", "gcs"): 0,
     ("remove", "azure"): 0,

@@ -101,8 +101,8 @@ if __name__ == "__main__":
     decoder = shardflow.decoders.CenterCrop(8)
     workers = shardflow.Workers(1, multiprocessing_context="{context}")
     there, here = (
-        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=workers)
-        for url in ({url!r}, {str(local)!r})
+        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=count)
+        for url, count in (({url!r}, workers), ({str(local)!r}, 0))
     )
     for (images, labels), (expected, expected_labels) in zip(there, here, strict=True):
         assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
