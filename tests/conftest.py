@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -13,12 +14,19 @@ import pytest
 from hypothesis import settings
 
 from shardflow.storage.cache_eviction import spare_bytes
+from tests.helpers.examples import LONG
 
+# Before torch is imported, here and in what tests start: threads that wait for each other take the cores of the other
+# processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until the tests are collected: what they import stays
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what tests start as scripts
 
 pytest_plugins = ["tests.helpers.run_guard", "tests.helpers.s3_fixtures", "tests.helpers.store_fixtures"]
 
-settings.register_profile("tests", deadline=None)  # no test asserts a time
+settings.register_profile("long", deadline=None, max_examples=LONG)  # no test asserts a time
+settings.register_profile("tests", deadline=None, max_examples=LONG // 4)
+settings.register_profile("short", deadline=None, max_examples=LONG // 10)
 settings.load_profile("tests")
 
 # Ranks, and workers where Python does not fork them (3.14), come from a server that has imported all this once.
@@ -58,6 +66,7 @@ _frozen_modules = 0
 def pytest_collection_finish() -> None:
     """Take what the tests imported out of the collector's sight."""
     _freeze()
+    gc.enable()
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

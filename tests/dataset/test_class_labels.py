@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow as sf
 from shardflow.dataset.class_labels import read_labels, single_classes
+from tests.helpers.examples import examples
 from tests.helpers.making import jpeg, write_dataset
 
 CLASSES = 120
@@ -31,7 +32,7 @@ LABELS = st.lists(st.integers(0, CLASSES - 1), max_size=3, unique=True).flatmap(
 
 
 @given(shards=st.lists(st.lists(LABELS, min_size=1, max_size=6), min_size=1, max_size=3))
-@settings(max_examples=30)
+@examples(30)
 def test_labels_are_those_of_the_samples(shards: list[list[tuple[tuple[int, ...], tuple[str, bytes]]]]) -> None:
     """Every form of a label gives its classes, one or several, in the order of the samples."""
     with tempfile.TemporaryDirectory() as folder:

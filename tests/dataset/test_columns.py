@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow as sf
@@ -23,6 +23,7 @@ from shardflow.formats import manifest
 from shardflow.formats.annotations import Annotations
 from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
+from tests.helpers.examples import examples
 from tests.helpers.folders import contents, image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset, write_dataset
 
@@ -475,7 +476,7 @@ def test_a_split_whose_inputs_were_all_damaged(tmp_path: Path) -> None:
 CHOICES = st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=9, max_size=9)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(given_values=CHOICES, seed=st.integers(0, 99), share=st.sampled_from([0.3, 0.5, 0.7]))
 def test_views_have_the_values_of_their_samples(
     tmp_path_factory: pytest.TempPathFactory, given_values: list[int | None], seed: int, share: float

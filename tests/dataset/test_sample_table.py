@@ -7,13 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow as sf
 from shardflow.dataset.sample_table import select
 from shardflow.errors import ConfigError, DatasetExistsError
 from tests.helpers.command import run
+from tests.helpers.examples import examples
 from tests.helpers.folders import image_folder
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
@@ -246,7 +247,7 @@ def test_names_of_the_table_are_no_columns(dataset: Path) -> None:
         sf.columns.add(dataset, table, key="id")
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.lists(st.one_of(st.none(), st.integers(-3, 3)), min_size=7, max_size=7), st.integers(-3, 3))
 def test_a_condition_and_its_opposite_are_all_that_have_a_value(
     tmp_path_factory: pytest.TempPathFactory, values: list[int | None], bound: int

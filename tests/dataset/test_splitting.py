@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import shardflow as sf
@@ -21,6 +21,7 @@ from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError
 from shardflow.order import keyed_rng
 from tests.helpers.command import exit_code, run
 from tests.helpers.crashes import INSTRUMENT
+from tests.helpers.examples import examples
 from tests.helpers.folders import contents
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
@@ -208,7 +209,7 @@ def samples_in_groups(draw: st.DrawFn) -> _Samples:
 
 
 @given(samples_in_groups(), st.integers(2, 9))
-@settings(max_examples=100)
+@examples(100)
 def test_no_group_crosses_folds(samples: _Samples, folds: int) -> None:
     """Each group is in one fold, no fold is empty, and folds differ by no more than the largest group or two."""
     assume(samples.groups[-1] + 1 >= folds)
@@ -225,7 +226,7 @@ def test_no_group_crosses_folds(samples: _Samples, folds: int) -> None:
 
 
 @given(samples_in_groups(), st.floats(0.02, 0.9))
-@settings(max_examples=100)
+@examples(100)
 def test_no_group_crosses_train_and_val(samples: _Samples, share: float) -> None:
     """Each group is in train or in val, and val has its share to a group; with groups of one, to a sample."""
     held_out = _stratified(samples, share, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -20,6 +20,7 @@ from shardflow.device.transforms.rng import fold
 from shardflow.errors import ConfigError
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from tests.helpers.device import annotated_batch
+from tests.helpers.examples import examples
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 from tests.helpers.masks import resize_mask
 from tests.helpers.scenes import write_scenes
@@ -35,7 +36,7 @@ def transformed(batch: dict[str, Any], transforms: list[Any]) -> dict[str, Any]:
     return dict(result)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     count=st.integers(0, 6),
     height=st.integers(1, 40),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow
@@ -24,6 +24,7 @@ from shardflow.order import keyed_rng
 from tests.helpers import jpegs
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from tests.helpers.device import FIELDS, png
+from tests.helpers.examples import examples
 from tests.helpers.making import flip, jpeg, make_dataset
 
 CROPS: dict[str, Any] = {
@@ -84,7 +85,7 @@ FILES: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     kinds=st.lists(st.sampled_from(["jpeg", "jpeg", "jpeg", *FILES]), min_size=1, max_size=9),
     seed=st.integers(0, 2**64 - 1),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow
@@ -16,6 +16,7 @@ from shardflow.loading.source import EpochStart
 from shardflow.order.epochs import Epochs
 from shardflow.order.rank_partition import TAILS, RankPartition
 from shardflow.order.shuffle_settings import Shuffle
+from tests.helpers.examples import examples
 from tests.helpers.loading import epochs_of, unread_split, whole_batches
 from tests.helpers.making import make_dataset
 
@@ -59,7 +60,7 @@ def global_batches(
         ]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(orders, st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 5), st.integers(1, 7), st.data())
 def test_global_batches_do_not_depend_on_the_world_size(
     options: dict[str, Any], global_batch: int, epoch: int, streams: int, data: st.DataObject
@@ -73,7 +74,7 @@ def test_global_batches_do_not_depend_on_the_world_size(
     assert [sorted(batch) for batch in cuts[0]] == [sorted(batch) for batch in cuts[1]]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(orders, st.integers(0, 5), st.integers(1, 7), st.lists(topologies, min_size=1, max_size=4), st.data())
 def test_what_was_seen_stays_seen(
     options: dict[str, Any], epoch: int, streams: int, runs: list[tuple[int, int]], data: st.DataObject
@@ -93,7 +94,7 @@ def test_what_was_seen_stays_seen(
     assert sorted(seen) == [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(orders, st.integers(1, 100), st.lists(topologies, min_size=1, max_size=4))
 def test_epochs_of_a_chosen_length_join_without_a_gap(
     options: dict[str, Any], length: int, topologies_of_epochs: list[tuple[int, int]]

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import DecodeError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import MAX_JSON_BYTES, Coordinates, move_coordinates, read_coordinates
+from tests.helpers.examples import examples
 
 SIZE = (200, 100)
 
@@ -194,7 +195,7 @@ SIDES = st.floats(0, 1000).map(lambda number: round(number, 3))
     ),
     flat=st.booleans(),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_moved_coordinates_are_read_as_moved(boxes: Any, text: str, points: Any, flat: bool) -> None:
     """Reading after moving is moving after reading, in any format, to the digits that are written."""
     if text.endswith("normalized"):
@@ -228,7 +229,7 @@ ROWS = st.lists(st.lists(st.floats() | st.integers(), min_size=2, max_size=4), m
     form=st.sampled_from(["xyxy", "xywh", "cxcywh"]),
     normalized=st.booleans(),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_any_json_is_read_or_refused(content: Any, texts: tuple[str, str], form: str, normalized: bool) -> None:
     """Any JSON is moved to finite numbers, or is refused with a DecodeError."""
     boxes = Boxes("json", texts[0], form, normalized, {"f": "f"} if texts[0] == "b" else {})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError, ManifestError
@@ -16,6 +16,7 @@ from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_layout import Sharding
 from shardflow.formats.statistics import Statistics
+from tests.helpers.examples import examples
 
 ZERO, ONE = "0" * 64, "1" * 64
 BYTES_SHA256 = "482520b830a8ec7e8cd159fb92397e24ac45fb7d69dd7c1631e48347e940b0df"
@@ -144,7 +145,7 @@ SEGMENTS = st.text("abcXYZ019._-", min_size=1, max_size=8).filter(lambda segment
     recipe=st.dictionaries(st.text(), st.integers() | st.text() | st.booleans() | st.none(), max_size=3),
     inputs=st.integers(0, 10**12),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_any_manifest_round_trips(
     names: dict[str, list[str]], samples: int, size: int, statistic: Any, **values: Any
 ) -> None:
@@ -405,7 +406,7 @@ JSON = st.recursive(
 
 
 @given(content=JSON)
-@settings(max_examples=200)
+@examples(200)
 def test_any_json_is_a_manifest_error(content: Any) -> None:
     """JSON that is no manifest is a ManifestError and nothing else."""
     with pytest.raises(ManifestError):
@@ -413,7 +414,7 @@ def test_any_json_is_a_manifest_error(content: Any) -> None:
 
 
 @given(place=st.sampled_from(sorted(json.loads(example().to_bytes()))), value=JSON, data=st.data())
-@settings(max_examples=400)
+@examples(400)
 def test_any_json_in_any_place_is_a_manifest_error_or_kept(place: str, value: Any, data: st.DataObject) -> None:
     """Any JSON in any place is a ManifestError, or a manifest whose bytes say exactly that."""
     content = json.loads(example().to_bytes())

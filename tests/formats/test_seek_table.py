@@ -5,11 +5,12 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import FormatError
 from shardflow.formats import seek_table
+from tests.helpers.examples import examples
 from tests.helpers.seek_tables import read
 
 # Two rows of three MCUs, stretches of one and two, a scan of 100 bytes, two components; widths of 8, 4 and 3 bits.
@@ -38,7 +39,7 @@ def test_read() -> None:
     assert (table.bits.dtype, table.predictions.dtype) == (np.int64, np.int16)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(body=st.binary(max_size=40), entries=st.text("01", max_size=80))
 def test_reading_anything(body: bytes, entries: str) -> None:
     """What is no table is a FormatError, under a right sum as well."""
@@ -76,7 +77,7 @@ def test_insert() -> None:
     assert seek_table.insert(filled, SEGMENT) == filled
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.binary(max_size=60), cut=st.integers(0, 200))
 def test_finding_in_anything(data: bytes, cut: int) -> None:
     """Bytes that are no JPEG, and cut ones, have no table or a whole one."""

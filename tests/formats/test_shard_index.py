@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ShardIndexError, TarError
 from shardflow.formats import shard_index
 from shardflow.formats.shard_index import DTYPE, Row
 from shardflow.storage.local import LocalStorage
+from tests.helpers.examples import examples
 from tests.helpers.making import jpeg, write_shard
 from tests.helpers.tars import TarInMemory, plain_tar
 
@@ -290,7 +291,7 @@ LITERALS = st.recursive(
 
 
 @given(descr=st.one_of(LITERALS, st.just(DTYPE.descr)), fortran_order=LITERALS, shape=LITERALS)
-@settings(max_examples=300)
+@examples(300)
 def test_any_header_is_an_index_error_or_valid(descr: object, fortran_order: object, shape: object) -> None:
     """Any values in the three places of a header are a ShardIndexError, or a valid index."""
     header = repr({"descr": descr, "fortran_order": fortran_order, "shape": shape})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 from PIL import Image
@@ -26,6 +26,7 @@ from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.geometry.crops import Crops
 from shardflow.loading.annotation_fields import AnnotationFields
 from tests.helpers import making
+from tests.helpers.examples import examples
 from tests.helpers.making import jpeg, write_dataset
 from tests.helpers.masks import centres, resize_mask
 
@@ -147,7 +148,7 @@ def reference(crops: Crops, index: int, value: Any) -> Any:
     return F.horizontal_flip(window) if crops.flip[index] else window
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
     """A resized mask is that of NEAREST_EXACT, which rounds a centre between two pixels either way."""
@@ -161,7 +162,7 @@ def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
 
 
 @with_keypoints
-@settings(max_examples=150)
+@examples(150)
 @given(any_views(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
 def test_annotations_equal_torchvisions_functionals(
     views: list[Crops], rectangles: list[tuple[float, ...]], mode: str
@@ -285,7 +286,7 @@ def test_masks_are_padded_and_listed_as_the_images_are(dataset: Path, padding: i
     assert [image.shape[1:] for image in images] == [found.shape[1:] for found in masks]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_send_the_same_batches(dataset: Path, context: str) -> None:
     """Batches with lists of any length arrive from other processes as they are made in this one."""
     workers = shardflow.Workers(2 if context == "fork" else 1, multiprocessing_context=context)

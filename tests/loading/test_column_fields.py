@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow as sf
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError
+from tests.helpers.examples import examples
 from tests.helpers.making import flip, make_dataset
 
 SIZES = [7, 5, 8]
@@ -65,7 +66,7 @@ def check(batches: Any) -> list[str]:
     return seen
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     buffer=st.one_of(st.none(), st.integers(1, 30)),
     seed=st.integers(0, 99),

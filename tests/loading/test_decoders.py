@@ -23,6 +23,7 @@ from shardflow.order import keyed_rng
 from tests.helpers.device import kolmogorov_smirnov
 from tests.helpers.kernel import without_kernel
 from tests.helpers.making import jpeg
+from tests.helpers.warm_python import python
 
 
 def keys(count: int) -> keyed_rng.U64:
@@ -326,4 +327,4 @@ import io, torch; from PIL import Image; from shardflow.loading.decoders.pixels 
 Image.new("RGB", (9, 7)).save(file := io.BytesIO(), "JPEG")
 assert jpeg_decoder()(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)).shape == (3, 7, 9)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([python(), "-c", code], check=True)

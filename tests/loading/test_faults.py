@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 import weakref
 from pathlib import Path
@@ -19,6 +18,7 @@ import shardflow
 from shardflow.errors import DecodeError, IntegrityError, WorkerError
 from tests.helpers.loading import PROJECT, labels, open_files, until, with_workers
 from tests.helpers.making import flip, make_dataset
+from tests.helpers.warm_python import python
 
 
 @pytest.fixture
@@ -190,32 +190,33 @@ def test_nothing_is_left_behind_after_an_error(dataset: Path) -> None:
     ("how", "context"),
     [
         *((how, "fork") for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)),
-        *((signal.SIGKILL, context) for context in ("spawn", "forkserver")),
+        (signal.SIGKILL, "forkserver"),
     ],
 )
 def test_no_orphans_when_the_training_process_ends(dataset: Path, how: signal.Signals, context: str) -> None:
     """However the training process ends, its workers end soon after, and no shared memory stays."""
     script = f"""
+import os
 from pathlib import Path
 from tests.loading import test_faults as this
 some = this.loader(Path({str(dataset)!r}), samples_per_epoch=4_000_000, multiprocessing_context={context!r})
 batches = iter(some)
 next(batches)
-print(*some._pool.pids(), flush=True)
+print(os.getpid(), *some._pool.pids(), flush=True)
 for _ in batches:
     pass
 """
-    command = [sys.executable, "-c", script]
+    command = [python(), "-c", script]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=PROJECT, **pipes) as training:
         assert training.stdout is not None
-        workers = [int(pid) for pid in training.stdout.readline().split()]
+        own, *workers = [int(pid) for pid in training.stdout.readline().split()]
         assert len(workers) == 2
         training.send_signal(how)
         training.communicate(timeout=60)
     assert training.returncode != 0
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=30)
-    assert not shared_memory_of(training.pid, *workers)
+    assert not shared_memory_of(own, *workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -103,17 +103,14 @@ def test_a_view_is_what_its_decoder_returns_alone(known: bool) -> None:
     assert not torch.equal(images[0], images[1])
 
 
-SPAWNED = shardflow.Workers(1, multiprocessing_context="spawn")
+FRESH = shardflow.Workers(1, multiprocessing_context="forkserver")
 
 
 @pytest.mark.parametrize(
     ("options", "transform"),
     [
         ({"num_workers": 2}, brighten),
-        (
-            {"num_workers": shardflow.Workers(1, multiprocessing_context="spawn")},
-            [halve, None, brighten, None, halve, None],
-        ),
+        ({"num_workers": FRESH}, [halve, None, brighten, None, halve, None]),
         ({"batch_size": 11, "num_workers": 1}, None),
     ],
 )

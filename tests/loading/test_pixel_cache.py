@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -28,6 +28,7 @@ from shardflow.loading.decoders.pixels import decode_whole
 from shardflow.native import binding
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
+from tests.helpers.examples import examples
 from tests.helpers.making import make_dataset, write_dataset
 from tests.helpers.warm_python import python
 
@@ -200,7 +201,7 @@ def whole(decoder: Any, payload: memoryview, width: int, height: int) -> Any:
     coding=st.sampled_from(CODINGS),
     number=st.integers(0, 2**63),
 )
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
 def test_pixels_stand_for_the_encoded_image(
     width: int, height: int, size: int, coding: dict[str, Any], number: int

@@ -58,7 +58,6 @@ def pixels(url: Path, epoch: int = 0, **options: Any) -> dict[int, bytes]:
     "options",
     [
         {"num_workers": 3},
-        {"num_workers": 1, "multiprocessing_context": "spawn"},
         {"num_workers": 2, "multiprocessing_context": "forkserver"},
         {"world_size": 3},
         {"batch_size": 11},

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import webdataset as wds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow
@@ -30,6 +30,7 @@ from shardflow.order.rank_partition import RankPartition
 from shardflow.order.shuffle_settings import Shuffle
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import CountingStorage, SlowStorage
+from tests.helpers.examples import examples
 from tests.helpers.loading import epochs_of, open_files, run_script, unread_split, until, whole_batches
 from tests.helpers.making import make_dataset
 
@@ -129,7 +130,7 @@ def threads() -> int:
     topology=st.integers(1, 4).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
     data=st.data(),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_needs_of_an_epoch_name_every_shard_in_time(
     sizes: list[int],
     streams: int,
@@ -476,7 +477,7 @@ def test_threads_end_with_the_iteration(root: Path, tmp_path: Path) -> None:
     """Whether an epoch is finished or left early, its threads and descriptors are gone soon after, over many epochs."""
     stream = Stream(root, tmp_path, shards_cached=8, far={"delay_s": 0.002})
     descriptors = len(os.listdir("/proc/self/fd"))
-    for epoch in range(30):
+    for epoch in range(12):
         batches = iter(stream)
         for _ in range(TOTAL if epoch % 2 else 2):
             if next(batches, None) is None:
@@ -535,34 +536,34 @@ def fetched_by_epoch(counted: Stream, streams: list[Stream], epochs: int) -> lis
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 400 tiny shards."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "many", [4] * 400)
+    """A dataset of 300 tiny shards."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "many", [4] * 300)
 
 
 def test_half_a_cache_keeps_half_of_the_data(many: Path, tmp_path: Path) -> None:
     """With room for half of the shards, about half are fetched in each epoch after the first: the others stay."""
-    stream = Stream(many, tmp_path, shards_cached=200, streams=2, buffer=8, batch_size=8)
-    first, *later = fetched_by_epoch(stream, [stream], 3)
-    assert first <= 410
-    assert max(later) <= 0.6 * 400  # with so few shards, those that are being read or fetched ahead are a twentieth
+    stream = Stream(many, tmp_path, shards_cached=150, streams=2, buffer=8, batch_size=8)
+    first, *later = fetched_by_epoch(stream, [stream], 2)
+    assert first <= 310
+    assert max(later) <= 0.6 * 300  # with so few shards, those that are being read or fetched ahead are a twentieth
 
 
 def test_runs_share_what_stays(many: Path, tmp_path: Path) -> None:
     """Two runs over one dataset, in other orders, keep the same shards; neither fetches more for the other."""
     streams = [
-        Stream(many, tmp_path, shards_cached=200, streams=2, buffer=8, batch_size=8, seed=seed) for seed in (1, 2)
+        Stream(many, tmp_path, shards_cached=150, streams=2, buffer=8, batch_size=8, seed=seed) for seed in (1, 2)
     ]
-    _, *later = fetched_by_epoch(streams[0], streams, 3)
-    assert max(later) <= 2 * 0.6 * 400
+    _, *later = fetched_by_epoch(streams[0], streams, 2)
+    assert max(later) <= 2 * 0.6 * 300
 
 
 def test_an_unused_dataset_makes_room(many: Path, tmp_path: Path) -> None:
     """Shards that no run has used for an hour are evicted first, whatever their names."""
-    stream = Stream(many, tmp_path, shards_cached=200, streams=2, buffer=8, batch_size=8)
-    old = [stream.cache.directory / "blobs" / f"{number:064x}" for number in range(100)]  # which would stay by name
+    stream = Stream(many, tmp_path, shards_cached=150, streams=2, buffer=8, batch_size=8)
+    old = [stream.cache.directory / "blobs" / f"{number:064x}" for number in range(50)]  # which would stay by name
     for path in old:
         path.write_bytes(bytes(stream.split.shards[0].bytes))
         os.utime(path, ns=(0, time.time_ns() - 2 * 3600 * 10**9))
-    _, *later = fetched_by_epoch(stream, [stream], 3)
+    _, *later = fetched_by_epoch(stream, [stream], 2)
     assert not any(path.exists() for path in old)
-    assert max(later) <= 0.6 * 400
+    assert max(later) <= 0.6 * 300

@@ -23,6 +23,7 @@ from shardflow.errors import ConfigError, WorkerError
 from shardflow.loading.worker_errors import SentError
 from tests.helpers.loading import PROJECT, with_workers
 from tests.helpers.making import make_dataset
+from tests.helpers.warm_python import python
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
     return shardflow.Loader(url, **with_workers({**small, **options}))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver", None])
+@pytest.mark.parametrize("context", ["fork", "forkserver", None])
 def test_an_error_of_a_transform_arrives_as_it_is(dataset: Path, context: str | None) -> None:
     """A RuntimeError of a transform is that error, with its traceback and a note of sample, shard and worker."""
     some = loader(
@@ -210,7 +211,7 @@ def test_memory_is_suspected_only_where_a_worker_was_killed(dataset: Path, code:
 
 UNGUARDED = """
 import shardflow
-workers = shardflow.Workers(2, multiprocessing_context={context!r})
+workers = shardflow.Workers(1, multiprocessing_context={context!r})
 for batch in shardflow.Loader({url!r}, batch_size=4, num_workers=workers):
     pass
 """
@@ -220,7 +221,7 @@ def test_a_script_without_a_guard_is_told_so(dataset: Path, tmp_path: Path) -> N
     """Under spawn one traceback, of the script itself, ends in the line that it lacks."""
     script = tmp_path / "unguarded.py"
     script.write_text(UNGUARDED.format(url=str(dataset), context="spawn"))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=PROJECT)
+    done = subprocess.run([python(), script], capture_output=True, text=True, check=False, cwd=PROJECT)
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.splitlines()[-1].startswith("shardflow.errors.ConfigError: workers that are not forked run")
     assert 'if __name__ == "__main__"' in done.stderr
@@ -245,7 +246,7 @@ try:
 except shardflow.errors.ConfigError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", session], capture_output=True, text=True, check=True, cwd=PROJECT)
+    done = subprocess.run([python(), "-c", session], capture_output=True, text=True, check=True, cwd=PROJECT)
     assert done.stdout.startswith(
         "transform is defined in this session, where workers that are started by 'forkserver'"
     )

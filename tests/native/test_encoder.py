@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -16,6 +16,7 @@ from shardflow import native
 from shardflow.formats import seek_table
 from shardflow.native.transcoding import SAMPLINGS, Transcoded
 from tests.helpers import jpegs
+from tests.helpers.examples import examples
 
 Planes = NDArray[np.uint8]
 
@@ -62,7 +63,7 @@ def draw(kind: str, seed: int, width: int, height: int) -> Planes:
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
-@settings(max_examples=200)
+@examples(200)
 @given(
     kind=st.sampled_from(["shades", "noise", "extremes", "checks", "flat"]),
     seed=st.integers(0, 2**31),

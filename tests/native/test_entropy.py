@@ -7,13 +7,14 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
 from shardflow import native
 from tests.helpers import huffman, jpegs
+from tests.helpers.examples import examples
 
 Found = tuple[NDArray[np.uint8], list[native.Problem], int]
 
@@ -69,7 +70,7 @@ def damaged(payload: bytes, rng: random.Random) -> bytes:
     return data[: rng.randrange(len(data))] if rng.random() < 0.2 else data
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(seed=st.integers(0, 2**32))
 def test_any_coefficients_with_any_tables(seed: int) -> None:
     """Whatever the tables, the runs and the values are, blocks are what was encoded."""
@@ -78,7 +79,7 @@ def test_any_coefficients_with_any_tables(seed: int) -> None:
     assert assert_same([payload] * 4, boxes)[1:] == ([], 0)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(seed=st.integers(0, 2**32), sampling=st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 2)]))
 def test_any_coefficients_in_colour(seed: int, sampling: tuple[int, int]) -> None:
     """Whatever the coefficients are, also those that no encoder makes, the pixels are those of libjpeg-turbo."""
@@ -94,7 +95,7 @@ def test_any_coefficients_in_colour(seed: int, sampling: tuple[int, int]) -> Non
     assert assert_same([payload] * 5, boxes_of(rng, width, height, 5))[1:] == ([], 0)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32),
     sampling=st.sampled_from([(1, 1), (2, 1), (2, 2), None]),
@@ -114,7 +115,7 @@ def test_any_coefficients_at_a_reduced_scale(seed: int, sampling: tuple[int, int
     assert assert_same([payload] * 3, [(0, 0, width, height)] * 3, oversampling=1)[1:] == ([], 0)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(seed=st.integers(0, 2**32))
 def test_any_damage(seed: int) -> None:
     """Flipped bits, wherever they are, and files that are cut end in the same pixels or the same problem."""

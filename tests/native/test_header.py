@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import DecodeError
 from shardflow.native import Header
 from tests.helpers import jpegs
+from tests.helpers.examples import examples
 from tests.native.test_entropy import assert_same
 
 KINDS = [{}, {"subsampling": 0}, {"subsampling": 1}, {"mode": "L"}, {"restart_marker_blocks": 2}, {"progressive": True}]
@@ -61,7 +62,7 @@ def check(payload: bytes) -> None:
         assert_same([payload] * 2, [(0, 0, 40, 32), (17, 9, 20, 20)], oversampling)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(data=st.data())
 def test_any_header(data: st.DataObject) -> None:
     """Segments that are left out, repeated, exchanged, damaged and put in give the same pixels or the same problem."""

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -16,6 +16,7 @@ from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual 
 
 from shardflow import native
 from tests.helpers import jpegs
+from tests.helpers.examples import examples
 
 KINDS = {
     "4:2:0": {},
@@ -75,7 +76,7 @@ def test_crops_equal_torchvisions(kind: str) -> None:
     assert different <= 0.005 * total
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_any_crop_of_any_jpeg(data: st.DataObject) -> None:
     """Whatever the image's size, the crop and the target, the pixels are torchvision's within one level."""

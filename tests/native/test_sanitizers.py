@@ -37,6 +37,10 @@ def test_nothing_is_read_or_written_out_of_place(tmp_path: Path) -> None:
         pytest.skip("needs gcc or clang, with its sanitizers")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.helpers.sanitized", "-p", "no:cacheprovider"]
     command += ["--capture=sys"]  # what a sanitizer writes is shown
+    command += [
+        "--hypothesis-profile",
+        "short",
+    ]  # all examples are tried without the sanitizers, which take five times as long
     done = subprocess.run(
         # Its memory grows: the sanitizer keeps what was freed.
         [*command, "-k", "not test_memory_does_not_grow", *(str(HERE / test) for test in TESTS)],

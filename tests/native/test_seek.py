@@ -7,13 +7,14 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shardflow import native
 from shardflow.formats import seek_table
 from tests.helpers import huffman, jpegs
+from tests.helpers.examples import examples
 from tests.helpers.seek_tables import read, shifted, table_of, with_sum
 
 Box = tuple[int, int, int, int]
@@ -51,7 +52,7 @@ def entries_of(segment: bytes) -> int:
     return 4 + 22 + 1 + segment[25]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     seed=st.integers(0, 2**32),
     size=st.tuples(st.integers(90, 400), st.integers(70, 300)),
@@ -88,7 +89,7 @@ def test_odd_samplings(sampling: list[tuple[int, int]]) -> None:
     np.testing.assert_array_equal(found[0], decode([jpeg] * 60, boxes, fast=False)[0])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(seed=st.integers(0, 2**32))
 def test_a_table_of_another_scan(seed: int) -> None:
     """A table of another image of the same size, or with random entries, costs time and changes no pixel."""
@@ -104,7 +105,7 @@ def test_a_table_of_another_scan(seed: int) -> None:
     np.testing.assert_array_equal(found[0], decode([jpeg] * 6, boxes)[0])
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(seed=st.integers(0, 2**32))
 def test_a_table_that_deceives(seed: int) -> None:
     """Entries that lie in accord with each other change pixels only where tables are used, and harm no neighbour."""
@@ -153,7 +154,7 @@ BETWEEN = {
 }
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(data=st.data())
 def test_both_walks_find_the_same_table(data: st.DataObject) -> None:
     """Whatever stands in front of a scan, the table with which crops are decoded is the one that `verify` looks at."""

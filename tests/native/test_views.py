@@ -6,13 +6,14 @@ import io
 import random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from shardflow import native
 from shardflow.formats import seek_table
 from tests.helpers import jpegs
+from tests.helpers.examples import examples
 from tests.native.test_pixels import KINDS, empty
 
 
@@ -37,7 +38,7 @@ def alone(payloads: list[native.Payload], view: native.View) -> tuple[list[nativ
     return native.decode_crops(payloads, own.boxes, own.flips, own.out, resized=own.resized), own
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(data=st.data())
 def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
     """Any views of any JPEGs, and of decoded images among them, equal the crops of a decode each, bit by bit."""
@@ -56,7 +57,7 @@ def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
         np.testing.assert_array_equal(view.out, own.out)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_damaged_images_are_black_in_every_view(data: st.DataObject) -> None:
     """A damaged image fails in all views or in none; its neighbours are whole."""

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.order.aspect_buckets import BucketPlan
 from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.weights import Weights
+from tests.helpers.examples import examples
 
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
 
@@ -30,7 +31,7 @@ def make(
 
 
 @given(sizes=SIZES, batch_size=st.integers(1, 9), world_size=st.integers(1, 4), epoch=st.integers(0, 9))
-@settings(max_examples=150)
+@examples(150)
 def test_every_sample_comes_once(sizes: list[int], batch_size: int, world_size: int, epoch: int) -> None:
     """Each sample comes once, and a global batch has one bucket but for what is handed on to it from those before."""
     plan, own, firsts = make(sizes, batch_size=batch_size, world_size=world_size, epoch=epoch)
@@ -45,7 +46,7 @@ def test_every_sample_comes_once(sizes: list[int], batch_size: int, world_size: 
 
 
 @given(sizes=SIZES, batch_size=st.integers(1, 9), world_size=st.integers(1, 4))
-@settings(max_examples=100)
+@examples(100)
 def test_needs_are_what_a_rank_reads(sizes: list[int], batch_size: int, world_size: int) -> None:
     """A rank needs a shard from its first position there to its last."""
     plan, _, _ = make(sizes, batch_size=batch_size, world_size=world_size)

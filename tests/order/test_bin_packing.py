@@ -4,10 +4,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.order.bin_packing import bins_needed, first_fit_decreasing
+from tests.helpers.examples import examples
 
 
 def by_definition(lengths: list[int], capacity: int) -> list[list[int]]:
@@ -25,7 +26,7 @@ def by_definition(lengths: list[int], capacity: int) -> list[list[int]]:
     capacity=st.integers(1, 40),
     items=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**6)), max_size=60),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_every_group_is_packed_as_alone(capacity: int, items: list[tuple[int, int]]) -> None:
     """Each group has the bins of the textbook's first fit decreasing, numbered after those of the groups before it."""
     groups = np.array([group for group, _ in items], dtype=np.int64)

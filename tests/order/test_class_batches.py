@@ -5,11 +5,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
 from shardflow.order.class_batches import ClassBatchEpochs
+from tests.helpers.examples import examples
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
@@ -31,7 +32,7 @@ def samples(made: ClassBatchEpochs, epoch: int, seed: int = 0) -> list[list[int]
 
 
 @given(sizes=SIZES, classes=st.integers(1, 6), per_class=st.integers(1, 6), epoch=st.integers(0, 2**63 - 1))
-@settings(max_examples=300)
+@examples(300)
 def test_each_batch_has_p_classes_with_k_samples(sizes: list[int], classes: int, per_class: int, epoch: int) -> None:
     """Each batch has P different classes with K samples, and no sample comes twice in an epoch."""
     assume(sum(size >= per_class for size in sizes) >= classes)

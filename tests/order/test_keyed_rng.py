@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.order import keyed_rng
+from tests.helpers.examples import examples
 
 KEYS = st.integers(0, 2**64 - 1)
 PARTS = st.integers(-(2**63), 2**64 - 1)
@@ -118,7 +119,7 @@ def test_permutations_put_everything_everywhere() -> None:
 
 
 @given(keys=st.lists(KEYS, max_size=8), count=st.integers(0, 8))
-@settings(max_examples=50)
+@examples(50)
 def test_uniforms_have_a_row_per_key(keys: list[int], count: int) -> None:
     """Each key's numbers lie in [0, 1) and depend on that key alone, and more of them leave the first as they are."""
     numbers = keyed_rng.uniforms(np.array(keys, dtype=np.uint64), count)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardflow.order.mixture import Shares
+from tests.helpers.examples import examples
 
 weights = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=5)
 
@@ -36,7 +37,7 @@ def test_far_numbers_cost_no_more() -> None:
     st.integers(0, 9000),
     st.integers(0, 500),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_changing_shares_are_counted_without_counting(
     gaps: list[tuple[int, list[float]]], first: int, length: int
 ) -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
 from shardflow.order.rank_partition import MOST_BATCH, MOST_POSITIONS, MOST_RANKS, TAILS, RankPartition
+from tests.helpers.examples import examples
 
 LENGTHS = st.integers(0, 300)
 BATCHES = st.integers(1, 20)
@@ -45,7 +46,7 @@ def test_order_is_frozen() -> None:
 
 
 @given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_short_takes_each_position_once(length: int, batch_size: int, world_size: int, data: st.DataObject) -> None:
     """With the tail "short", all ranks together take each position that is left exactly once, wherever they start."""
     first = data.draw(st.integers(0, length))
@@ -53,7 +54,7 @@ def test_short_takes_each_position_once(length: int, batch_size: int, world_size
 
 
 @given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_drop_leaves_less_than_a_batch(length: int, batch_size: int, world_size: int, data: st.DataObject) -> None:
     """With the tail "drop", whole batches of positions are taken once each, and less than one is left at the end."""
     first = data.draw(st.integers(0, length))
@@ -64,7 +65,7 @@ def test_drop_leaves_less_than_a_batch(length: int, batch_size: int, world_size:
 
 
 @given(length=st.integers(1, 300), batch_size=BATCHES, world_size=WORLDS, data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_pad_fills_up_with_repeats(length: int, batch_size: int, world_size: int, data: st.DataObject) -> None:
     """With the tail "pad", each position is valid once; what fills the last batch starts over at 0 and is invalid."""
     first = data.draw(st.integers(0, length))
@@ -81,7 +82,7 @@ def test_pad_fills_up_with_repeats(length: int, batch_size: int, world_size: int
 
 
 @given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, tail=st.sampled_from(TAILS), data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_ranks_go_in_step(length: int, batch_size: int, world_size: int, tail: str, data: st.DataObject) -> None:
     """All ranks have equally many steps, whole batches in all but a short last one, and evenly dealt ones in that."""
     first = data.draw(st.integers(0, length))
@@ -99,7 +100,7 @@ def test_ranks_go_in_step(length: int, batch_size: int, world_size: int, tail: s
 
 
 @given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, tail=st.sampled_from(TAILS), data=st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_positions_are_of_their_rank(
     length: int, batch_size: int, world_size: int, tail: str, data: st.DataObject
 ) -> None:
@@ -118,7 +119,7 @@ def test_positions_are_of_their_rank(
 
 
 @given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, tail=st.sampled_from(TAILS), data=st.data())
-@settings(max_examples=200)
+@examples(200)
 def test_contiguous_batches_lie_side_by_side(
     length: int, batch_size: int, world_size: int, tail: str, data: st.DataObject
 ) -> None:
@@ -138,7 +139,7 @@ def test_contiguous_batches_lie_side_by_side(
 
 
 @given(length=LENGTHS, data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_goes_on_with_another_topology(length: int, data: st.DataObject) -> None:
     """Left after any step and entered with another world and batch size, again and again: each position comes once."""
     first, taken = 0, []
@@ -196,7 +197,7 @@ def test_wrong_values_are_named(wrong: dict[str, int], named: str) -> None:
     contiguous=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_extreme_numbers_do_not_overflow(
     length: int, batch_size: int, world_size: int, tail: str, contiguous: bool, data: st.DataObject
 ) -> None:

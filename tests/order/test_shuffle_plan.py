@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
 from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.shuffle_settings import default_streams
+from tests.helpers.examples import examples
 
 SIZES = st.lists(st.integers(0, 90), min_size=1, max_size=12)
 STICKY_ORDER_SHA256 = "576a0689c3c7a4226e4c8f61760b0bc6038378160aa113844d998ebeffcfa2ed"
@@ -86,7 +87,7 @@ def test_shard_affine_order_is_frozen() -> None:
     seed=SEEDS,
     epoch=st.integers(0, 1000),
 )
-@settings(max_examples=500)
+@examples(500)
 def test_every_sample_comes_once(sizes: list[int], **options: Any) -> None:
     """Positions and samples correspond one to one, whatever the shards, streams, buffer, seed and epoch."""
     expected = [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
@@ -114,7 +115,7 @@ def test_streams_cut_the_order_into_even_pieces(sizes: list[int], streams: int) 
 
 
 @given(plan_seed=SEEDS, sizes=SIZES, streams=st.integers(1, 9), buffer=st.integers(1, 600))
-@settings(max_examples=100)
+@examples(100)
 def test_shuffled_streams_stay_contiguous(plan_seed: int, sizes: list[int], streams: int, buffer: int) -> None:
     """Windows move samples within their stream only: each stream reads a stretch of the shuffled shards."""
     options: dict[str, Any] = {"seed": plan_seed, "epoch": 5}
@@ -128,7 +129,7 @@ def test_shuffled_streams_stay_contiguous(plan_seed: int, sizes: list[int], stre
 
 
 @given(sizes=SIZES, seed=SEEDS, streams=st.integers(1, 9), buffer=st.integers(1, 600))
-@settings(max_examples=100)
+@examples(100)
 def test_shard_affine_streams_keep_their_samples(sizes: list[int], seed: int, streams: int, buffer: int) -> None:
     """A shard-affine order has the same samples in a stream in every epoch, so that a rank reads the same shards."""
     options: dict[str, Any] = {"seed": seed, "streams": streams, "buffer": buffer, "shard_affinity": True}
@@ -204,7 +205,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 
 @given(plan=plans(), data=st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_what_was_asked_before_does_not_matter(plan: ShufflePlan, data: st.DataObject) -> None:
     """Any positions, in any order, repeated or alone, are located as in the whole epoch."""
     if not plan.length:
@@ -302,7 +303,7 @@ def needs_by_looking(
     shard_affinity=st.booleans(),
     topology=st.integers(1, 9).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_needs_are_what_locating_every_position_finds(
     sizes: list[int], streams: int, buffer: int, shuffle: bool, shard_affinity: bool, topology: tuple[int, int]
 ) -> None:
@@ -343,7 +344,7 @@ def stored_sample(sizes: list[int], streams: int, position: int) -> tuple[int, i
     order=st.sampled_from(["stored", "shuffled", "shard_affinity"]),
     data=st.data(),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_extreme_numbers_do_not_overflow(
     sizes: list[int], seed: int, epoch: int, streams: int, buffer: int, order: str, data: st.DataObject
 ) -> None:

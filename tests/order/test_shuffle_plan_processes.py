@@ -15,20 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, Phase, assume, example, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given
 from hypothesis import strategies as st
 
 import shardflow
 from shardflow.order.rank_partition import TAILS, RankPartition
 from shardflow.order.shuffle_plan import FIRST_WINDOW, ShufflePlan
+from tests.helpers.examples import examples
 from tests.helpers.loading import with_workers
 from tests.helpers.making import make_dataset
 
 Counts = npt.NDArray[np.int64]
 
-ARITHMETIC = settings(max_examples=1500, derandomize=True)
-PROCESSES = settings(
-    max_examples=24,
+ARITHMETIC = examples(1500, derandomize=True)
+PROCESSES = examples(
+    24,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],  # shrinking a failure would start processes for minutes
@@ -185,7 +186,7 @@ def test_global_batches_are_the_same_for_every_world(
 
 
 @given(epoch=EPOCHS, chunk=st.integers(1, 200))
-@settings(ARITHMETIC, max_examples=500)
+@examples(500, ARITHMETIC)
 def test_every_position_has_a_sample_of_its_own(epoch: Epoch, chunk: int) -> None:
     """The plan alone, asked in any portions, is a bijection of positions and samples."""
     plan, starts = epoch.plan(), np.cumsum(epoch.sizes) - epoch.sizes
@@ -294,7 +295,7 @@ def test_every_sample_once_across_a_cut_in_real_workers(
     workers=st.tuples(st.integers(1, 3), st.integers(0, 2)),
     share=st.integers(1, 5),
 )
-@settings(PROCESSES, max_examples=14)
+@examples(14, PROCESSES)
 def test_global_batches_are_the_same_in_real_workers(
     datasets: dict[str, Path],
     name: str,

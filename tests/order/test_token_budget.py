@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
@@ -15,6 +15,7 @@ from shardflow.order.sampler import EpochPlan, Facts
 from shardflow.order.shuffle_settings import Shuffle
 from shardflow.order.token_budget import TokenEpochs, patch_grids, shrunk_grids
 from shardflow.samplers import TokenBudget
+from tests.helpers.examples import examples
 
 ORDER_SHA256 = "28e91913f68f3da09a2457dd1e96861afd3a8dd2060de3cfdc249746ec0338e4"
 SHUFFLE = Shuffle(buffer=16)
@@ -61,7 +62,7 @@ def bins_of(plan: EpochPlan, known: Facts) -> list[list[int]]:
     epoch=st.integers(0, 5),
     shuffles=st.booleans(),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_every_sample_comes_once_or_is_left_out(
     lengths: list[int], streams: int, window: int, epoch: int, shuffles: bool
 ) -> None:
@@ -87,7 +88,7 @@ def test_every_sample_comes_once_or_is_left_out(
     tail=st.sampled_from(["drop", "short", "pad"]),
     stop=st.integers(0, 6),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_ranks_have_equal_steps_and_resume_on_any_number_of_them(
     lengths: list[int], world_size: int, later_size: int, batch_size: int, tail: str, stop: int
 ) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
 from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.weights import SystematicSample, Weights
+from tests.helpers.examples import examples
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0)
 SHORT = [(0, 1, 0), (1, 2, 0), (1, 2, 2), (0, 0, 0), (1, 1, 0), (1, 2, 1), (0, 1, 1)]
@@ -51,7 +52,7 @@ def counts(plan: ShufflePlan, sizes: list[int]) -> np.ndarray[Any, Any]:
 
 
 @given(weighted_plans())
-@settings(max_examples=200)
+@examples(200)
 def test_each_sample_comes_as_often_as_its_weight(drawn: tuple[ShufflePlan, list[int], Weights]) -> None:
     """The epoch has the rounded sum of the weights, each count differs by less than one, and weight 0 never comes."""
     plan, sizes, weights = drawn
@@ -65,7 +66,7 @@ def test_each_sample_comes_as_often_as_its_weight(drawn: tuple[ShufflePlan, list
 
 
 @given(weighted_plans())
-@settings(max_examples=100)
+@examples(100)
 def test_each_repeat_comes_once(drawn: tuple[ShufflePlan, list[int], Weights]) -> None:
     """A sample that comes n times has the repeats 0 … n-1, so that no two positions have the same key."""
     plan, sizes, _ = drawn
@@ -77,7 +78,7 @@ def test_each_repeat_comes_once(drawn: tuple[ShufflePlan, list[int], Weights]) -
 
 
 @given(weighted_plans())
-@settings(max_examples=50)
+@examples(50)
 def test_any_position_is_found_by_itself(drawn: tuple[ShufflePlan, list[int], Weights]) -> None:
     """A position means the same sample whether it is asked for alone or with all others: so a resume is exact."""
     plan, _, _ = drawn
@@ -100,7 +101,7 @@ def test_uniform_weights_are_the_plain_order(
 
 
 @given(weighted_plans(), st.integers(1, 5))
-@settings(max_examples=60)
+@examples(60)
 def test_needs_cover_what_a_rank_reads(drawn: tuple[ShufflePlan, list[int], Weights], world_size: int) -> None:
     """A shard is needed from before its first sample to after its last one, on each rank that reads it."""
     plan, _, _ = drawn

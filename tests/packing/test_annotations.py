@@ -13,7 +13,7 @@ import pytest
 import tifffile
 import torch
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -28,6 +28,7 @@ from shardflow.packing import sample_recipe
 from shardflow.packing.image.encoded_image import Geometry
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sample_recipe import SampleRecipe, transform_mask, transform_parts
+from tests.helpers.examples import examples
 from tests.helpers.folders import contents, encoded, photo, png16, png_chunk, quarantined, stored, turned, write_tree
 from tests.helpers.jobs import preview
 from tests.helpers.masks import resize_mask
@@ -101,7 +102,7 @@ TO_FORMAT: dict[str, Callable[[float, float, float, float], list[float]]] = {
     form=st.sampled_from([*TO_FORMAT]),
     normalized=st.booleans(),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_moved_boxes_are_the_rectangles_of_the_geometry(
     stored: tuple[int, int],
     orientation: int,

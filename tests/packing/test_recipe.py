@@ -11,7 +11,7 @@ import numpy.typing as npt
 import PIL
 import pytest
 import tifffile
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.version import Version
 from PIL import Image, ImageOps, JpegImagePlugin, features
@@ -19,6 +19,7 @@ from PIL import Image, ImageOps, JpegImagePlugin, features
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError, TooLargeError
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import FILTERS, PRESETS, Filter, Recipe, make_recipe
+from tests.helpers.examples import examples
 from tests.helpers.folders import XMP_FORMS, encoded, photo, png16, png_chunk, turned, xmp_file
 from tests.helpers.reference import decoded
 
@@ -194,7 +195,7 @@ def _packed_size(recipe: Recipe, width: int, height: int) -> tuple[int, int]:
     return packed.geometry.size
 
 
-@settings(max_examples=80)
+@examples(80)
 @example(52, 299, 30, False)  # a ratio of exactly a half
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 64), st.booleans())
 def test_size(width: int, height: int, short_side: int, enlarge: bool) -> None:
@@ -210,7 +211,7 @@ def test_size(width: int, height: int, short_side: int, enlarge: bool) -> None:
         assert size[1] == pytest.approx(height * scale, abs=0.5 + 1e-9)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.integers(1, 300), st.integers(1, 300), st.none() | st.integers(1, 40), st.integers(40, 64), st.booleans())
 def test_long_side(width: int, height: int, short_side: int | None, long_side: int, enlarge: bool) -> None:
     """The long side is never above its cap, and the ratio stays: the setting that makes the image smallest counts."""
@@ -335,7 +336,7 @@ def test_hostile_files(case: str) -> None:
 FILES = [encoded(RGB, name) for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM")]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.sampled_from(FILES), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6)
 )

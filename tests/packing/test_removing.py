@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardflow as sf
@@ -19,6 +19,7 @@ from shardflow.formats import manifest, receipt
 from shardflow.interop.energon import write_energon
 from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
+from tests.helpers.examples import examples
 from tests.helpers.folders import contents, image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset
 from tests.helpers.store import Store
@@ -281,7 +282,7 @@ def test_damage_is_not_sealed_anew(dataset: Path) -> None:
         sf.remove(dataset, keys=[keys[5]])
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.sets(st.integers(0, IMAGES), min_size=1, max_size=IMAGES), st.integers(0, 2**31))
 def test_removing_and_the_subset_of_the_others_are_equal(
     made: Path, tmp_path_factory: pytest.TempPathFactory, numbers: set[int], seed: int

@@ -36,7 +36,7 @@ SERVERS = ("S3", "gcs", "azure", "web", "the_hub")
 WRAPPERS = ("cached", "reread", "wrapped", "counting", "slow")
 REMOTE = ("memory", "read once", *SERVERS, "virtual, remote roots", *WRAPPERS)
 SERVED = ("web", "the_hub")  # tests write to the folder behind the server
-SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)
+SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 7)
 TAR = "train/0/000000.tar"
 HASTY = RetryPolicy(backoff_s=0.01)
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +16,6 @@ from shardflow.errors import AccessDeniedError, PackIncompleteError, StoreError
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import from_bytes
 from shardflow.packing.executors import Processes, Serial, processes
-from shardflow.packing.executors.processes import ITEM_DEADLINE_S
-from shardflow.packing.executors.worker_process import Worker
 from shardflow.packing.jobs import PieceResult
 from shardflow.packing.recipe import Recipe
 from tests.helpers.folders import Deadly, Doomed, contents, image_folder, photo, without_root, workers_of, write_tree
@@ -58,20 +57,13 @@ def test_deadly_inputs_are_quarantined(tmp_path: Path) -> None:
     assert not workers_of(os.getpid())
 
 
-def test_hanging_input_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_input_is_quarantined(tmp_path: Path) -> None:
     """An input that its decoder never lets go of is given up after two deadlines, and the rest is packed."""
     src = write_tree(tmp_path / "src", {f"{n}.jpg": photo(n) for n in range(5)} | {"stuck.jpg": b"hang"})
-    overdue_s = Worker.overdue_s
-
-    def in_a_while(worker: Worker) -> float:
-        """Let time pass as soon as a worker is at the stuck input, and for that worker alone."""
-        job = worker.task.job if worker.task else None
-        is_stuck = job and worker.ordinal is not None and job.items[worker.ordinal - job.first].path == "stuck.jpg"
-        return overdue_s(worker) + (2 * ITEM_DEADLINE_S if is_stuck else 0)
-
-    monkeypatch.setattr(Worker, "overdue_s", in_a_while)
-    run_jobs(Processes(2), jobs_of(src, tmp_path / "dst", Deadly(image=Recipe(short_side=32))))
+    started = time.monotonic()
+    run_jobs(Processes(2, item_deadline_s=1), jobs_of(src, tmp_path / "dst", Deadly(image=Recipe(short_side=32))))
     assert _quarantined(tmp_path / "dst") == [Quarantined("stuck.jpg", "decode", "it did not end in time, twice")]
+    assert time.monotonic() - started < 20
 
 
 def test_deaths_that_no_input_explains_end_the_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -23,6 +23,7 @@ from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeErro
 from shardflow.formats import image_array
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe, make_recipe
+from tests.helpers.examples import examples
 from tests.helpers.folders import encoded, png_chunk
 
 EXACT = Recipe(format="npy", short_side=None)
@@ -96,7 +97,7 @@ def test_lossy_files_have_the_values_that_pillow_decodes() -> None:
     assert pack_image(array, EXACT).image == array
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     width=st.integers(1, 60), height=st.integers(1, 60), side=st.integers(1, 60), channels=st.sampled_from([1, 3, 6])
 )
@@ -167,7 +168,7 @@ def test_limits_are_checked_before_decoding(encode: Any) -> None:
         packed(tile, Recipe(format="npy", max_pixels=5000))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_damage_is_an_error_of_the_sample(data: st.DataObject) -> None:
     """Whatever bits of a TIFF or PNG flip, there is an array or a typed error."""

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -12,6 +12,7 @@ from shardflow.packing.image.encoded_image import Geometry
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sample_recipe import pack_boxes, transform_mask
+from tests.helpers.examples import examples
 from tests.helpers.folders import encoded, stored, turned
 
 WIDE = Geometry((400, 200), 1, resized=(200, 100), window=(0, 0, 200, 100))
@@ -75,7 +76,7 @@ def test_rectangles_without_area() -> None:
     assert rectangle(CUT, 0, 20, 100, 20) is None
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 50), st.booleans(), st.booleans())
 def test_corners_meet(width: int, height: int, short_side: int, square: bool, enlarge: bool) -> None:
     """The corners of what was kept are the corners of the packed picture, and it lies within the upright one."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -18,6 +18,7 @@ from shardflow.packing.image.encoded_image import EncodedImage
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe, codec_versions, recipe_of
 from tests.helpers import seek_tables
+from tests.helpers.examples import examples
 from tests.helpers.folders import encoded, photo
 from tests.helpers.kernel import without_kernel
 from tests.helpers.reference import decoded, psnr_db, resized
@@ -75,7 +76,7 @@ JPEGS = [
 ]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.sampled_from(JPEGS),
     st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=3),
