@@ -104,7 +104,7 @@ BUDGET = {
     "native": 5750,
     "order": 2190,
     "packing": 7940,
-    "preview": 1210,
+    "preview": 1220,
     "storage": 4520,
     "": 1280,
 }

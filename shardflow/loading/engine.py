@@ -217,7 +217,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         first, starts = self._begin(epoch, position)
         self._control.begin(first, self._steps(position), starts)
         try:
-            return stage_cpu_ms(self._pipeline, seconds, batch_size=self.batch_size)
+            return stage_cpu_ms(self._pipeline, seconds)
         finally:
             self._control.end()
 

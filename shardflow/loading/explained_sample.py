@@ -29,9 +29,9 @@ class ExplainedSample(NamedTuple):
     Attributes:
         key: Its key.
         random_key: The key of its random numbers, int64 as in a batch.
-        images: Each view of its image, as the transform returns it, or else uint8 [C, H, W].
+        images: Each view of its image, as the transform returns it, or else uint8 [C, H, W]; empty without "image".
         crops: The crop of each view; None where the decoder does not say.
-        returned: Field → what a `WholeSample` returns beside these.
+        returned: Field → what a `WholeSample` returns beside these, and the field "images".
         annotations: For each view, field → mask [C, H, W], boxes, fields of boxes, keypoints; empty without them.
     """
 
@@ -67,7 +67,7 @@ def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSam
     return ExplainedSample(
         key=sample.key,
         random_key=int(batch.keys.view(np.int64)[0]),
-        images=tuple(view[0] for view in as_views(batch.images)),
+        images=() if batch.images is None else tuple(view[0] for view in as_views(batch.images)),
         crops=None if batch.crops is None else as_views(batch.crops),
         returned={field: row_of(column, 0) for field, column in batch.returned.items()},
         annotations=tuple({field: values[0] for field, values in view.items()} for view in batch.annotations),

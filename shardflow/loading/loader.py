@@ -305,7 +305,7 @@ class Loader(Engine):
         Raises:
             ConfigError: The loader returns no images, or the sample does not exist, or is another.
         """
-        if "image" not in self.source.fields:
+        if {"image", IMAGES}.isdisjoint(self.source.fields):
             raise ConfigError(f"the loader reads no images; add 'image' to its fields, found {self.source.fields}")
         number = check_integer("the number of a sample", number, 0, len(self.dataset) - 1)
         visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._streams)

@@ -18,7 +18,7 @@ STAGES = ("plan", "read", "decode", "annotate", "augment", "collate")
 
 
 def stage_cpu_ms(
-    pipeline: wds.DataPipeline, seconds: float, *, batch_size: int, clock: Callable[[], float] = time.thread_time
+    pipeline: wds.DataPipeline, seconds: float, *, clock: Callable[[], float] = time.thread_time
 ) -> dict[str, float]:
     """Return the CPU milliseconds per image of each stage; the first of several batches does not count.
 
@@ -31,25 +31,26 @@ def stage_cpu_ms(
     names = ["plan", *(type(stage).__name__.lower() for stage in rest)]
     with one_thread():
         try:
-            begin, batches, counted = time.perf_counter(), 0, 0
-            for _ in clocks[-1]:
-                batches, counted = batches + 1, counted + 1
-                if time.perf_counter() - begin > seconds and batches > 1:
+            begin, images = time.perf_counter(), list[int]()
+            for output in clocks[-1]:
+                images.append(output.counts.samples)
+                if time.perf_counter() - begin > seconds and len(images) > 1:
                     break
-                if batches == 1:
+                if len(images) == 1:
                     first = [timed.cpu_s for timed in clocks]
         finally:
             for timed in reversed(clocks):
                 timed.close()
-    if batches > 1:
-        counted -= 1
+    if len(images) > 1:
+        del images[0]
         for timed, cpu_s in zip(clocks, first, strict=True):
             timed.cpu_s -= cpu_s
     inclusive = [0.0, *(timed.cpu_s for timed in clocks)]
     own = {name: inclusive[number + 1] - inclusive[number] for number, name in enumerate(names[: len(clocks)])}
-    images = max(1, counted) * batch_size
     # With all stages of the pipeline, so that their time does not count as transfer.
-    return {name: 1000 * max(0.0, cpu_s) / images for name, cpu_s in (dict.fromkeys(STAGES, 0.0) | own).items()}
+    return {
+        name: 1000 * max(0.0, cpu_s) / max(1, sum(images)) for name, cpu_s in (dict.fromkeys(STAGES, 0.0) | own).items()
+    }
 
 
 class _TimedIterator:

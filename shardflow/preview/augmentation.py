@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,8 +17,10 @@ from shardflow.formats.coordinates import Coordinates
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS
 from shardflow.loading.annotation_fields import field_parts
+from shardflow.loading.decoders.decoder import as_views
 from shardflow.loading.decoders.standard_crops import RandomResizedCrop
 from shardflow.loading.loader import Loader
+from shardflow.loading.source import IMAGES
 
 from .annotation_overlay import draw_arrays
 from .contact_sheet import ContactSheet, Tile, sample_tiles
@@ -28,8 +31,11 @@ _CROWDS = "box_iscrowd"
 
 def training_loader(url: str | os.PathLike[str], split: str, seed: int = 0) -> Loader:
     """Return a loader of a dataset's images and annotations, with the default crop for training."""
-    declared = open_dataset(url).manifest.annotations
-    fields = ["image", *(field for field in field_parts(declared) if field != _CROWDS)]
+    dataset = open_dataset(url)
+    declared, rows = dataset.manifest.annotations, dataset[split].reader.rows(0)
+    fields = [IMAGES] * bool(declared.images)
+    if rows is None or not fields or rows.parts() & IMAGE_PARTS:  # documents have no first image
+        fields = ["image", *(field for field in field_parts(declared) if field != _CROWDS), *fields]
     return Loader(url, split=split, batch_size=1, decoder=RandomResizedCrop(), fields=fields, seed=seed, num_workers=0)
 
 
@@ -53,7 +59,8 @@ def augment_sample(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
     if source.batch_transform is not None:
         subtitle += ", before batch_transform"
     pictures = [[] if each is None else [view for image in each.images for view in _pictures(image)] for each in found]
-    low, high, scale = _scale([image for views in pictures for image in views])
+    further = [[] if each is None else [*itertools.chain(*as_views(each.returned.get(IMAGES, ())))] for each in found]
+    low, high, scale = _scale([image for views in (*pictures, *further) for image in views])
     tiles = list(sample_tiles([raw_sample(number, sample)], dataset.classes, dataset.manifest.annotations))
     for epoch, (augmented, views) in enumerate(zip(found, pictures, strict=True)):
         if augmented is None:
@@ -67,6 +74,9 @@ def augment_sample(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
                 picture, drawn = _with_annotations(picture, augmented.annotations[view], loader.annotations.masks)
                 detail += f", {drawn}" * bool(drawn)
             tiles.append(Tile(title, detail, picture))
+        for place, image in enumerate(further[epoch]):
+            detail = f"{image.shape[2]} x {image.shape[1]}, {_dtype(image)}"
+            tiles.append(Tile(f"epoch {epoch}, {IMAGES}[{place}]", detail, _picture(image, low, high)))
     title = f"Sample {number} of {split}"
     with contextlib.suppress(ShardflowError):  # tars of other tools do not tell
         title += f", from {dataset[split].source(number)}"
@@ -77,7 +87,7 @@ def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> Sampl
     if not 0 <= number < total:
         raise ConfigError(f"split {split!r} has the samples 0 to {total - 1}, and not {number}")
     sample = SampleReader(dataset, split).read(number)
-    if not IMAGE_PARTS.intersection(sample.parts):
+    if not IMAGE_PARTS.intersection(sample.parts) and not dataset.manifest.annotations.images:
         raise DecodeError(f"sample {sample.key} has no image, only {', '.join(sample.parts)}")
     return sample
 

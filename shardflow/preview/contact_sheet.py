@@ -13,10 +13,10 @@ from PIL import Image, ImageDraw
 
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import rgb_pixels, upright_size
-from shardflow._wording import first_few, size_text
+from shardflow._wording import first_few, plural, size_text
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats import image_array
-from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.annotations import NOTHING, Annotations, image_stem
 from shardflow.formats.image_limits import check_image
 from shardflow.storage.local_files import map_os_errors
 
@@ -64,8 +64,10 @@ def sample_tiles(
     samples: Iterable[RawSample], classes: Sequence[str] | None, annotations: Annotations = NOTHING
 ) -> Iterator[Tile]:
     """Yield the tile of each sample, its annotations drawn over it; the title is its number and its classes."""
+    stems = {image_stem(part) for part in annotations.images}
     for sample in samples:
-        payload, problem = sample.image, sample.problem
+        further = [data for part, data in sample.parts.items() if image_stem(part) in stems]
+        payload, problem = sample.image or next(iter(further), None), sample.problem
         decoded = None
         try:
             decoded = None if payload is None else decode_picture(payload)
@@ -79,6 +81,8 @@ def sample_tiles(
             detail = f"{size_text(len(payload))}, cannot be decoded"
         else:
             detail = f"{decoded[1][0]} x {decoded[1][1]}, {size_text(len(payload))}"
+            detail += f", {plural(len(further), 'further image')}" * bool(further and sample.image)
+            detail += f", first of {plural(len(further), 'image')}" * bool(further and not sample.image)
         if decoded is not None and annotations:
             try:
                 drawn = draw_annotations(*decoded, sample.parts, annotations)

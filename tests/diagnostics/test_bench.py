@@ -106,7 +106,7 @@ def test_every_stage_is_timed(tmp_path: Path) -> None:
     assert {*STAGES} <= {*COLOURS}
     assert set(fullest.profile(0.1)) == set(STAGES)
     fullest._control.begin(0, len(fullest), [EpochStart(0, 0, 1)])
-    ticks = stage_cpu_ms(fullest._pipeline, 0.1, batch_size=4, clock=lambda: float(CountingCrops.ticks))
+    ticks = stage_cpu_ms(fullest._pipeline, 0.1, clock=lambda: float(CountingCrops.ticks))
     assert ticks == dict.fromkeys(STAGES, 0.0) | {"annotate": 1000.0}  # a mask per image
 
 

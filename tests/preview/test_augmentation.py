@@ -252,3 +252,28 @@ def test_a_sample_without_an_image_is_refused(tmp_path: Path) -> None:
     for number, (error, message) in enumerate(errors):
         with pytest.raises(error, match=message):
             augment_sample(loader, number, epochs=1)
+
+
+def test_further_images_and_token_budgets_are_shown(tmp_path: Path) -> None:
+    """Images beside the first have tiles, also those of documents without a first one; a bin's image has its size."""
+    declared = Annotations(images=("0.jpg", "1.jpg"))
+    further = {"0.jpg": jpeg(1, 60, 40), "1.jpg": jpeg(2, 40, 60)}
+    pairs = write_dataset(tmp_path / "pairs", {"train": [[("a", {"jpg": jpeg(0), **further})]]}, annotations=declared)
+    documents = write_dataset(tmp_path / "docs", {"train": [[("a", {"json": b"{}", **further})]]}, annotations=declared)
+    for url, beside in ((pairs, 1), (documents, 0)):
+        loader = training_loader(url, "train")
+        packed, *tiles = augment_sample(loader, 0, epochs=2).tiles
+        assert packed.picture is not None
+        assert "2 further images" in packed.detail if beside else "first of 2 images" in packed.detail
+        assert [tile.title for tile in tiles] == [
+            title
+            for epoch in range(2)
+            for title in (*[f"epoch {epoch}"] * beside, f"epoch {epoch}, images[0]", f"epoch {epoch}, images[1]")
+        ]
+        explained = loader.explain(0, epoch=1)
+        assert explained is not None
+        assert (pixels(tiles[-1]) == explained.returned["images"][1].permute(1, 2, 0).numpy()).all()
+    sampler = shardflow.samplers.TokenBudget(100, patch=8)
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": 0, "sampler": sampler, "max_errors": 1}
+    _, tile = augment_sample(shardflow.Loader(pairs, fields=("image",), **options), 0, epochs=1).tiles
+    assert pixels(tile).shape == (40, 48, 3)
