@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2470,
-    "dataset": 5800,
+    "dataset": 5810,
     "demo": 750,
     "device": 2090,
     "diagnostics": 1030,
@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 6770,
     "native": 5750,
     "order": 2190,
-    "packing": 7940,
+    "packing": 7960,
     "preview": 1220,
     "storage": 4520,
     "": 1280,

@@ -14,7 +14,7 @@ from shardflow._validation import check_integer
 from shardflow._wording import plural
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, PackIncompleteError
 from shardflow.formats import manifest, quarantine
-from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.annotations import NOTHING, Annotations, image_stem
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import is_name
@@ -222,7 +222,9 @@ def _check_annotations(indexes: Sequence[Index], annotations: Annotations) -> No
     """Raise a ConfigError if no sample has a part that is declared: its name is misspelt."""
     if annotations:
         parts = {part.decode() for index in indexes for part in np.unique(index["part"]).tolist()} - {KEY_PART.decode()}
-        if missing := annotations.missing(parts):
+        stems = {image_stem(part) for part in parts}
+        absent = () if any(image_stem(part) in stems for part in annotations.images) else annotations.images
+        if missing := annotations.missing(parts) or ", ".join(absent):
             named = missing.removeprefix("has no ")
             raise ConfigError(f"no sample has {named}; parts are {', '.join(sorted(parts))}")
 

@@ -19,7 +19,7 @@ from .pack_plan import PackPlan
 from .pack_report import PackReport, carry_out
 from .progress import ProgressLike
 from .recipe import FromPreset, Recipe, make_recipe
-from .sample_recipe import SampleRecipe, warn_of_undeclared
+from .sample_recipe import SampleRecipe, refuse_absent_images, warn_of_undeclared
 from .sources.resolve import list_source, shared_options
 
 SHARD_SAMPLES = 2048
@@ -159,4 +159,5 @@ def plan_pack(
     options = shared_options(src, ledger.url, ledger.storage_options)
     with list_source(src, options, parts=declared.parts) as source:
         samples = SampleRecipe(image=recipe, annotations=source.annotations.joined(declared))
+        refuse_absent_images(source, samples.annotations)
         yield PackPlan.of(source, ledger, samples, sharding, max_errors=max_errors)

@@ -154,6 +154,22 @@ def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
         raise ConfigError(f"{message}, whose samples would not fit together; pack it as another dataset")
 
 
+def refuse_absent_images(source: Source, annotations: Annotations) -> None:
+    """Refuse declared images none of which an input has, as those of a folder; warn where some are in no input."""
+    absent = {image_stem(each): each for each in annotations.images}
+    for items in source.splits.values():
+        for item in items if absent else ():
+            for part in json.loads(item.more or b"{}").get("parts", ()):
+                absent.pop(image_stem(part), None)
+    if not absent:
+        return
+    message = f"no input has {', '.join(absent.values())}, declared as images"
+    if len(absent) == len(annotations.images):
+        first = annotations.images[0]
+        raise ConfigError(f"{message}; of a folder with x.jpg and x.{first}, name it with --parts {first} too")
+    logger.warning("%s", message)
+
+
 def warn_of_undeclared(source: Source, annotations: Annotations) -> None:
     """Warn where the first input has a part that looks like a mask, or like boxes, and is not declared."""
     first = next((items[0] for items in source.splits.values() if len(items)), None)

@@ -15,7 +15,7 @@ from PIL import Image
 import shardflow
 from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations
-from tests.helpers.folders import encoded, photo
+from tests.helpers.folders import encoded, photo, write_tree
 from tests.helpers.making import jpeg, write_dataset
 from tests.helpers.tars import write_tar
 
@@ -184,8 +184,8 @@ def test_a_damaged_one_is_that_of_its_sample(tmp_path: Path) -> None:
     assert all(torch.equal(~each, before) for each, before in zip(written, images, strict=True))
 
 
-def test_what_is_refused(documents: Path, tmp_path: Path) -> None:
-    """Undeclared samples without an image, an image twice, a transform of one image, and names that are not images."""
+def test_what_is_refused(documents: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Samples without an image, an image twice, images that no input has, a transform of one image, and other names."""
     write_tar(tmp_path / "a.tar", [("x.txt", b"words"), ("y.jpg", photo(1))])
     with pytest.raises(PackIncompleteError, match="no image among its parts: txt"):
         shardflow.pack(tmp_path / "a.tar", tmp_path / "a", **{**PACK, "annotations": None})
@@ -197,6 +197,16 @@ def test_what_is_refused(documents: Path, tmp_path: Path) -> None:
         shardflow.Loader(documents, fields=("images",), transform=torch.flip, **LOAD)
     with pytest.raises(ConfigError, match="leave 'image' out"):
         shardflow.Loader(documents, fields=("image", "images"), **LOAD)
+    write_tree(tmp_path / "folder", {"x.jpg": photo(1), "x.0.jpg": photo(2)})
+    for declared in (DECLARED, Annotations(images=("misspelt.jpg",))):
+        with pytest.raises(ConfigError, match=r"no input has .*--parts"):
+            shardflow.pack(tmp_path / "folder", tmp_path / "c", **{**PACK, "annotations": declared})
+    with pytest.raises(ConfigError, match=r"no sample has misspelt\.jpg; parts are jpg"):
+        shardflow.index(tmp_path / "b.tar", tmp_path / "d", annotations=declared)
+    folder = shardflow.sources.Folder(tmp_path / "folder", parts=("0.jpg",))
+    shardflow.pack(folder, tmp_path / "e", **PACK)
+    assert "no input has 1.jpg, 2.jpg, declared as images" in caplog.text
+    assert {"jpg", "0.jpg"} <= {*shardflow.open(tmp_path / "e")["train"][0]}
     for images in ("0.jpg", ("jpg",), ("0.txt",), ("0.jpg", "0.png")):
         with pytest.raises(ConfigError, match="images"):
             Annotations(images=images)  # type: ignore[arg-type]
