@@ -40,7 +40,7 @@ COMMANDS = {
     "merge": "Merge datasets, without copying tars.",
     "columns": "Add captions, scores or embeddings, without rewriting tars.",
     "remove": "Remove samples for good.",
-    "table": "Write what is known of each sample as a Parquet file.",
+    "table": "Write a table of all samples as a Parquet file.",
     "diff": "Compare two datasets.",
     "export": "Write index files for other tools.",
     "cache": "Show, prune or warm the cache.",

@@ -94,7 +94,7 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
     yield "bytes", f"{size_text(report.bytes_in)} -> {size_text(report.bytes_out)}"
     if report.bytes_out > _GROWN * report.bytes_in > 0:
         grown = f"{report.bytes_out / report.bytes_in:.1f} times the bytes: small images have headers in a tar"
-        yield "grown", f"{grown}, and are encoded anew, which --preset original leaves out"
+        yield "grown", f"{grown}, and are encoded again, which --preset original avoids"
     done = report.packed + report.quarantined - report.resumed
     yield "time", f"{report.seconds:.1f} s" + (f", {done / report.seconds:,.0f} images/s" if done else "")
     yield "fingerprint", report.fingerprint

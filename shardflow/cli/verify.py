@@ -118,7 +118,8 @@ def verify(
         say(differing or f"as its source: {how}")
         absent = [finding for finding in compared.findings if finding.problem.startswith(NOT_IN_SOURCES)]
         if absent and len(absent) == compared.compared:
-            say(f"none of them is in {compared_with}: --source takes what `pack` took, not a folder in or above it")
+            remedy = "--source takes the same SRC as `pack`, not a folder in or above it"
+            say(f"none of them is in {compared_with}: {remedy}")
     seconds = time.perf_counter() - started
     read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {size_text(size)} in {seconds:.1f} s"
     if not findings:
@@ -131,7 +132,7 @@ def verify(
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
     if roots := dataset.manifest.roots:
         owners = [place for name, place in root_urls(dataset).items() if roots[name].fingerprint is not None]
-        remedy = "restore the tars; of tars that were written anew, make the index again (`shardflow index`)"
+        remedy = "restore the tars; if tars were rewritten, index them again (`shardflow index`)"
         if owners:
             remedy = f"repair {', '.join(owners)}, or make this dataset again"
     say(f"{found}, of {read}; {remedy}", label="damaged:", colour="red")

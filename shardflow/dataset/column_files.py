@@ -78,7 +78,7 @@ def no_values(kind: str, samples: int) -> Values:
     """Return a column of this type without any value."""
     scalar, width = parse_kind(kind)
     if samples * (width or 1) > MOST_VALUES:
-        found = f"{samples * (width or 1):,} values beside one shard; {MOST_VALUES:,} are the most"
+        found = f"{samples * (width or 1):,} values for one shard; {MOST_VALUES:,} are the most"
         raise IntegrityError(f"a column has {found}: pack fewer samples per shard, or add shorter lists")
     shape = (samples,) if width is None else (samples, width)
     empty = np.full(shape, "", dtype=object) if scalar == TEXT else np.zeros(shape, dtype=scalar)

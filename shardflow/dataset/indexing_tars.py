@@ -33,8 +33,7 @@ from .write_lock import refuse_dataset
 
 _TARS_AT_A_TIME = 4
 _INDEX_ANEW = (
-    f"to index tars anew that were changed since, remove {manifest.FILE_NAME} and the .npy files below SPLIT/0 there, "
-    "but not the tars"
+    f"to index changed tars again, remove {manifest.FILE_NAME} and the .npy files below SPLIT/0 there, but not the tars"
 )
 
 
@@ -98,7 +97,7 @@ def index(
     try:
         refuse_dataset(storage)
     except DatasetExistsError as error:  # with another remedy: the tars are there, and removing them would lose them
-        raise DatasetExistsError(f"{storage} already holds a dataset, and is read as it is; {_INDEX_ANEW}") from error
+        raise DatasetExistsError(f"{storage} already holds a dataset, which needs no index; {_INDEX_ANEW}") from error
     _check_writable(storage)
     annotations = annotations or NOTHING
     scans: list[ScannedTar] = []

@@ -109,17 +109,15 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
         if (classes is None) != (longest is None):
             without, named = (url, where) if classes is None else (where, url)
             raise ConfigError(
-                f"{without} has no class names, and {named} has, so that it is unknown which of its numbers mean the "
-                "same; pack it with `--classes FILE`, or keep datasets with and without class names apart"
+                f"{without} has no class names, and {named} has, so their numbers cannot be compared; pack it with "
+                "`--classes FILE`, or keep datasets with and without class names apart"
             )
         if classes is not None and longest is not None and tuple(classes) != tuple(longest[: len(classes)]):
             number = next(number for number, name in enumerate(classes) if name != longest[number])
             raise ConfigError(
-                f"class {number} is {classes[number]!r} in {url} and {longest[number]!r} in {where}, and "
-                "these numbers are inside the tars. To give all the same, write a FILE with all class names, one a "
-                f"line, run `shardflow pack {url} NEW --preset original --classes FILE` for each dataset, which copies "
-                "the images as they are (one whose boxes have classes: pack its source anew with `--classes FILE`), "
-                "and use the new datasets"
+                f"class {number} is {classes[number]!r} in {url} and {longest[number]!r} in {where}, and the tars "
+                f"have numbers; run `shardflow pack {url} NEW --preset original --classes FILE` for each, with one "
+                "FILE of all class names, one per line (pack datasets of boxes again from their source)"
             )
     return None if longest is None else tuple(longest)
 

@@ -28,7 +28,7 @@ def read_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt:
         raise error.with_location(shard=url) from error
     # A dataset over the same tar has another entry of it.
     if (receipt.shard and receipt.shard.sha256) != (shard and shard.sha256):
-        raise IntegrityError(f"{url} is not the receipt of the tar beside it; copy it from the packed dataset")
+        raise IntegrityError(f"{url} is not the receipt of the tar next to it; copy it from the packed dataset")
     return receipt
 
 

@@ -82,7 +82,7 @@ class ShardRows(NamedTuple):
         begin, end, _ = self.payload_span(record)
         begin = min(self.key_span(record)[0], begin)
         if end - begin > MAX_SAMPLE_BYTES:
-            raise IntegrityError(f"its parts lie within {end - begin:,} bytes of the tar; pack it anew")
+            raise IntegrityError(f"its parts lie within {end - begin:,} bytes of the tar; pack it again")
         return begin, end
 
     def key_span(self, record: int) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class ShardRows(NamedTuple):
         if record in self.keys:
             _, _, offset, size, *_ = self.keys[record]
             if size > _MAX_KEY_BYTES:
-                raise IntegrityError(f"record {record}: its name has {size:,} bytes; index the tar anew")
+                raise IntegrityError(f"record {record}: its name has {size:,} bytes; index the tar again")
             return offset, offset + size
         payload = self.members[self.bounds[record]][2]
         return payload - ustar.BLOCK, payload

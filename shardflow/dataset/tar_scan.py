@@ -216,9 +216,9 @@ def _key_row(sample: TarSample, tar: TarFile) -> Row:
     try:
         size = len(sample.key.encode())
     except UnicodeEncodeError:
-        raise SampleError("its name is not UTF-8; rename it, or write it anew with `shardflow pack`") from None
+        raise SampleError("its name is not UTF-8; rename it, or pack it with `shardflow pack`") from None
     if sample.key_offset is None:
-        raise SampleError("its name is nowhere in one piece; write it anew with `shardflow pack`")
+        raise SampleError("its name is nowhere in one piece; pack it with `shardflow pack`")
     return shard_index.read_row(tar, 0, KEY_PART.decode(), sample.key_offset, size)
 
 

@@ -20,7 +20,7 @@ def warm(splits: Iterable[Split], *, progress: OnShard = None) -> None:
     splits = list(splits)
     for cache in {split.reader.cache for split in splits}:
         if cache is None:
-            raise ConfigError("a dataset on a local disk is read where it lies; there is nothing to be cached")
+            raise ConfigError("a dataset on a local disk is read in place; there is nothing to cache")
         needed = sum(shard.bytes for split in splits for shard in split.shards)
         if needed > cache.limit_bytes:
             raise ConfigError(f"the shards have {needed} bytes, the cache holds {cache.limit_bytes}; raise its limit")

@@ -96,7 +96,7 @@ def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -
             _check(frame.width, frame.height, bytes_per_pixel * frame.pixels, max_pixels)
             size, most = f"{frame.width:,} x {frame.height:,} pixels", _SCANS_PER_PIXEL * max_pixels
             if scans > _MAX_SCANS:
-                raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it anew")
+                raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it again")
             if scans * frame.pixels > most:
                 problem = f"has {size} in {scans} scans or more; the limit for all scans is {most:,} pixels"
                 raise TooLargeError(f"{problem}; {REMEDY}")

@@ -137,7 +137,7 @@ class Manifest(JsonObject):
         if self.statistics is not None and self.statistics.keys() != self.splits.keys():
             raise ManifestError(f"statistics of {sorted(self.statistics)} in a dataset with {sorted(self.splits)}")
         if self.roots and not {split_shard_name(name)[0] for name in names} <= self.roots.keys():
-            raise ManifestError(f"a shard lies in none of the roots {sorted(self.roots)}")
+            raise ManifestError(f"a shard is in none of the roots {sorted(self.roots)}")
         if not set(self.table_roots) <= self.roots.keys():
             raise ManifestError(f"seek_tables must name roots of {sorted(self.roots)}, found {list(self.table_roots)}")
         if self.sharding is not None and self.sharding.jobs.keys() != self.splits.keys():  # they name the receipts

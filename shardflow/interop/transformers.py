@@ -86,7 +86,7 @@ class LoaderState(transformers.TrainerCallback, ExportableState):
         if saved is None:
             raise ResumeMismatchError(
                 "the checkpoint has no state of a loader, for another Trainer made it; with ignore_data_skip=True in "
-                "TrainingArguments, training goes on at the start of an epoch"
+                "TrainingArguments, training continues at the start of an epoch"
             )
         loader.load_state_dict(saved)
         epoch, steps = divmod(state.global_step, -(-len(loader) // args.gradient_accumulation_steps))

@@ -126,7 +126,7 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams:
     if state["version"] != STATE_VERSION:
         raise ResumeMismatchError(
             f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
-            "samples differently: start an epoch anew, or continue with the shardflow that saved the state"
+            "samples differently: start a new epoch, or continue with the shardflow that saved the state"
         )
     if order.shuffle is None or order.shuffle.streams is None:
         expected = {name: value for name, value in expected.items() if name != "streams"}

@@ -275,7 +275,7 @@ class Loader(Engine):
 
     def __getitem__(self, number: object) -> NoReturn:
         raise TypeError(
-            "a Loader yields batches and takes the place of PyTorch's DataLoader: iterate over it as it is; single "
+            "a Loader yields batches and takes the place of PyTorch's DataLoader: iterate over it directly; single "
             "samples are in loader.dataset"
         )
 
@@ -376,7 +376,7 @@ class Loader(Engine):
             raise ConfigError(f"{sampler!r} forms batches in another way than the one before; make another loader")
         if self._cursor.position and not self._cursor.begun:
             raise ConfigError(
-                f"the loader stands at position {self._cursor.position} of an epoch of another sampler; "
+                f"the loader is at position {self._cursor.position} of an epoch of another sampler; "
                 "call set_sampler before load_state_dict"
             )
         check_sendable(self.workers, sampler=new.sampler)

@@ -90,14 +90,14 @@ def transform_whole(
     if missing := [name for name in names if name not in returned and name not in PADDING_FIELDS + PATCH_FIELDS]:
         raise ConfigError(
             f"the transform of the whole sample returned {', '.join(map(str, returned)) or 'nothing'}, without "
-            f"{', '.join(missing)}; name what it returns with WholeSample(transform, returns=...)"
+            f"{', '.join(missing)}; name its fields with WholeSample(transform, returns=...)"
         )
     for number, (view, image, own) in enumerate(zip(views, images, annotations, strict=True)):
         found = {name: returned[name] for name in view if name in returned}
         if isinstance(batch.images, tuple):
             for name, value in found.items():
                 if not isinstance(value, tuple) or len(value) != len(views):
-                    raise ConfigError(f"the transform got {len(views)} views of {name!r}; it has to return as many")
+                    raise ConfigError(f"the transform got {len(views)} views of {name!r}; it must return as many")
             found = {name: value[number] for name, value in found.items()}
         _check_parallel(found, view)
         _put_back(found, view, own, row, masks)
@@ -196,8 +196,8 @@ def _check_parallel(returned: Mapping[str, Any], given: Mapping[str, Any]) -> No
         is_per_box = field.startswith("box_") or (field in (KEYPOINTS, VISIBILITY) and given[KEYPOINTS].dim() == 3)
         if field in given and is_per_box and len(value) != boxes:
             raise ConfigError(
-                f"the transform returned {boxes} boxes and {len(value)} of {field!r}; SanitizeBoundingBoxes drops what "
-                f"its labels_getter returns beside the boxes: lambda sample: (sample[{field!r}], ...)"
+                f"the transform returned {boxes} boxes and {len(value)} of {field!r}; let the "
+                f"labels_getter of SanitizeBoundingBoxes return it too: lambda sample: (sample[{field!r}], ...)"
             )
 
 

@@ -66,7 +66,7 @@ class BaseVersion:
         storage, made = dataset.storage, dataset.manifest
         if made.roots:
             message = f"{storage} is made of tars that are elsewhere (`shardflow info {storage}` says where)"
-            remedy = "extend the dataset that they belong to, or index all tars again; and make this one anew elsewhere"
+            remedy = "extend the dataset that they belong to, or index all tars again; and make this one again"
             raise ConfigError(f"{message}: {remedy}")
         if (sharding := made.sharding) is None:
             message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
@@ -77,7 +77,7 @@ class BaseVersion:
                 name: read_receipt(storage, f"{name}.json", shards.get(f"{name}.tar")) for name in sharding.names()
             }
         except (NotFoundError, FormatError) as error:
-            message = f"extending needs the .json file beside each shard, the list of its inputs ({error})"
+            message = f"extending needs the .json file next to each shard, the list of its inputs ({error})"
             raise NotFoundError(f"{message}; restore them from where it was packed") from error
         skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
         if len(skipped) != made.skipped:

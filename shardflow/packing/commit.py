@@ -122,7 +122,7 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         elif absent:
             remedy = "paths in a table are absolute, or relative to the table; or name their folder with --image-folder"
         elif all(any(part in each.reason for part in parts) for each in bad):
-            remedy = "do --mask, --boxes and --keypoints name what is there?"
+            remedy = "do --mask, --boxes and --keypoints name the right parts?"
         return f"{none} be packed: {listed}; {remedy}"
     allowed = f"{plan.max_errors} {'is' if plan.max_errors == 1 else 'are'} allowed"
     return (

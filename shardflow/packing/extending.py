@@ -172,5 +172,5 @@ def _refusal(paths: Sequence[str], inputs: int) -> str:
     return (
         f"{len(paths)} of {inputs} inputs have the path of one in the dataset and another content or split: {named}. "
         "Pack them as further samples with --on-conflict add, leave them out with --on-conflict skip, rename them, or "
-        "pack all into a new dataset to have them in place of the old ones"
+        "pack all into a new dataset to replace the old ones"
     )

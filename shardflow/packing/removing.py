@@ -118,7 +118,7 @@ def remove(
     if isinstance(keys, str):
         raise ConfigError(f"keys must be a list of keys, found {keys!r}")
     dataset = open_dataset(url, storage_options=storage_options)  # before a directory is made for a missing one
-    elsewhere = "leave the samples out when the tars are made, and index these anew"
+    elsewhere = "make the tars without the samples, and index them again"
     refuse_virtual(dataset, "tars", "remove the samples from", elsewhere)
     # The text of a condition may be a removed value, such as a name, which no record must keep.
     rule: dict[str, Any] = {"where_sha256": hashlib.sha256(str(where).encode()).hexdigest()}
@@ -137,7 +137,7 @@ def remove(
             is_done = any(each["rule"] == rule for each in records)
         removed.update({split: int(mask.sum()) for split, mask in masks.items() if mask.any()})
         if sum(removed.values()) == dataset.manifest.samples:
-            raise ConfigError(f"no sample would be left; to remove all, delete what is below {dataset.url}")
+            raise ConfigError(f"no sample would be left; to remove all, delete everything below {dataset.url}")
         fingerprint = dataset.fingerprint
         if removed:
             fingerprint, shards, name = _remove(dataset, masks, rule, writer, progress)

@@ -91,7 +91,7 @@ def repair(
     """
     executor = make_executor("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
-    refuse_virtual(dataset, "shards", "create it again if an index is lost, or repair", "restore them, or index anew")
+    refuse_virtual(dataset, "shards", "create it again if an index is lost, or repair", "restore them, or index again")
     found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
@@ -253,7 +253,7 @@ def _repair_shard(dataset: Dataset, shard: Shard, repair_source: RepairSource | 
         tars, name = storage, shard.name
         if lacks_tar := not _has_tar(storage, shard):
             if repair_source is None:
-                raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
+                raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or its source")
             tars, name = LocalStorage(folder), "shard.tar"
             repair_source(shard, folder / name)
         with open_tar(tars, name) as tar:

@@ -64,11 +64,11 @@ def assemble(target: Path, name: str, partials: Sequence[tuple[Path, PartialTar]
                     digest.update(chunk)
                     size += tar.write(chunk)
             if crc32 != partial.crc32:
-                raise IntegrityError(f"{path} does not hold what was written to it; check the disk")
+                raise IntegrityError(f"{path} does not hold the bytes that were written; check the disk")
         digest.update(ustar.END)
         size += tar.write(ustar.END)
     if file_sha256(target) != digest.hexdigest():
-        raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
+        raise IntegrityError(f"{target} does not hold the bytes that were written; check the disk")
     with open(target, "rb") as written:
         index, keys = shard_index.build(of_descriptor(written.fileno(), str(target)))
     if len(keys) != sum(partial.samples for _, partial in partials):

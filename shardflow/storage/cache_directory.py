@@ -294,7 +294,7 @@ class CacheDirectory:
             return False
         self.warn_once(
             "stuck",
-            "%s keeps %s and does nothing; if it was stopped, end it or let it go on: others do its work meanwhile",
+            "%s keeps %s and does nothing; if it was stopped, end it or let it continue: others do its work meanwhile",
             _holder(descriptor),
             f"{self.locks}/{name}",
         )
@@ -416,6 +416,6 @@ def _create(path: Path, *, parents: bool = False) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"the cache {path} is a link or a file; name the directory itself")
     if status.st_uid != os.geteuid():
-        raise ConfigError(f"the cache {path} belongs to user {status.st_uid}; use a cache directory of your own")
+        raise ConfigError(f"the cache {path} belongs to user {status.st_uid}; use your own cache directory")
     if status.st_mode & 0o022:
-        raise ConfigError(f"others can write to the cache {path}; `chmod 700` it, or use a cache directory of your own")
+        raise ConfigError(f"others can write to the cache {path}; `chmod 700` it, or use your own cache directory")

@@ -76,7 +76,7 @@ def write_verified(chunks: Iterable[bytes], file: IO[bytes], url: str, *, size: 
         if done > size:
             break
     remedy = "the copy is damaged, or belongs to another dataset: copy it again from an intact one"
-    remedy += "; of a tar that was written anew, make the index again (`shardflow index`)"
+    remedy += "; if a tar was rewritten, index it again (`shardflow index`)"
     if done != size:
         found = f"more than {size}" if done > size else str(done)
         raise IntegrityError(f"{url}: expected {size} bytes, found {found}; {remedy}")

@@ -193,7 +193,7 @@ STORES = (
         transport="http_transport",
         install="requests aiohttp",
         rights=Rights.READ,
-        remedy="put that where the server has its files",
+        remedy="put it among the server's files",
         has_query=True,
         may_be_signed=True,
     ),

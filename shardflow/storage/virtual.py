@@ -111,5 +111,5 @@ def relative_root(storage: Storage, target: Storage) -> str:
     ours, theirs = urlsplit(str(storage)), urlsplit(str(target))
     if ours[:2] != theirs[:2]:
         message = f"{storage} cannot name shards of another bucket or host, {target}"
-        raise ConfigError(f"{message}; choose a place beside them or on a disk")
+        raise ConfigError(f"{message}; choose a place next to them or on a disk")
     return posixpath.relpath(theirs.path or "/", ours.path or "/")

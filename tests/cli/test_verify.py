@@ -100,7 +100,7 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     assert lines[2].startswith("no damage: ")
     elsewhere = image_folder(tmp_path / "elsewhere/src", 6).parent
     answer = CliRunner().invoke(main.shardflow, ["verify", str(dst), "--source", str(elsewhere)], standalone_mode=False)
-    hint = f"none of them is in {elsewhere}: --source takes what `pack` took, not a folder in or above it"
+    hint = f"none of them is in {elsewhere}: --source takes the same SRC as `pack`, not a folder in or above it"
     assert answer.stdout.splitlines()[-2] == hint
     arguments = ["verify", "--json", str(dst), "--source", str(src)]
     told = json.loads(CliRunner().invoke(main.shardflow, arguments, standalone_mode=False).stdout)

@@ -148,7 +148,7 @@ def test_tars_that_were_written_anew_are_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "tars/0.tar", [("b.jpg", b"b"), ("b.cls", b"0")])
     code, printed = run("verify", index)
     assert code == 1
-    assert "of tars that were written anew, make the index again (`shardflow index`)\n" in printed
+    assert "if tars were rewritten, index them again (`shardflow index`)\n" in printed
 
 
 def test_a_sync_that_is_stopped(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "train/0/00.npy").read_bytes() == b"somebody's"
     (tmp_path / "train/0/00.npy").unlink()
     fingerprint = sf.index(tmp_path).fingerprint
-    with pytest.raises(DatasetExistsError, match=r"already holds .* read as it is; .* remove .*, but not the tars$"):
+    with pytest.raises(DatasetExistsError, match=r"already holds a dataset.*; .* remove .*, but not the tars$"):
         sf.index(tmp_path)
     (tmp_path / "shardflow.json").unlink()
     assert sf.index(tmp_path).fingerprint == fingerprint

@@ -92,7 +92,7 @@ def test_refusals(virtual: Path, tmp_path: Path) -> None:
         sf.extend(image_folder(tmp_path / "src", 3), virtual)
     with pytest.raises(ConfigError, match="shardflow sync"):
         list(write_energon(sf.open(virtual)))
-    with pytest.raises(ConfigError, match="nothing to be cached"):
+    with pytest.raises(ConfigError, match="nothing to cache"):
         warm(sf.open(virtual).values())
 
 

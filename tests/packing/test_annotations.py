@@ -439,7 +439,7 @@ def test_missing_parts_are_seen_before_packing(tmp_path: Path) -> None:
 def test_a_misspelt_declaration_is_named(tmp_path: Path) -> None:
     """Where no input has what is declared, the error names the options, and does not doubt the folder."""
     declared = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxs", "xyxy"))
-    with pytest.raises(PackIncompleteError, match=r"; do --mask, --boxes and --keypoints name what is there\?$"):
+    with pytest.raises(PackIncompleteError, match=r"; do --mask, --boxes and --keypoints name the right parts\?$"):
         sf.pack(_annotated(tmp_path / "src", 2), tmp_path / "dst", annotations=declared, **SETTINGS)
 
 

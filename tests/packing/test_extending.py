@@ -320,7 +320,7 @@ def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"dataset.*classes"):
         sf.extend(write_tree(tmp_path / "flat", {"x.jpg": photo(1)}), dst)
     (dst / "train/000001.json").rename(tmp_path / "receipt")
-    with pytest.raises(NotFoundError, match=r"beside.*shard.*train/000001\.json.*restore"):
+    with pytest.raises(NotFoundError, match=r"next to each shard.*train/000001\.json.*restore"):
         sf.extend(packed / "src", dst)
     (tmp_path / "receipt").rename(dst / "train/000001.json")
     assert contents(dst) == before

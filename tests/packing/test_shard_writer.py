@@ -71,5 +71,5 @@ def test_partial_tar_damaged_on_disk(tmp_path: Path) -> None:
     """A partial tar that does not come back as it was written stops the shard."""
     pieces = _partial_tars(tmp_path, SAMPLES)
     (tmp_path / "0").write_bytes(b"".join(SAMPLES).replace(b"not really", b"not rea1ly"))
-    with pytest.raises(IntegrityError, match="does not hold what was written"):
+    with pytest.raises(IntegrityError, match="does not hold the bytes that were written"):
         assemble(tmp_path / "x.tar", "train/0.tar", pieces)

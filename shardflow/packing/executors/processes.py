@@ -123,7 +123,7 @@ class _Run:
             where = repr(task.job.items[ordinal - task.job.first].path) if ordinal is not None else task.job.name
             raise PackIncompleteError(
                 f"{self._deaths} workers died while {self._inputs_done} inputs were done, the last one at {where}: "
-                f"{reason}. Is memory short? Use fewer workers; the same command goes on where this one stopped"
+                f"{reason}. Is memory short? Use fewer workers; the same command continues where this one stopped"
             )
         suspect = (task.job.name, ordinal)
         if isinstance(task, Piece) and ordinal is not None and suspect in self._suspects:

@@ -107,7 +107,7 @@ def _run(jobs: Iterator[Job], checks: Preflight, workers: int | None, done: Done
     except ray.exceptions.RayError as error:
         raise PackIncompleteError(
             f"Ray gave up on a shard after {_RETRIES + 1} attempts: {type(error).__name__}. Is memory short? Use fewer "
-            "workers; the same command goes on where this one stopped"
+            "workers; the same command continues where this one stopped"
         ) from error
     finally:
         with contextlib.suppress(Exception):  # the error of the run matters more; otherwise a task ends after its shard

@@ -199,7 +199,7 @@ def _why_skipped(storage: Storage, path: str, extension: str) -> str:
         if local is not None and local.is_file():
             with open(local, "rb") as file:
                 kind = image_type(file.read(_FIRST_BYTES))
-    return "" if kind is None or not kind.by_pillow else "name them as what they are, such as x.jpg"
+    return "" if kind is None or not kind.by_pillow else "give them the right extension, such as x.jpg"
 
 
 def _refuse_masks(files: Iterable[_File], storage: Storage) -> Iterator[_File]:
@@ -368,7 +368,7 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
             raise ConfigError(f"{message}; {_LAYOUTS}")
         return lambda pair: (str(pair[0]).lower(), pair[1])
     if any(top in split_like and second is not None for top, second in ends):
-        message = f"{root} holds splits ({', '.join(sorted(split_like))}) beside other folders, such as"
+        message = f"{root} holds splits ({', '.join(sorted(split_like))}) next to other folders, such as"
         raise ConfigError(f"{message} {min(others)!r}; splits are named {', '.join(SPLITS)}; {_LAYOUTS}")
     if len(tops) == 1 and all(second is not None for _, second in ends):
         images, name = plural(len(unlabelled), "image"), min(tops)

@@ -206,7 +206,7 @@ class Parquet(SourceKind):
             if (other := parts.setdefault(_NOT_IN_PART.sub("_", name.lower()), name)) != name:
                 raise ConfigError(f"{self}: columns {other!r} and {name!r} would be one part; rename or remove one")
         if wrong := [name for part, name in parts.items() if part in {*SOURCE_PARTS, *LABEL_PARTS, "txt", "json"}]:
-            raise ConfigError(f"{self}: column {wrong[0]!r} would be a part of that name beside the image; rename it")
+            raise ConfigError(f"{self}: column {wrong[0]!r} would be a part of that name next to the image; rename it")
         if self.mask is not None:
             parts[MASK_PART] = self.mask
         rest = [name for name in names if name not in used and name not in in_bytes]

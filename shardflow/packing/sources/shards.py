@@ -130,7 +130,9 @@ def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
     indexed = {path for name, path in named if name in here}
     if indexed and (more := sorted({name for name in storage.listing() if name.endswith(".tar")} - indexed)):
         few = ", ".join(more[:3]) + (", ..." if len(more) > 3 else "")
-        logger.warning("%s has %s that its index does not know: %s; index anew", storage, plural(len(more), "tar"), few)
+        logger.warning(
+            "%s has %s that its index does not know: %s; index again", storage, plural(len(more), "tar"), few
+        )
 
 
 def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]:

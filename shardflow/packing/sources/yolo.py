@@ -85,7 +85,7 @@ class Yolo(SourceKind):
             if any(place.startswith(f"{each}/") for each in below) and _is_image(place)
         ]
         if len({place for _, place in found}) < len(found):
-            raise ConfigError(f"{self}: an image is in two splits; name folders that lie apart")
+            raise ConfigError(f"{self}: an image is in two splits; name separate folders")
         texts = {place: text for _, place in found if (text := _text_of(place)) in files}
         if not texts:
             raise ConfigError(

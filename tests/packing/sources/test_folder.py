@@ -105,7 +105,7 @@ def test_images_of_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert source.skipped == [
         ("a/2.HEIC", "list", "HEIF is read after pip install 'shardflow[heic]'"),
         ("a/3.psd", "list", "convert them to JPEG or PNG"),
-        ("a/4", "list", "name them as what they are, such as x.jpg"),
+        ("a/4", "list", "give them the right extension, such as x.jpg"),
     ]
     assert source.ignored == {"": 1, ".csv": 1}
 
