@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardflow._rgb import is_plain_jpeg, upright_size
-from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError, TarError
+from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError, TarError, TooLargeError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.coordinates import parse_json, read_coordinates
@@ -201,7 +201,7 @@ def _other_size(sample: TarSample, tar: TarFile, annotations: Annotations) -> Ot
         wanted, found = ("{}x{}".format(*each) for each in (given, size))
         reason = f"its {name} is of an image with {wanted} pixels, and this one has {found}"
         is_beyond = False
-        with contextlib.suppress(DecodeError):
+        with contextlib.suppress(DecodeError, TooLargeError):
             coordinates = read_coordinates(replace(annotations, masks=()), part, size)
             numbers = [np.zeros((1, 2)) if coordinates.boxes is None else coordinates.boxes[:, 2:]]
             if coordinates.keypoints is not None:

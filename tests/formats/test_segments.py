@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from shardflow.errors import DecodeError, TooLargeError
 from shardflow.formats.annotations import Annotations, Boxes
-from shardflow.formats.coordinates import MAX_JSON_BYTES, read_coordinates
+from shardflow.formats.coordinates import MAX_JSON_BYTES, move_coordinates, read_coordinates
 from shardflow.formats.segments import Segment
+from shardflow.geometry.crops import Crops
+from shardflow.geometry.segment_masks import move_segment
 
 
 def test_runs_are_those_of_cocos_api() -> None:
@@ -83,3 +85,28 @@ def test_segments_of_a_sample_are_limited() -> None:
         assert len(part) < MAX_JSON_BYTES
         with pytest.raises(TooLargeError, match="segments"):
             read_coordinates(declared, {"json": part}.get, (side, side))
+
+
+def test_segments_are_written_in_their_units() -> None:
+    """Polygons are in the units of the boxes, pixels or fractions of the image; runs are of the new image."""
+    fields = {"masks": "segments:mask"}
+    for normalized, unit in ((False, 1.0), (True, 0.01)):
+        declared = Annotations(boxes=Boxes("json", "boxes", "xyxy", normalized=normalized, fields=fields))
+        polygon = [number * unit for number in (10, 20, 30, 20, 30, 40)]
+        content = {"boxes": [[0, 0, unit, unit]] * 2, "segments": [[polygon], {"size": [100, 100], "counts": [10**4]}]}
+        read_part = {"json": json.dumps(content).encode()}.get
+        found = read_coordinates(declared, read_part, (100, 100)).box_fields["masks"]
+        np.testing.assert_allclose(found[0].polygons[0], [[10, 20], [30, 20], [30, 40]])
+        half = Crops.of([(100, 100)], resized=(50, 50))
+        parts, _ = move_coordinates(
+            declared,
+            read_part,
+            (100, 100),
+            (50, 50),
+            move_boxes=lambda boxes: boxes / 2,
+            move_points=lambda points: points / 2,
+            move_segment=lambda segment, half=half: move_segment(segment, half),
+        )
+        (moved,), runs = json.loads(parts["json"])["segments"]
+        np.testing.assert_allclose(moved, polygon if normalized else [number / 2 for number in polygon])
+        assert runs == {"size": [50, 50], "counts": [2500]}
