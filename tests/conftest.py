@@ -34,7 +34,11 @@ multiprocessing.set_forkserver_preload(["torch.distributed", "torchvision", "web
 
 _LONG = ("docs/", "examples/", "trainers/", "native/test_sanitizers.py", "packing/test_crashes.py", "s3/test_soak.py")
 _LONG += ("order/test_shuffle_plan_processes.py", "packing/executors/test_ray.py", "packing/test_interleavings.py")
-_LONG += ("distributed/", "demo/", "test_limits.py", "test_run_guard.py", "s3/test_packing.py")
+_LONG += ("distributed/", "demo/", "test_limits.py", "test_run_guard.py", "s3/test_packing.py", "s3/test_training.py")
+_LONG += ("native/test_fuzzing.py", "loading/test_captions.py", "loading/test_signals.py", "packing/test_kills.py")
+_LONG += ("storage/test_cache_processes.py", "storage/test_cache_schedules.py", "dataset/test_intake_limits.py")
+_LONG += ("packing/test_hostile.py", "packing/executors/test_executors.py", "loading/test_worker_pool.py")
+_LONG += ("stores/test_datasets.py", "device/test_rng.py", "cli/test_demo.py", "cli/test_bench.py", "diagnostics/")
 """Files of few and long tests. They come first, or one process would end with them while the others are idle."""
 
 _NEEDED_BYTES = 3 * 10**9  # what the tests of a whole run may have on the disk at once
