@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardflow.errors import ConfigError
 from shardflow.order.shuffle_plan import ShufflePlan
 from shardflow.order.weights import SystematicSample, Weights
-from tests.helpers.examples import examples
+from tests.helpers.examples import examples, some_of
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0)
 SHORT = [(0, 1, 0), (1, 2, 0), (1, 2, 2), (0, 0, 0), (1, 1, 0), (1, 2, 1), (0, 1, 1)]
@@ -114,7 +114,7 @@ def test_needs_cover_what_a_rank_reads(drawn: tuple[ShufflePlan, list[int], Weig
 
 def test_counts_over_epochs_are_the_weights() -> None:
     """Over many epochs the mean count of a sample tends to its weight: systematic sampling has no bias."""
-    sizes, epochs = [7, 5, 9], 4000
+    sizes, epochs = [7, 5, 9], some_of(4000)
     values = np.linspace(0, 3, 21) ** 2
     total = sum(counts(plan_of(values, sizes, epoch=epoch), sizes) for epoch in range(epochs))
     scale = round(values.sum()) / values.sum()
