@@ -1,7 +1,8 @@
 """Signals to a whole job: they are for its main process, and its worker processes ignore them.
 
-Slurm sends them to each process of a step (`scancel`, `--signal`), torchrun and a terminal to process groups. The main
-process then saves its state, or ends in its own way; a worker that died of the same signal would cost it that.
+Slurm sends them to each process of a step (`scancel`, `--signal`), torchrun, a terminal's Ctrl-C and a notebook's
+interrupt to process groups. The main process then saves its state, or ends in its own way; a worker that died of the
+same signal would cost it that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
-FOR_THE_JOB = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
+FOR_THE_JOB = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 
 
 @contextlib.contextmanager

@@ -35,6 +35,8 @@ from .reader import ShardReader, are_local
 from .receipts import find_receipt, read_receipt
 from .unpacked import packing_command
 
+_VALIDATION = ("val", "valid", "validation")
+
 
 class Split:
     """One split: its samples by number, and its shards in the manifest's order.
@@ -288,7 +290,10 @@ class Dataset(Mapping[str, Split]):
             message = f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}"
             if split == "test" and "train" in self._splits:
                 message += "; if its samples are the test set, load them with split='train', shuffle=False"
-            if split == "val" and "train" in self._splits:
+            validation = [each for each in self._splits if split in _VALIDATION and each in _VALIDATION]
+            if validation:
+                message += f" (did you mean {validation[0]!r}?)"
+            elif split == "val" and "train" in self._splits:
                 url = self.url.rstrip("/")
                 message += f"; `{shlex.join(['shardflow', 'split', url, f'{url}-split'])}` makes {url}-split, with one"
             raise ConfigError(message)

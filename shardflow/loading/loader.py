@@ -241,7 +241,7 @@ class Loader(Engine):
             batch_transform=batch_transform,
             max_errors=max_errors,
         )
-        self.dataset = MapDataset(opened, chosen, epochs.samples)
+        self.dataset = MapDataset(opened, chosen, epochs.samples, epochs.sampler.chosen)
         self._streams = epochs.default_streams(world_size)
         super().__init__(
             WholeBatches([self.source], Shares([1])),
@@ -284,7 +284,7 @@ class Loader(Engine):
         how = "in the split's order"
         if epochs.shuffle is not None:
             how = f"shuffled with seed {epochs.seed} ({self._streams} streams, buffer {epochs.shuffle.buffer})"
-        epoch = "" if epochs.samples_per_epoch is None else f", {epochs.samples_per_epoch} per epoch"
+        epoch = "" if epochs.length == epochs.samples else f", {epochs.length} per epoch"
         return (
             f"<shardflow.Loader of {self.dataset.dataset.url}, split {split.name!r}: {epochs.samples} samples{epoch} "
             f"in {plural(len(split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
@@ -307,7 +307,7 @@ class Loader(Engine):
         """
         if {"image", IMAGES}.isdisjoint(self.source.fields):
             raise ConfigError(f"the loader reads no images; add 'image' to its fields, found {self.source.fields}")
-        number = check_integer("the number of a sample", number, 0, len(self.dataset) - 1)
+        number = check_integer("the number of a sample", number, 0, self.source.epochs.samples - 1)
         visit = self.source.epochs.visit(number, check_integer("epoch", epoch, 0), self._streams)
         if visit is None:
             return None

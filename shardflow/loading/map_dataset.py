@@ -6,6 +6,7 @@ import functools
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
@@ -33,13 +34,17 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         classes: The class names, label 0 first; empty without labels.
         class_to_idx: The label of each class name.
         targets: The label of each sample.
+
+    Of a `samplers.Subset`, it has the samples of the subset, in its order.
     """
 
-    def __init__(self, dataset: Dataset, split: Split, samples: int) -> None:
-        self.dataset, self.split = dataset, split
+    def __init__(
+        self, dataset: Dataset, split: Split, samples: int, chosen: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        self.dataset, self.split, self._chosen = dataset, split, chosen
         self.classes = list(dataset.classes or ())
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self._samples = samples
+        self._samples = samples if chosen is None else len(chosen)
 
     def __len__(self) -> int:
         return self._samples
@@ -67,7 +72,9 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         number = check_integer("the number of a sample", number)
         if not -self._samples <= number < self._samples:
             raise IndexError(f"sample {number} of {self._samples}")
-        sample = self.split.reader.read(*self.split.locate(number % self._samples))
+        number %= self._samples
+        number = number if self._chosen is None else int(self._chosen[number])
+        sample = self.split.reader.read(*self.split.locate(number))
         size = np.array([sample.image_size], dtype=np.int64)
         decoded = Image()([sample.parts[image_part(sample)]], size, np.zeros(1, dtype=np.uint64))
         if decoded.failures:
@@ -79,7 +86,8 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     @functools.cached_property
     def targets(self) -> list[int]:
         """The label of each sample, from the indexes; -1 where it has none or several."""
-        labels: list[int] = single_classes(self.split, len(self.classes))[: self._samples].tolist()
+        chosen = slice(self._samples) if self._chosen is None else self._chosen
+        labels: list[int] = single_classes(self.split, len(self.classes))[chosen].tolist()
         return labels
 
     def __repr__(self) -> str:

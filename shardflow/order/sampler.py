@@ -139,6 +139,7 @@ class EpochSampler(Protocol):
         shapes: The shapes of its batches; none where the decoder decides.
         patch: Where positions are bins, the height and width of each image are multiples of this; 0 without images, and
             None where a position is a sample.
+        chosen: The numbers of the samples that each pass has; None where these are all, or not the same in each.
         warnings: What the user should know.
     """
 
@@ -147,6 +148,7 @@ class EpochSampler(Protocol):
     together: Together = "sample"
     shapes: Sequence[Shape] = ()
     patch: int | None = None
+    chosen: I64 | None = None
     warnings: Sequence[str] = ()
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:

@@ -57,14 +57,17 @@ class Subset:
         numbers = numbers[numbers < facts.samples]
         if facts.shuffle is None and (np.diff(numbers) < 0).any():  # in ascending order, the split's order is theirs
             return ListedEpochs(numbers, facts.shard_samples)
-        return ShuffledEpochs(facts, Weights(np.bincount(numbers, minlength=facts.samples), facts.shard_samples))
+        weights = Weights(np.bincount(numbers, minlength=facts.samples), facts.shard_samples)
+        epochs = ShuffledEpochs(facts, weights)
+        epochs.chosen = numbers
+        return epochs
 
 
 class ListedEpochs(EpochSampler):
     """Every epoch has these samples in this order."""
 
     def __init__(self, numbers: I64, shard_samples: I64) -> None:
-        self.length = len(numbers)
+        self.length, self.chosen = len(numbers), numbers
         self.identity = {"subset": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
         self._plan = ListPlan.of_samples(numbers, shard_samples)
 

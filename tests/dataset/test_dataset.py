@@ -186,6 +186,13 @@ def test_missing_split_is_named(root: Path) -> None:
         shardflow.open(root)["test"]
 
 
+def test_validation_by_another_name(tmp_path: Path) -> None:
+    """Where the split for validation has another of its usual names, the error for `val` names it, and no command."""
+    url = write_dataset(tmp_path / "set", {"train": [[("a", {"cls": b"0"})]], "validation": [[("b", {"cls": b"0"})]]})
+    with pytest.raises(ConfigError, match=r"did you mean 'validation'\?\)$"):
+        shardflow.open(url)["val"]
+
+
 def test_a_missing_val_can_be_pasted(tmp_path: Path) -> None:
     """Where there is `train` alone, the error for `val` has the command that holds a part of it out, quoted."""
     root = make_dataset(tmp_path / "my set", [20], labelled=False)

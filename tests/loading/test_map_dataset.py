@@ -33,6 +33,17 @@ def test_samples_are_counted_and_looked_up(tmp_path: Path) -> None:
     assert len(next(iter(DataLoader(samples, batch_size=None)))) == 2  # what PyTorch's own loader takes
 
 
+def test_a_subset_has_its_samples_alone(tmp_path: Path) -> None:
+    """With a `Subset`, `len(loader.dataset)` divides an accuracy rightly, and sample i is the subset's."""
+    url = make_dataset(tmp_path / "set", [4, 5])
+    for shuffle in (True, False):
+        subset = shardflow.samplers.Subset([8, 2, 5])
+        loader = shardflow.Loader(url, batch_size=2, sampler=subset, shuffle=shuffle, tail="short", num_workers=0)
+        assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 3
+        assert [loader.dataset[number][1] for number in (0, 1, -1)] == loader.dataset.targets == [8, 2, 5]
+        assert "9 samples, 3 per epoch" in repr(loader)
+
+
 def test_classes_are_torchvisions(tmp_path: Path) -> None:
     """Classes and their numbers are there as ImageFolder has them, on the loader too."""
     url = make_dataset(tmp_path / "set", [2])

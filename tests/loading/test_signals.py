@@ -89,3 +89,22 @@ def test_a_worker_that_is_stuck_ends_when_the_loader_is_closed(dataset: Path, mo
     loader.close()
     # Asking for the children buries those that have ended.
     assert until(lambda: not any(child.pid in pids for child in multiprocessing.active_children()))
+
+
+def test_an_interrupted_session_goes_on(dataset: Path) -> None:
+    """An interrupt of a terminal or a notebook reaches the whole process group: the loop ends, the next one runs."""
+    code = f"""
+import os, signal, shardflow
+loader = shardflow.Loader({str(dataset)!r}, batch_size=2, tail="short", num_workers=2, fields=("label",))
+try:
+    for number, (labels,) in enumerate(loader):
+        if number == 3:
+            os.killpg(0, signal.SIGINT)
+except KeyboardInterrupt:
+    loader.load_state_dict(loader.state_dict())
+    rest = [labels.tolist() for labels, in loader]
+    print(number, len(rest), len(loader))
+"""
+    command = [python(), "-c", code]
+    run = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, timeout=60)
+    assert run.stdout == "3 30 34\n", run.stderr

@@ -348,10 +348,12 @@ def _ends(path: str) -> Ends:
 
 def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[str, str | None]]:
     """Return the function from the two folders of an image to its split and class name."""
+    name = str(root).rstrip("/").rpartition("/")[2].lower()
+    split = name if name in SPLITS else "train"  # `shardflow pack photos/test photos-test`
     ends = set(unlabelled.labels)
     tops = {top for top, _ in ends if top is not None}
     if not tops:
-        return lambda _: ("train", None)
+        return lambda _: (split, None)
 
     def example(matches: Callable[[Ends], bool]) -> str:
         return repr(next(each.path for each in unlabelled if matches(each.label)))
@@ -365,12 +367,12 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
         if len({second is None for _, second in ends}) == 2:
             deep, shallow = example(lambda pair: pair[1] is not None), example(lambda pair: pair[1] is None)
             message = f"{root} holds images with a class, such as {deep}, and without, such as {shallow}"
-            raise ConfigError(f"{message}; {_LAYOUTS}")
+            raise ConfigError(f"{message}; pack the folder of each split by itself, or {_LAYOUTS}")
         return lambda pair: (str(pair[0]).lower(), pair[1])
     if any(top in split_like and second is not None for top, second in ends):
         message = f"{root} holds splits ({', '.join(sorted(split_like))}) next to other folders, such as"
         raise ConfigError(f"{message} {min(others)!r}; splits are named {', '.join(SPLITS)}; {_LAYOUTS}")
     if len(tops) == 1 and all(second is not None for _, second in ends):
-        images, name = plural(len(unlabelled), "image"), min(tops)
-        logger.warning("%s of one class, %r, in folders below it: was %s/%s meant?", images, name, root, name)
-    return lambda pair: ("train", pair[0])
+        images, top = plural(len(unlabelled), "image"), min(tops)
+        logger.warning("%s of one class, %r, in folders below it: was %s/%s meant?", images, top, root, top)
+    return lambda pair: (split, pair[0])

@@ -47,6 +47,13 @@ def test_layouts(tmp_path: Path, case: str) -> None:
     assert list_source(tmp_path).classes == classes
 
 
+def test_a_folder_that_is_called_as_a_split_is_that_split(tmp_path: Path) -> None:
+    """Images of a folder `Test` become the split `test`, with classes or without; folders in it count first."""
+    assert _listed(tmp_path / "Test", "1.jpg") == {"test": [("1.jpg", None)]}
+    assert _listed(tmp_path / "val", "a/1.jpg", "b/1.jpg") == {"val": [("a/1.jpg", 0), ("b/1.jpg", 1)]}
+    assert _listed(tmp_path / "other/test", "train/a/1.jpg") == {"train": [("train/a/1.jpg", 0)]}
+
+
 @pytest.mark.parametrize(
     ("names", "found"),
     [
