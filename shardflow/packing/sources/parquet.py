@@ -4,7 +4,7 @@ A column of Hugging Face's type Image is a struct of `bytes` and `path`; the nam
 metadata, and the split is in a file's name: `data/train-00000-of-00008.parquet`. img2dataset writes plain bytes.
 
 The listing reads the footers, the labels and the splits. A row group can only be read from its beginning, so neighbours
-are packed by one process (`Reader.chunk_items`); memory holds a few rows, and a page of each column.
+are packed by one process (`Reader.chunk_items`); memory holds a row, and a page of each column.
 """
 
 from __future__ import annotations
@@ -279,14 +279,14 @@ def _bytes(value: Any, column: str) -> bytes:
 @functools.lru_cache(maxsize=2)  # a page of each can be a row group
 def _open(base: str, options: StorageOptions, name: str, identity: int, columns: _Columns) -> ParquetFile:
     """Return an open file of this process, if it is the one that was listed."""
-    file = ParquetFile(process_storage(base, options), name, columns.read)
+    file = ParquetFile(process_storage(base, options), name, columns.read, columns.json)
     if columns.identity(file) != identity:
         raise SampleError("its file has changed since it was listed; run the same command again")
     return file
 
 
 def _list_file(storage: Storage, first: ParquetFile, columns: _Columns, name: str) -> _ListedFile:
-    file = ParquetFile(storage, name)
+    file = ParquetFile(storage, name, small=[each for each in (columns.label, columns.split) if each])
     if describe_schema(file.schema) != describe_schema(first.schema):
         raise ConfigError(f"{file.url} has other columns, or names of classes, than {first.url}; pack it by itself")
     splits = None if columns.split is None else file.column(columns.split)

@@ -1,7 +1,9 @@
 """A Parquet file, read row by row, forwards, through a storage (parquet.apache.org).
 
-A row group can only be read from its beginning, and a page only whole. So memory holds a few rows of one row group, and
-a page of each column, which may be all of the group: the size of groups has a limit.
+A row group can only be read from its beginning, and a page only whole. So memory holds a row, and a page of each
+column, compressed and not, which may be all of the group: the size of groups has a limit. A value that many rows share
+is written once, in a dictionary, and would grow as it is read: rows are read one by one, and columns of labels and JSON
+as dictionaries.
 """
 
 from __future__ import annotations
@@ -25,29 +27,47 @@ from .table import import_pyarrow
 MAX_GROUP_BYTES, MAX_GROUP_ROWS = 1 << 31, 1 << 20
 """The largest row group that is read, by its footer: a page of a column can be all of it."""
 
-_BATCH_BYTES, _BATCH_ROWS = 1 << 24, 64
+MAX_ROWS = 1 << 24
+"""The most rows of a file: their labels are held in memory."""
+
+MAX_SMALL_BYTES = 1 << 28
+"""The most bytes of the labels of a file, or of a value that goes to JSON."""
+
 _BUFFER_BYTES = 1 << 23
 _BYTES = ("binary", "large_binary", "binary_view")
 
 
 class ParquetFile:
-    """A Parquet file that is read forwards, a few rows at a time. It may be used by several threads."""
+    """A Parquet file that is read forwards, row by row. It may be used by several threads.
 
-    def __init__(self, storage: Storage, name: str, columns: Sequence[str] = ()) -> None:
+    Args:
+        storage: Where it is.
+        name: Its name there.
+        columns: The columns that `row` returns.
+        small: Those with labels, or with values that go to JSON, which have few bytes.
+    """
+
+    def __init__(self, storage: Storage, name: str, columns: Sequence[str] = (), small: Sequence[str] = ()) -> None:
         version = storage.version(name)
         if version is None:
             raise NotFoundError(f"{storage.url(name)} does not exist; check the path")
         self.url, self.identity = storage.url(name), identity_of(version.size, version.tag)
-        self._columns = list(columns)
+        self._columns, self._small = list(columns), small
         self._pyarrow = import_pyarrow(self.url)
         with self._readable():
+            file = _BlobFile(storage, name, version)
+            metadata = self._pyarrow.parquet.read_metadata(file)
+            leaves = map(metadata.schema.column, range(metadata.num_columns))
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and _is_of(leaf.path, small)]
+            self.schema = metadata.schema.to_arrow_schema()
             self._file = self._pyarrow.parquet.ParquetFile(
-                _BlobFile(storage, name, version),
+                file,
+                metadata=metadata,
+                read_dictionary=texts,
                 buffer_size=_BUFFER_BYTES,
                 pre_buffer=False,
                 page_checksum_verification=True,
             )
-            self.schema = self._file.schema_arrow
         groups = [self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups)]
         self._sizes = [(group.num_rows, group.total_byte_size) for group in groups]
         for number, (rows, size) in enumerate(self._sizes):
@@ -57,6 +77,8 @@ class ParquetFile:
                     f"{MAX_GROUP_BYTES:,} bytes are the most: write the file again with fewer rows per group"
                 )
         self._ends = list(itertools.accumulate(rows for rows, _ in self._sizes))
+        if self._ends and self._ends[-1] > MAX_ROWS:
+            raise ConfigError(f"{self.url} has {self._ends[-1]:,} rows; {MAX_ROWS:,} are the most: divide it")
         self._lock = threading.Lock()
         self._group, self._start = -1, 0
         self._batch: Any = ()
@@ -72,8 +94,17 @@ class ParquetFile:
         """Return a small column; as many None without a name."""
         if name is None:
             return [None] * (self._ends[-1] if self._ends else 0)
-        with self._readable():
-            return list(self._file.read([name], use_threads=False).column(0).to_pylist())
+        found: list[Any] = []
+        size = 0
+        for group in range(len(self._sizes)):
+            with self._readable(f"row group {group}: "):
+                column = self._file.read_row_group(group, [name], use_threads=False).column(0)
+                size += sum(map(_bytes_of, column.chunks))
+                if size > MAX_SMALL_BYTES:
+                    message = f"{self.url}: column {name!r} has more than {MAX_SMALL_BYTES:,} bytes"
+                    raise ConfigError(f"{message}; is it the label? Name it with label= or --label-column")
+                found += column.to_pylist()
+        return found
 
     def row(self, number: int) -> dict[str, Any]:
         """Return a row."""
@@ -85,10 +116,8 @@ class ParquetFile:
             if number >= since:
                 raise SampleError(reason)
             if group != self._group or number < self._start:
-                rows, size = self._sizes[group]
-                count = max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size)))
-                self._group, self._start, self._batch = group, self._ends[group] - rows, ()
-                self._batches = self._file.iter_batches(count, [group], self._columns, use_threads=False)
+                self._group, self._start, self._batch = group, self._ends[group] - self._sizes[group][0], ()
+                self._batches = self._file.iter_batches(1, [group], self._columns, use_threads=False)
             try:
                 while number >= self._start + len(self._batch):
                     self._start, self._batch = self._start + len(self._batch), ()
@@ -101,7 +130,10 @@ class ParquetFile:
             finally:
                 if not self._batch:  # an iterator that failed does not go on
                     self._group = -1
-            row: dict[str, Any] = self._batch.slice(number - self._start, 1).to_pylist()[0]
+            for name in set(self._small).intersection(self._columns):
+                if (size := _bytes_of(self._batch.column(name))) > MAX_SMALL_BYTES:
+                    raise SampleError(f"its column {name!r} has {size:,} bytes; {MAX_SMALL_BYTES:,} are the most")
+            row: dict[str, Any] = self._batch.to_pylist()[0]
             return row
 
     @contextlib.contextmanager
@@ -112,6 +144,26 @@ class ParquetFile:
             raise
         except (self._pyarrow.ArrowException, OSError, EOFError, ValueError) as error:
             raise ConfigError(f"{self.url} is not a readable Parquet file: {where}{error}") from error
+
+
+def _is_of(path: str, columns: Sequence[str]) -> bool:
+    """Return whether the values at a path belong to one of these columns."""
+    return any(path == name or path.startswith(f"{name}.") for name in columns)
+
+
+def _bytes_of(array: Any) -> int:
+    """Return how many bytes an array has at most when what its rows share is written for each."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return sum(map(_bytes_of, array.flatten()))
+    if pa.types.is_nested(kind):
+        return _bytes_of(array.values if pa.types.is_map(kind) else array.flatten())
+    if not pa.types.is_dictionary(kind) or len(array) == 0:
+        return int(array.nbytes)
+    return len(array) * max(8, compute.max(compute.binary_length(array.dictionary.cast("large_binary"))).as_py() or 0)
 
 
 class _BlobFile(io.RawIOBase):

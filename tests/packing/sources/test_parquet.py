@@ -2,6 +2,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +27,7 @@ from shardflow.packing.sources import parquet_file
 from shardflow.packing.sources.parquet import Parquet
 from shardflow.packing.sources.reader import Input
 from shardflow.packing.sources.resolve import list_source
-from tests.helpers.command import exit_code
+from tests.helpers.command import COMMAND, exit_code
 from tests.helpers.folders import contents, photo, quarantined
 from tests.helpers.s3_server import Server
 from tests.helpers.store import Store
@@ -229,6 +235,118 @@ def test_row_groups_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Parquet(table).list()
 
 
+@pytest.mark.parametrize("column", ["label", "split", "more"])
+def test_what_rows_share_does_not_grow_without_limit(tmp_path: Path, column: str) -> None:
+    """Values that a small file writes once and 100,000 rows share are refused by their size, before they are copied."""
+    rows = 100_000
+    shared = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), ["x" * (8 << 20)])
+    plain = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), [photo(1)])
+    offsets = pyarrow.array([0, rows, *[rows] * (rows - 1)], pyarrow.int32())
+    table = pyarrow.table(
+        {"image": plain, column: pyarrow.ListArray.from_arrays(offsets, shared) if column == "more" else shared}
+    )
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(table, path, store_schema=False, dictionary_pagesize_limit=1 << 30)
+    assert path.stat().st_size < 1 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((ConfigError, SampleError), match=f"'{column}'"), list_source(path) as source:
+        source.reader.read(source.splits["train"][0])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (200 << 10)
+
+
+def test_an_image_that_rows_share_is_read_for_one_at_a_time(tmp_path: Path) -> None:
+    """A picture of 4 MB that a file writes once for 500 rows takes the memory of one, in plain and in dictionaries."""
+    data = os.urandom(4 << 20)
+    image = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, pyarrow.int32()), pyarrow.array([data]))
+    table, path = pyarrow.table({"image": image, "label": [0] * 500}), tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(table, path, store_schema=False, dictionary_pagesize_limit=1 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with list_source(path) as source:
+        items = source.splits["train"]
+        assert all(source.reader.read(item).image == data for item in items[:100])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (100 << 10)
+
+
+def test_files_have_a_limit_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with more rows than a list of their labels may have is refused by its footer."""
+    monkeypatch.setattr(parquet_file, "MAX_ROWS", 3)
+    with pytest.raises(ConfigError, match=r"t\.parquet has 4 rows"):
+        Parquet(_hugging_face(tmp_path / "t.parquet", range(4))).list()
+
+
+def test_what_img2dataset_writes(tmp_path: Path) -> None:
+    """Its columns are kept in `.txt` and `.json`, and rows whose download failed are bad samples with their names."""
+    _plain(
+        tmp_path / "00000.parquet",
+        url=["http://a/1.jpg", "http://a/2.jpg", "http://a/3.jpg"],
+        caption=["one", "two", None],
+        key=["000000000", "000000001", "000000002"],
+        status=["success", "failed_to_download", "success"],
+        error_message=[None, "HTTP Error 404", None],
+        width=pyarrow.array([96, None, 96], pyarrow.int32()),
+        exif=["{}", None, "{}"],
+        jpg=[photo(1), None, photo(3)],
+    )
+    sf.pack(tmp_path / "*.parquet", tmp_path / "out", max_errors=1, shuffle=False, **SMALL)
+    first, second = sf.open(tmp_path / "out")["train"]
+    assert first["txt"] == b"one"
+    assert "txt" not in second
+    assert json.loads(second["json"]) == {
+        "url": "http://a/3.jpg",
+        "key": "000000002",
+        "status": "success",
+        "error_message": None,
+        "width": 96,
+        "exif": "{}",
+    }
+    assert [entry["path"] for entry in quarantined(tmp_path / "out")] == ["00000.parquet#1"]
+
+
+def test_columns_of_the_rows_by_choice(tmp_path: Path) -> None:
+    """After packing, columns of the files join by file and row, which the receipts have as the path of each sample."""
+    scores = [number / 2 for number in range(8)]
+    for file in range(2):
+        own = scores[4 * file : 4 * file + 4]
+        _hugging_face(tmp_path / "in/data" / f"train-{file}-of-2.parquet", range(4 * file, 4 * file + 4), score=own)
+    sf.pack(tmp_path / "in", tmp_path / "out", **SMALL)
+    tables = []
+    for path in sorted((tmp_path / "in").rglob("*.parquet")):
+        table = pyarrow.parquet.read_table(path, columns=["score"])
+        rows = [f"{path.relative_to(tmp_path / 'in').as_posix()}#{row}" for row in range(len(table))]
+        tables.append(table.append_column("row", pyarrow.array(rows)))
+    sf.columns.add(tmp_path / "out", pyarrow.concat_tables(tables), path="row")
+    train = sf.open(tmp_path / "out")["train"]
+    assert train.column("score").values.tolist() == [json.loads(sample["json"])["score"] for sample in train]
+    assert sorted(train.column("score").values.tolist()) == scores
+
+
+def test_nothing_goes_through_tmpdir(
+    tmp_path: Path, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come from a bucket into a dataset on a disk where there is no temporary directory."""
+    _hugging_face(tmp_path / "in/train-0-of-1.parquet", range(9))
+    url, options = server.put(prefix, tmp_path / "in"), server.options()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    sf.pack(Parquet(url, storage_options=options), tmp_path / "out", **SMALL)
+    assert not (tmp_path / "none").exists()
+    assert len(sf.open(tmp_path / "out")["train"]) == 9
+
+
+def test_a_killed_pack_goes_on(tmp_path: Path) -> None:
+    """Killed when a shard is there, the same command keeps it, and the dataset has the bytes of a pack in one go."""
+    _hugging_face(tmp_path / "in/train-0-of-1.parquet", range(60), rows_per_group=10)
+    order = ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--short-side", "8", "--shard-samples", "5"]
+    with subprocess.Popen([*COMMAND, *order, "--workers", "1"], stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not [*tmp_path.glob("out/train/*.json")]:
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    more: dict[str, Any] = {"shard_samples": 5, **SMALL}
+    assert sf.pack(tmp_path / "in", tmp_path / "out", **more).resumed > 0
+    sf.pack(tmp_path / "in", tmp_path / "whole", **more)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 def test_names_that_are_not_clear(tmp_path: Path) -> None:
     """Two configurations side by side, sets that lack a file, and files of other columns are refused by name."""
     _hugging_face(tmp_path / "two" / "en" / "train-0.parquet", [1])
@@ -285,9 +403,8 @@ def test_from_the_hub(the_hub: tuple[Store, Folder], prefix: str) -> None:
     assert not Parquet.recognizes(url, options)  # it holds what the tars' writer says of them
 
 
-def test_rows_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are read in any order, and by several threads, though memory holds two of a row group."""
-    monkeypatch.setattr(parquet_file, "_BATCH_ROWS", 2)
+def test_rows_in_any_order(tmp_path: Path) -> None:
+    """Rows are read in any order, and by several threads, though memory holds one of a row group."""
     _hugging_face(tmp_path / "a.parquet", range(12), rows_per_group=6)
     with list_source(tmp_path / "a.parquet") as source, ThreadPoolExecutor(3) as threads:
         items = source.splits["train"]
