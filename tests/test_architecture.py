@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2470,
-    "dataset": 5810,
+    "dataset": 5820,
     "demo": 750,
     "device": 2090,
     "diagnostics": 1030,

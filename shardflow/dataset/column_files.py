@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -37,6 +38,7 @@ MAX_TABLE_BYTES = 1 << 36
 _KEPT_BYTES = 1 << 30  # of the files whose values a process keeps
 _OURS = b"shardflow"
 _ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED"}  # RLE is for lengths and nulls
+_LONG = re.compile(rb"[\[,:]\s*-?[0-9]{20,}\s*[,\]}]")
 _TEXTS = ("string", "large_string", "string_view")
 
 
@@ -125,7 +127,7 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
 
 def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapping[str, Any] | None) -> Any:
     import pyarrow as pa
-    from pyarrow import compute, csv, json, parquet
+    from pyarrow import csv, json, parquet
 
     storage, _, name = open_folder_of(url, options)
     local = storage.local_path(name)
@@ -151,8 +153,9 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
         return _with_codes(found, csv.read_csv(file, None, parse, convert))
     if kind in (".jsonl", ".ndjson"):
         found = json.read_json(file)
+        file.seek(0)
         for column in found.column_names:
-            if str(found.column(column).type) == "double" and compute.any(_is_rounded(found.column(column))).as_py():
+            if _is_rounded(found.column(column), file):
                 message = f"{name}: column {column!r} has whole numbers that neither int64 nor float64 holds exactly"
                 raise ConfigError(f"{message}; write them as text")
         return found
@@ -173,13 +176,19 @@ def _with_codes(found: Any, texts: Any) -> Any:
     return found
 
 
-def _is_rounded(values: Any) -> Any:
-    """Return of each float whether another whole number may have been written in its place."""
+def _is_rounded(values: Any, file: Any) -> bool:
+    """Return whether another whole number may have been written in place of a float, alone or in lists, of a file."""
+    import pyarrow as pa
     from pyarrow import compute
 
-    return compute.and_(
-        compute.greater_equal(compute.abs(values), float(1 << 53)), compute.less(compute.abs(values), 1e22)
-    )
+    while pa.types.is_list(values.type):
+        values = compute.list_flatten(values)
+    if str(values.type) != "double" or (most := compute.max(compute.abs(values)).as_py() or 0) < 1 << 53:
+        return False
+    large = compute.greater_equal(compute.abs(values), float(1 << 53))
+    if most >= 1e22 and _LONG.search(memoryview(file.read_buffer())):  # others, such as 1e300, are written so
+        return True
+    return bool(compute.any(compute.and_(large, compute.less(compute.abs(values), 1e22))).as_py())
 
 
 def _target(kind: Any) -> Any:

@@ -39,7 +39,7 @@ from .write_lock import WriteLock, acquire_to_extend, clean_up
 ALLOWED = ("unmatched", "repeated")
 _FILES_AT_A_TIME = 8
 _NAMED = 3
-_FIELDS_OF_ANNOTATIONS = ("mask", "boxes", "keypoints")
+_FIELDS_OF_ANNOTATIONS = ("mask", "masks", "boxes", "keypoints", "images")
 _IS_THERE = "the dataset has it; --replace puts this one in its place, in a new version"
 
 _Rows = dict[str, npt.NDArray[np.int64]]

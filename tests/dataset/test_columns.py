@@ -139,9 +139,10 @@ def test_digits_of_a_text_are_kept(tmp_path: Path) -> None:
     assert values(dataset, "zip") == ["007", "12"]
     assert values(dataset, "id") == [long, "2"]
     assert values(dataset, "none") == [None, 0]
-    (tmp_path / "t.jsonl").write_text(f'{{"key": "000000000", "id": {long}}}\n')
-    with pytest.raises(ConfigError, match="text"):
-        sf.columns.add(dataset, tmp_path / "t.jsonl", key="key", replace=True)
+    for written in (long, f"[1, {long}]", f"{long}{long}", f"[[{long}{long}]]"):
+        (tmp_path / "t.jsonl").write_text(f'{{"key": "000000000", "id": {written}}}\n')
+        with pytest.raises(ConfigError, match="text"):
+            sf.columns.add(dataset, tmp_path / "t.jsonl", key="key", replace=True)
     (tmp_path / "t.jsonl").write_text('{"key": "000000000", "big": 1e300, "whole": 2.0}\n')
     assert sf.columns.add(dataset, tmp_path / "t.jsonl", key="key").matched == {"train": 1}
 
@@ -215,6 +216,7 @@ def test_rows_are_counted(dataset: Path) -> None:
         ({"id": KEYS[:1], "a": pa.array([2**63], pa.uint64())}, {}, "'a'"),
         ({"id": KEYS[:1], "label": [1]}, {}, "'label'"),
         ({"id": KEYS[:1], "cls": [1]}, {}, "'cls'"),
+        ({"id": KEYS[:1], "images": [1]}, {}, "'images'"),
         ({"id": KEYS[:1], "has_a": [1]}, {}, "'has_a'"),
         ({"id": KEYS[:1], "../a": [1]}, {}, "'../a'"),
         ({"id": KEYS[:1], "a": [1]}, {"only": ["b"]}, "'b'"),
@@ -502,6 +504,35 @@ def test_views_have_the_values_of_their_samples(
         assert found == {key: expected[key.partition(":")[2]] for key in found}
         assert by_key(root / view, "t") == {key: str(value) for key, value in found.items()}
         assert sf.verify(root / view) == []
+
+
+@given(given_values=CHOICES, seed=st.integers(0, 99), share=st.sampled_from([0.5, 0.7]))
+def test_columns_commute(
+    tmp_path_factory: pytest.TempPathFactory, given_values: list[int | None], seed: int, share: float
+) -> None:
+    """Added before or after an extension, a subset, a split and a merge, columns have the same values."""
+    root = tmp_path_factory.mktemp("law")
+    source = image_folder(root / "src", 6)
+    sf.pack(source, root / "first", shard_samples=4, short_side=8, executor="serial")
+    sf.sync(root / "first", root / "last")
+    keys = [sample["__key__"] for sample in sf.open(root / "first")["train"]]
+    table = pa.table({"id": keys, "a": pa.array(given_values[:6], pa.int64()), "t": [f"{key}!" for key in keys]})
+
+    def add(url: Path) -> None:
+        sf.columns.add(url, table, key="id", allow=["unmatched"])
+
+    add(root / "first")
+    write_tree(source, {f"b/more{number}.jpg": photo(number + 50) for number in range(3)})
+    for name in ("first", "last"):
+        sf.extend(source, root / name, executor="serial")
+        sf.subset(root / name, root / f"{name}-subset", fraction=share, seed=seed)
+        sf.split(root / name, root / f"{name}-split", val=share, seed=seed)
+        sf.subset(root / name, root / f"{name}-other", fraction=share, seed=seed + 1)
+        sf.merge([root / f"{name}-subset", root / f"{name}-other"], root / f"{name}-merge")
+    for view in ("", "-subset", "-split", "-merge"):
+        add(root / f"last{view}")
+        for column in ("a", "t"):
+            assert by_key(root / f"first{view}", column) == by_key(root / f"last{view}", column)
 
 
 def test_a_merge_refuses_values_that_differ(tmp_path: Path) -> None:
