@@ -153,17 +153,16 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 def _bytes_of(array: Any) -> int:
     """Return how many bytes an array has at most when what its rows share is written for each."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    kind = array.type
+    pa, kind = import_pyarrow("a column"), array.type
     if pa.types.is_struct(kind):
         return sum(map(_bytes_of, array.flatten()))
     if pa.types.is_nested(kind):
         return _bytes_of(array.values if pa.types.is_map(kind) else array.flatten())
     if not pa.types.is_dictionary(kind) or len(array) == 0:
         return int(array.nbytes)
-    return len(array) * max(8, compute.max(compute.binary_length(array.dictionary.cast("large_binary"))).as_py() or 0)
+    return len(array) * max(
+        8, pa.compute.max(pa.compute.binary_length(array.dictionary.cast("large_binary"))).as_py() or 0
+    )
 
 
 class _BlobFile(io.RawIOBase):

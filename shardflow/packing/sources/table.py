@@ -320,6 +320,7 @@ def import_pyarrow(name: str) -> Any:
     """Return pyarrow, with its module for Parquet, to read a file of a name."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(f"{name}: Parquet needs pyarrow: pip install 'shardflow[parquet]'") from error
