@@ -66,7 +66,7 @@ def test_warm_fetches_what_is_missing(far: str, directory: Path, tmp_path: Path)
 def test_warm_refuses_what_cannot_be(far: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A local dataset, one larger than the limit, and an unknown split are wrong usage."""
     for arguments, message in (
-        ([str(tmp_path / "set")], "read where it lies"),
+        ([str(tmp_path / "set")], "read in place"),
         ([far, "--limit", "1kB"], "raise its limit"),
         ([far, "--limit", "much"], "'64GiB'"),
         ([far, "--split", "test"], "no split 'test'"),
