@@ -123,7 +123,7 @@ def test_a_condition_that_may_choose_others_next_time_is_refused(dataset: Path) 
     pytest.importorskip("duckdb")
     before = sf.open(dataset).fingerprint
     for where in CHANGING:
-        with pytest.raises(ConfigError, match="fraction|name ago does not exist"):  # which DuckDB 1.4 lacks
+        with pytest.raises(ConfigError, match=r"fraction|name ago does not exist"):  # which DuckDB 1.4 lacks
             select(sf.open(dataset)["train"], None, where)
     for attempt in (
         lambda: sf.subset(dataset, dataset.parent / "view", where=CHANGING[0]),
