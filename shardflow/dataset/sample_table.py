@@ -3,8 +3,8 @@
 A condition is one expression of SQL, which DuckDB reads and evaluates. It reaches no file, network, extension or
 setting, and no other row: aggregates, windows and queries in it are refused, and so is all that another call would
 answer otherwise, such as random() and now(): what was killed, and is repeated, must choose the same samples. Like in
-SQL, where it is NULL, it selects nothing; so it is where it compares a value that a sample lacks, NaN, a list with NaN
-in it, or what is divided by 0.
+SQL, where it is NULL, it selects nothing; so it is where it compares a value that a sample lacks, NaN or a list with
+NaN in it, and where it divides by 0.
 """
 
 from __future__ import annotations

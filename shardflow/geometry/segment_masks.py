@@ -55,7 +55,7 @@ def _fill(mask: npt.NDArray[np.uint8], corners: npt.NDArray[np.float64]) -> None
         return
     top, bottom = int(firsts[edges].min()), int(lasts[edges].max())
     left, right = np.ceil([begins[:, 0].min(), begins[:, 0].max()]).clip(0, width).astype(np.int64).tolist()
-    row = right - left + 1  # a pixel more, for what is right of the last
+    row = right - left + 1  # one more pixel, for crossings right of the last
     crossed = np.zeros((bottom - top) * row, dtype=np.uint8)
     step = max(1, _MOST_CROSSINGS // (bottom - top))
     for some in (edges[at : at + step] for at in range(0, len(edges), step)):

@@ -40,7 +40,8 @@ class Collate:
         """Return finished batches."""
         for batch in batches:
             leave_out(batch)
-            columns = tuple(self._field(field, batch) for field in self._fields)
+            numbers = {*batch.sources}
+            columns = tuple(self._field(field, batch, numbers) for field in self._fields)
             batch_transform = self._sources[batch.sources[0]].batch_transform
             if batch.empty:
                 columns = tuple(map(_emptied, self._fields, columns))
@@ -53,14 +54,14 @@ class Collate:
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
             yield WorkerOutput(columns, batch.replaced, counts)
 
-    def _field(self, field: str, batch: Batch) -> Any:
-        having = {number for number in {*batch.sources} if field in self._sources[number].returns}
-        if all(number in having for number in batch.sources):
+    def _field(self, field: str, batch: Batch, numbers: set[int]) -> Any:
+        lacking = {number for number in numbers if field not in self._sources[number].returns}
+        if not lacking:
             return batch_field(field, batch, self._sources, self._allocator)
         if not self._by_sample:
             return None
         pairs = zip(batch.sources, batch.samples, strict=True)
-        return [part_value(sample, field) if number in having else None for number, sample in pairs]
+        return [None if number in lacking else part_value(sample, field) for number, sample in pairs]
 
 
 class WorkerOutput(NamedTuple):

@@ -31,17 +31,16 @@ class FurtherImages:
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Return the batches, with these images."""
         for batch in batches:
-            if IMAGES not in self._sources[batch.sources[0]].fields:
+            first = self._sources[batch.sources[0]]
+            if IMAGES not in first.fields:
                 yield batch
                 continue
             failures: dict[int, ShardflowError] = {}
-            views: list[list[Any]] = [
-                [None] * len(batch.samples) for _ in self._sources[batch.sources[0]].decoder.views or (None,)
-            ]
+            views: list[list[Any]] = [[None] * len(batch.samples) for _ in first.decoder.views or (None,)]
             for number in sorted(set(batch.sources)):
                 rows = [row for row, each in enumerate(batch.sources) if each == number]
                 failures |= self._decode(batch, rows, self._sources[number], views)
-            batch.returned[IMAGES] = tuple(views) if self._sources[batch.sources[0]].decoder.views else views[0]
+            batch.returned[IMAGES] = tuple(views) if first.decoder.views else views[0]
             replace_damaged(batch, failures, self._sources)
             yield batch
 

@@ -56,14 +56,14 @@ class Read:
             and source.decoder.takes_pixels_of == "kernel"
             for source in self._sources
         ]
+        unused_parts = [IMAGE_PARTS.difference(source.fields) for source in self._sources]
         for batch in batches:
             failures: dict[int, ShardflowError] = {}
             places = zip(batch.sources, batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (number, shard, record) in enumerate(places):
                 sample, source = DAMAGED, self._sources[number]
                 pixels = None if source.pixel_cache is None else source.pixel_cache.read(shard, record, index)
-                # Cached pixels come from checked bytes.
-                unused = () if pixels is None else IMAGE_PARTS.difference(source.fields)
+                unused = () if pixels is None else unused_parts[number]  # cached pixels come from checked bytes
                 try:
                     sample = source.split.reader.read(
                         shard, record, unused=unused, sequential=True, in_file=in_files[number]
@@ -180,10 +180,8 @@ class Decode:
 def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage]:
     """Return the stages that decode, annotate and transform samples that were read."""
     stages: list[Stage] = []
-    transforms, fields = (
-        [source.transform for source in sources],
-        {name for source in sources for name in source.fields},
-    )
+    transforms = [source.transform for source in sources]
+    fields = {name for source in sources for name in source.fields}
     if has_images := "image" in fields:
         stages.append(Decode(sources, allocator))
     if IMAGES in fields:
@@ -214,11 +212,11 @@ class Annotate:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, annotated."""
         for batch in batches:
-            annotations: list[Any] = []
-            failures: dict[int, ShardflowError] = {}
             if not (names := self._sources[batch.sources[0]].annotations.names):
                 yield batch
                 continue
+            annotations: list[Any] = []
+            failures: dict[int, ShardflowError] = {}
             views = crops_of(batch, self._sources, names)
             for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
                 source = self._sources[number]

@@ -170,7 +170,7 @@ def _removed_contents(storage: Storage, version: Manifest) -> set[str]:
 
 
 def _records(storage: Storage, version: Manifest) -> Iterator[dict[str, Any]]:
-    """Yield what is recorded of the removals of a version and those before it."""
+    """Yield the records of the removals of a version and of those before it."""
     for name in version.removal_names:
         try:
             found = json.loads(storage.read(name))
@@ -327,8 +327,7 @@ class _Rewriting:
     def run(self, name: str) -> Receipt:
         """Publish tar, index and receipt of the job of a name, in this order; return the receipt. May be repeated."""
         storage, slots = self.dataset.storage, self.old.packed_slots()
-        lost = [slot for slot, is_gone in zip(slots, self.gone.tolist(), strict=True) if is_gone]
-        absent = {*self.old.removed, *lost}
+        absent = {*self.old.removed, *(slot for slot, gone in zip(slots, self.gone.tolist(), strict=True) if gone)}
         removed = tuple(sorted(absent))
         if (made := self._finished(name, removed)) is not None:
             return made
@@ -373,7 +372,7 @@ class _Rewriting:
         return None
 
     def _statistics(self, source: Path, rows: ShardRows, slots: list[int]) -> Statistics:
-        """Return what is known of the removed samples: sizes as packed, bytes, classes, and annotations."""
+        """Return the statistics of the removed samples: sizes as packed, bytes, classes, and annotations."""
         counted, declared = Statistics(), self.dataset.manifest.annotations
         further = set(map(image_stem, declared.images))
         with map_os_errors(source), open(source, "rb") as tar:

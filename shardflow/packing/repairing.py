@@ -234,15 +234,19 @@ def _put(dataset: Dataset, name: str, content: bytes | Path) -> None:
 
     A purge deletes the manifest of a version before it lists files: it finds the file, or this finds no manifest.
     """
+    _refuse_purged(dataset)
+    dataset.storage.put(name, content)
+    _refuse_purged(dataset, published=name)
+
+
+def _refuse_purged(dataset: Dataset, published: str = "") -> None:
+    """Refuse a version that was purged; remove a published file of it, unless the current version has the file too."""
     storage, version = dataset.storage, dataset.fingerprint
-    for is_there in (False, True):
-        current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-        if current.fingerprint != version and storage.version(manifest.kept_name(version)) is None:
-            if is_there and name not in {*current.file_names(), quarantine.version_name(current.fingerprint)}:
-                storage.remove(name)
-            raise DatasetExistsError(f"{storage} has another version, and this one was purged; run the command again")
-        if not is_there:
-            storage.put(name, content)
+    current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+    if current.fingerprint != version and storage.version(manifest.kept_name(version)) is None:
+        if published not in {"", *current.file_names(), quarantine.version_name(current.fingerprint)}:
+            storage.remove(published)
+        raise DatasetExistsError(f"{storage} has another version, and this one was purged; run the command again")
 
 
 def _repair_shard(dataset: Dataset, shard: Shard, repair_source: RepairSource | None) -> list[str]:

@@ -57,7 +57,7 @@ CONDITIONS = [
     ("\"Text\" >= 'e' and split = 'train'", [4, 5]),
     ("vec[1] > 5 or list_contains(classes, 'class0')", [0, 6]),
     ("bytes > 0", list(range(7))),
-    ("number / number > 0.5", list(range(1, 7))),  # 0 / 0 is no number, and not the largest
+    ("number / number > 0.5", list(range(1, 7))),  # 0 / 0 is not a number, and not the largest
     ("score / score > 0.5 or score % score > 0.5", [1, 2, 3, 4]),
     ("emb[1] > 1.5 or list_max(emb) > 1.5", [2, 4, 5, 6]),
 ]

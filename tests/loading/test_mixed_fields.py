@@ -49,7 +49,7 @@ def loader(url: Path, *fields: str, **options: Any) -> shardflow.Loader:
 def test_a_batch_has_none_where_its_source_lacks_a_field(
     captions: Path, objects: Path, texts: Path, workers: int
 ) -> None:
-    """By batch, each source may have fields of its own, images too; all others of a batch are as without a mix."""
+    """By batch, each source may have its own fields, images too; all others of a batch are as without a mix."""
     fields = ("source", "image", "txt", "label", "boxes")
     sources = [
         (loader(texts, "source", "txt", num_workers=workers), 1),
@@ -91,7 +91,7 @@ def test_a_sample_has_none_where_its_source_lacks_a_part(captions: Path, objects
 
 @pytest.mark.parametrize("lacking", ["label", "boxes", "image"])
 def test_a_field_that_does_not_form_a_batch_is_refused(objects: Path, lacking: str) -> None:
-    """A tensor by sample, a name that is no loader's, and fields that differ without `fields` name field and source."""
+    """A tensor by sample, a name that no loader has, and fields that differ without `fields` name field and source."""
     having = {"label": ("image", "boxes"), "boxes": ("image", "label"), "image": ("label",)}[lacking]
     one, two = loader(objects, "image", "label", "boxes"), loader(objects, *having)
     with pytest.raises(ConfigError, match=f"{lacking}.*loader 1"):

@@ -164,7 +164,7 @@ def test_a_damaged_sample_is_left_out_of_its_bin(dataset: Path, tmp_path: Path, 
 
 
 def test_an_image_that_does_not_decode_is_left_out_of_its_bin(tmp_path: Path) -> None:
-    """So are its annotations, and other fields of its own; a batch of such images alone is an error."""
+    """So are its annotations, and its other fields; a batch of such images alone is an error."""
     samples = []
     for number in range(9):
         image = jpeg(number, *NINE_SIZES[number])

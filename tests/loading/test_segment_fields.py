@@ -139,7 +139,7 @@ def test_views_transforms_and_the_device_move_masks(dataset: Path) -> None:
 
 
 def test_masks_are_limited(dataset: Path) -> None:
-    """The masks of an image have `max_pixels` together, at most; a name that is no field is refused as others are."""
+    """The masks of an image have `max_pixels` together, at most; an unknown field is refused as others are."""
     small = shardflow.decoders.Image(stack=False, max_pixels=2 * WIDTH * HEIGHT)
     with pytest.raises(TooLargeError, match="max_pixels"):
         list(_loader(dataset, "box_masks", decoder=small, shuffle=False))

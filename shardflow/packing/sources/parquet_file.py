@@ -160,9 +160,8 @@ def _bytes_of(array: Any) -> int:
         return _bytes_of(array.values if pa.types.is_map(kind) else array.flatten())
     if not pa.types.is_dictionary(kind) or len(array) == 0:
         return int(array.nbytes)
-    return len(array) * max(
-        8, pa.compute.max(pa.compute.binary_length(array.dictionary.cast("large_binary"))).as_py() or 0
-    )
+    longest = pa.compute.max(pa.compute.binary_length(array.dictionary.cast("large_binary"))).as_py() or 0
+    return len(array) * max(8, longest)
 
 
 class _BlobFile(io.RawIOBase):

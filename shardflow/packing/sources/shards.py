@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardflow._wording import plural
+from shardflow._wording import first_few, plural
 from shardflow.dataset.finding_tars import find_tars, split_pattern, tar_splits
 from shardflow.dataset.label_numbering import Named
 from shardflow.dataset.shard_rows import read_index
@@ -129,10 +129,8 @@ def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
     named = (split_shard_name(shard.name) for shards in dataset.splits.values() for shard in shards) if here else ()
     indexed = {path for name, path in named if name in here}
     if indexed and (more := sorted({name for name in storage.listing() if name.endswith(".tar")} - indexed)):
-        few = ", ".join(more[:3]) + (", ..." if len(more) > 3 else "")
-        logger.warning(
-            "%s has %s that its index does not know: %s; index again", storage, plural(len(more), "tar"), few
-        )
+        few, tars = first_few(more, 3), plural(len(more), "tar")
+        logger.warning("%s has %s that its index does not know: %s; index again", storage, tars, few)
 
 
 def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]:

@@ -174,7 +174,7 @@ def _input(
 ) -> Item:
     split, place = image
     if place in texts and (count := uses[texts[place]]) > 1:
-        return bad_input(split, place, f"{texts[place]} is the text of {count} images; give each a name of its own")
+        return bad_input(split, place, f"{texts[place]} is the text of {count} images; give each its own name")
     try:
         lines = storage.read(texts[place], most_bytes=_MOST_BYTES).decode().splitlines() if place in texts else []
         boxes = [_box(line, number, len(numbers)) for number, line in enumerate(lines, 1) if line.strip()]
