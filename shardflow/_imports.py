@@ -29,7 +29,7 @@ def import_large(name: str, package: str | None = None) -> ModuleType:
 def lazy_names(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a module whose names are imported on first use.
 
-    The names are those that the module imports `if TYPE_CHECKING:`. Each is thereby listed once, where type checkers
+    The names are those that the module imports `if TYPE_CHECKING:`. So each is listed once, where type checkers
     and editors find it too, and importing the module imports nothing else: no torch for those who pack.
 
         if TYPE_CHECKING:

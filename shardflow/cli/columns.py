@@ -21,7 +21,7 @@ from .terminal import say
 def columns() -> None:
     """Add captions, scores, embeddings or other values to the samples of a dataset, without rewriting tars.
 
-    Values lie in a Parquet file beside each shard. The dataset gets a new version, as by `shardflow extend`.
+    Values are stored in one Parquet file per shard. The dataset gets a new version, as by `shardflow extend`.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ _TICK_S = 1.0
 def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> Iterator[Callable[[Shard], None]]:
     """Show a progress bar over the bytes of shards; call the yielded function with each finished shard.
 
-    Without shards it only shows that the work goes on, see `show_waiting`.
+    Without shards it only shows that the work continues, see `show_waiting`.
     """
     if not shards:
         with show_waiting(doing, disable=disable):

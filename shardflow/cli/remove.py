@@ -26,7 +26,7 @@ from .progress_bars import shard_bar
 @where_option
 @click.option("--purge", is_flag=True, help="Delete all earlier versions, which still have the samples.")
 def remove(url: str, keys: Path | None, where: str | None, purge: bool) -> None:
-    """Remove samples from DATASET: write the shards that hold them anew, as a new version.
+    """Remove samples from DATASET: rewrite the shards that hold them, as a new version.
 
     Other samples keep their keys, bytes and order. Only with --purge are the samples gone: earlier versions, their
     tars, indexes, columns and copies in this machine's cache are deleted. If stopped, run the same command again.
@@ -42,7 +42,7 @@ def remove(url: str, keys: Path | None, where: str | None, purge: bool) -> None:
     lines = {split: f"{plural(count, 'sample')} removed" for split, count in report.removed.items()}
     lines |= {} if report.removed else {"removed": "nothing more: these samples were removed before"}
     if report.receipt:
-        lines |= {"shards": f"{report.shards:,} written anew", "receipt": report.receipt}
+        lines |= {"shards": f"{report.shards:,} rewritten", "receipt": report.receipt}
     lines["fingerprint"] = report.fingerprint
     if purge:
         lines["purged"] = f"{plural(report.purged, 'file')} of earlier versions, {size_text(report.purged_bytes)}"

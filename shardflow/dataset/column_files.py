@@ -30,7 +30,7 @@ from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_folder_of
 
 MOST_VALUES = 1 << 29
-"""The most values of a column beside one shard, which are read at once."""
+"""The most values of a column for one shard, which are read at once."""
 
 MAX_TABLE_BYTES = 1 << 36
 """The most bytes of a table behind a URL, which is read into memory."""
@@ -323,7 +323,7 @@ class FilesOfColumn:
         self._nulls = Counter[str]()
 
     def add(self, split: str, shard: Shard, values: Values | None) -> tuple[str, bytes]:
-        """Return the name and the content of the file beside the next shard of a split."""
+        """Return the name and the content of the file of the next shard of a split."""
         values = no_values(self.kind, shard.samples) if values is None else values
         data = encode(self.name, self.kind, values)
         self._files.setdefault(split, []).append((len(data), hashlib.sha256(data).hexdigest()))
@@ -381,7 +381,7 @@ class ColumnReader:
             yield from (file for file in found if file is not None)
 
     def file(self, name: str, shard: int) -> ColumnFile | None:
-        """Return the file of a column beside a shard; None where its samples have no values."""
+        """Return the file of a column for a shard; None where its samples have no values."""
         return self._columns[name].file(self._split, shard, self._shards[shard])
 
     def read_often(self, name: str, shard: int) -> Values:
@@ -435,7 +435,7 @@ class ColumnReader:
         return data
 
     def fetch(self, shard: int) -> None:
-        """Download the files of the columns in use beside a shard into the cache, unless they are there."""
+        """Download the files of the columns in use for a shard into the cache, unless they are there."""
         for file in self._remote_files(shard):
             if self._cache is not None:
                 self._cache.fetch(file.sha256, file.bytes, self._download(file))

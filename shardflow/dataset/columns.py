@@ -86,7 +86,7 @@ def add(
     """Add columns of a table to a dataset, as a new version of it. Its tars are not touched.
 
     A row belongs to the sample that its key names. Samples without a row have no value. After an error, or after the
-    process was killed, the dataset is what it was, and the same call goes on; where all is there already, it returns.
+    process was killed, the dataset is what it was, and the same call continues; where all is there already, it returns.
 
     >>> shardflow.columns.add("photos256", "scores.parquet", key="key")             # doctest: +SKIP
     >>> shardflow.columns.add("photos256", frame, path="file", only=["caption"])    # doctest: +SKIP
@@ -428,7 +428,7 @@ class _NewFiles:
 def _add_version(
     dataset: Dataset, table: Table, rows: _Rows, writer: Writer, progress: Callable[[Shard], None] | None
 ) -> str:
-    """Write the files of columns beside the shards, and publish the version that has them."""
+    """Write the files of columns for the shards, and publish the version that has them."""
     lock = acquire_to_extend(dataset.storage, _NewFiles(dataset, table, rows).digest, dataset.fingerprint, writer)
     if lock.blob is None:
         lock.read_version()  # another process may have made a version since the dataset was opened

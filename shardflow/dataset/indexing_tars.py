@@ -61,7 +61,7 @@ def index(
     """Make a dataset of existing tars. Each tar is read once, checksummed and indexed; none is copied or changed.
 
     A sample is a run of members with one key, one of which is an image. A sample that is incomplete, comes twice, is
-    split between two tars, or lies in the damaged part of a tar is reported and left out. So is one whose declared
+    split between two tars, or is in the damaged part of a tar is reported and left out. So is one whose declared
     coordinates belong to another size, by the `width` and `height` in the same JSON. Tars in folders named like splits
     (`train`, `val`, `test`, …), or named like `photos-val-000.tar`, belong to these splits; otherwise all belong to
     `train`. Files whose names are not KEY.PART are ignored. Four tars are read at a time, in blocks, so long ones take

@@ -362,7 +362,7 @@ def open_dataset(
 
 
 def _similar(path: Path) -> str:
-    """Return which dataset beside a path that does not exist may be meant, "" if none has a similar name."""
+    """Return which dataset next to a path that does not exist may be meant, "" if none has a similar name."""
     with contextlib.suppress(OSError):
         others = [other.parent.name for other in path.parent.glob(f"*/{manifest.FILE_NAME}")]
         if names := difflib.get_close_matches(path.name, others, 1):

@@ -211,7 +211,7 @@ class _File:
     Args:
         file: The file.
         url: Its name in messages.
-        path: Where it is opened anew if its server fails; None on a local disk.
+        path: Where it is opened again if its server fails; None on a local disk.
 
     Attributes:
         descriptor: Of the file.

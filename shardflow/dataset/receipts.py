@@ -11,7 +11,7 @@ from shardflow.storage.interface import Storage
 
 
 def read_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt:
-    """Return the receipt of a name, beside the tar of this shard; None for a job without one.
+    """Return the receipt of a name, next to the tar of this shard; None for a job without one.
 
     Raises:
         NotFoundError: It is missing: another tool wrote the tar, or it was not copied.

@@ -125,7 +125,7 @@ def _numbers(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value, a whole number as its text: whoever is 7 in some rows and "7" or 7.0 in others is the same."""
+    """Return a value, a whole number as its text: a patient 7 in some rows and "7" or 7.0 in others is the same."""
     if not isinstance(value, np.generic) and getattr(value, "ndim", None) == 0:
         value = value.item()  # a tensor, which is equal to no other as the key of a dict
     if isinstance(value, Integral):

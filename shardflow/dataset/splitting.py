@@ -116,7 +116,7 @@ def split_folds(
 
     Each training sample of `src` is in the split `val` of exactly one of them, and in `train` of all others. The folds
     have the same number of samples, and of samples of each class, to one, or as nearly as whole groups allow: see
-    `split`. Other splits are kept as they are. The same call, made again after it was stopped, goes on.
+    `split`. Other splits are kept as they are. The same call, made again after it was stopped, continues.
 
     Folds that somebody has made already are taken as they are: from a field, such as the column `fold` of a packed
     table, in which sample by sample the name of its fold stands. The fold 3 becomes `dst/fold3`.

@@ -118,7 +118,7 @@ class TarFile:
 def read_at(descriptor: int, begin: int, end: int, path: Path | None = None) -> memoryview:
     """Return the bytes of an open file from `begin` to `end`, writable, as torch wants them; fewer where it ends.
 
-    If its server fails, the file is opened anew at its path, if that is given, and takes the place of the old one.
+    If its server fails, the file is opened again at its path, if that is given, and takes the place of the old one.
     """
     data = memoryview(bytearray(end - begin))
 

@@ -104,7 +104,7 @@ def refuse_virtual(dataset: Dataset, lack: str, remedy: str, remedy_of_index: st
 
 
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
-    """Return where the tars of a split lie, in order; the tars of a virtual dataset lie in its roots."""
+    """Return where the tars of a split are, in order; the tars of a virtual dataset are in its roots."""
     urls = root_urls(dataset)
     roots = {name: (urls[name], root.fingerprint) for name, root in dataset.manifest.roots.items()}
     own = canonical_root(dataset.url), dataset.fingerprint
@@ -169,7 +169,7 @@ def build_virtual_dataset(
         written = files.manifest()
         if (
             contents.bad
-        ):  # not `quarantine.jsonl`: that allows a pack to replace tars beside it, and these are the user's
+        ):  # not `quarantine.jsonl`: that allows a pack to replace tars next to it, and these are the user's
             _put(storage, quarantine.version_name(written.fingerprint), quarantine.to_bytes(contents.bad))
         storage.put(manifest.FILE_NAME, written.to_bytes(), new=True)
     return _report(dst, written, contents)

@@ -3,13 +3,13 @@
 On a local disk it is `local_files.lock_directory`, which leaves no file and ends with its processes. An object store
 has no locks, and machines that share a file system do not see each other's. There a writer first creates a blob that
 says what will be written, and deletes it when the manifest is written. A writer that finds the blob of other work
-stops. A writer that finds its own work goes on: it resumes a run, or is its twin, which writes the same bytes under the
-same names and does no harm.
+stops. A writer that finds its own work continues: it resumes a run, or is its twin, which writes the same bytes under
+the same names and does no harm.
 
 The name of the blob says for which version of the dataset it counts: `unfinished.json` where there is none yet,
 `unfinished-DIGEST.json` for the extension of a version. A version never comes back, so the blob of a version that is
 not the current one is void, and anyone may delete it at any time. The blob of the current version is never deleted by a
-program. So all that is ever written beside one version is the work of one blob, however late its writer wakes up.
+program. So all that is ever written next to one version is the work of one blob, however late its writer wakes up.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class WriteLock:
                     raise
 
     def replace_version(self, fingerprint: str, data: bytes, bad: bytes | None) -> None:
-        """Publish the version of this fingerprint in place of the one that is extended, which is kept beside it.
+        """Publish the version of this fingerprint in place of the one that is extended, which is kept next to it.
 
         Args:
             fingerprint: Of the new version.
@@ -179,7 +179,7 @@ def is_lock(name: str) -> bool:
 
 
 def clean_up(storage: Storage) -> None:
-    """Remove what a writer that was killed at its commit left beside the manifest, where this can be done."""
+    """Remove what a writer that was killed at its commit left next to the manifest, where this can be done."""
     with contextlib.suppress(StoreError, ManifestError):  # such as a read-only disk
         # The listing comes first: a lock in it that is not for the version that is then current is for an older one.
         left = [name for name in storage.listing() if is_lock(name) or name.startswith(_LEFTOVER)]

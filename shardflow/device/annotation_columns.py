@@ -36,7 +36,7 @@ class Columns(NamedTuple):
 
     masks: list[str]
     objects: list[str]  # boxes, fields of boxes, keypoints
-    padding: list[str]  # where the images lie in a padded batch
+    padding: list[str]  # where the images are in a padded batch
     crops: list[str]  # how the loader cropped the images
 
     def __str__(self) -> str:

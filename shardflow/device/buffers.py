@@ -6,10 +6,10 @@ The life of a buffer, over and over:
               the copy stream waits for `consumed`: the device memory is no longer read
               copy into staging memory, queue the copies to the device, record `copied`
     consume   the compute stream waits for `copied`
-              transform the batch, clone the tensors that still lie in the buffer, record `consumed`
+              transform the batch, clone the tensors that are still in the buffer, record `consumed`
 
 The host waits for the device in the first line alone, for a copy that is several batches old. What `consume` returns
-never lies in the buffer, so the caller may keep it.
+is never in the buffer, so the caller may keep it.
 """
 
 from __future__ import annotations

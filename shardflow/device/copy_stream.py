@@ -1,4 +1,4 @@
-"""The copy stream: what copying batches to a device beside the training step needs, and nothing else.
+"""The copy stream: what copying batches to a device during the training step needs, and nothing else.
 
 A device runs its work in streams, each of them a queue. Copies have a separate stream, the copy stream. The
 training step is queued on the compute stream: the stream that is current in the caller's thread. An event marks a point
@@ -123,5 +123,5 @@ class EventTimer:
 
 
 def copy_stream_for(device: torch.device) -> CopyStream | None:
-    """Return a new copy stream of a device; None where copies cannot run beside other work."""
+    """Return a new copy stream of a device; None where copies cannot run during other work."""
     return CopyStream(device) if device.type == "cuda" else None

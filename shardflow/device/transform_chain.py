@@ -138,7 +138,7 @@ class TransformChain:
     def __call__(self, prepared: PreparedBatch, *, in_buffer: bool) -> Any:
         """Return a batch that `prepare` returned, and that is now on the device, transformed.
 
-        With `in_buffer` it lies in memory that will be overwritten. The caller clones tensors in tuples, lists and
+        With `in_buffer` it is in memory that will be overwritten. The caller clones tensors in tuples, lists and
         dicts. It cannot find those that `batch_transform` puts into other objects, so `batch_transform` gets clones.
         """
         batch, key, annotated, params = prepared

@@ -1,6 +1,6 @@
 """Tuning: which number of workers and which prefetch factor suit a loader on this machine.
 
-Settings are measured in rounds, one after the other, so that other load on the machine affects all of them; each run
+Settings are measured in rounds, in turns, so that other load on the machine affects all of them; each run
 starts its own workers, so that only one setting takes memory at a time. The recommendation is not the fastest setting:
 of those within 3 % of it, it is the one with the fewest workers and then the smallest prefetch factor. The cores and
 the memory that this saves are left to the training.

@@ -179,8 +179,8 @@ class Annotations(JsonObject):
     """The parts that are masks, boxes and keypoints, which follow the pixels; and further images.
 
     Args:
-        images: Parts that are images beside the first, or in its place, in their order: ("img1.jpg", "img2.jpg"). Each
-            has a size of its own, and any extension of an image; a sample may lack some of them, and have no others.
+        images: Parts that are further images, or take the place of the first, in their order: ("img1.jpg", "img2.jpg").
+            Each has its own size, and any extension of an image; a sample may lack some of them, and have no others.
         masks: Parts that are masks, as large as the images: ("mask.png",).
         boxes: Where the boxes stand; None if there are none.
         keypoints: Where the keypoints stand; None if there are none.

@@ -1,4 +1,4 @@
-"""Columns: values per sample that are added to a dataset later, each in a Parquet file beside every shard.
+"""Columns: values per sample that are added to a dataset later, each in a Parquet file per shard.
 
 The file of column NAME and shard SPLIT/000000.tar is SPLIT/000000.NAME.parquet: one column of that name with one row
 per record, in order, null where a sample has no value (parquet.apache.org/docs/file-format). The manifest of each
@@ -26,7 +26,7 @@ COMPUTED_FIELDS = (
 """The fields of a batch that are neither a part of the samples nor a column."""
 
 TABLE_FIELDS = ("split", "shard", "number", "key", "class", "classes", "width", "height", "bytes")
-"""What the table of samples says of each beside its columns: see `dataset.sample_table`."""
+"""What the table of samples says of each in addition to its columns: see `dataset.sample_table`."""
 
 HAS = "has_"
 """Before the name of a column, the field of a batch that says which samples have a value."""
@@ -55,7 +55,7 @@ def parse_kind(kind: str) -> tuple[str, int | None]:
 
 
 class ColumnFile(NamedTuple):
-    """The file of a column beside one shard: its name below the dataset, and its content."""
+    """The file of a column for one shard: its name below the dataset, and its content."""
 
     name: str
     bytes: int
@@ -64,7 +64,7 @@ class ColumnFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFiles(JsonObject):
-    """The files of a column beside the shards of a split, in their order. Shards beyond those have no values."""
+    """The files of a column for the shards of a split, in their order. Shards beyond those have no values."""
 
     bytes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))  # the size of each
     sha256: str  # of each 64 hexadecimal digits, joined
@@ -97,7 +97,7 @@ class Column(JsonObject):
         check_stems([self.stem])
 
     def file(self, split: str, number: int, shard: Shard) -> ColumnFile | None:
-        """Return the file beside a shard, given its number in the split; None where its samples have no values."""
+        """Return the file of a shard, given its number in the split; None where its samples have no values."""
         files = self.splits.get(split)
         if files is None or number >= len(files.bytes):
             return None
@@ -116,7 +116,7 @@ class Column(JsonObject):
 
 
 def file_name(shard: Shard, stem: str) -> str:
-    """Return the name of the file of a column beside a shard."""
+    """Return the name of the file of a column for a shard."""
     return f"{shard.name.removesuffix('.tar')}.{stem}.parquet"
 
 

@@ -1,7 +1,7 @@
 """Coordinates: the boxes and keypoints in the JSON parts of a sample, read and written back as they are declared.
 
     boxes        a list of lists of four numbers; four numbers alone are one box
-    box fields   a list of numbers or segments, as many as boxes; beside a single box, one
+    box fields   a list of numbers or segments, as many as boxes; with a single box, one
     keypoints    a list of points, [[x, y, visibility], ...], or their numbers in turn, [x, y, visibility, ...]
 
 A sample without boxes has empty lists. All that comes out is in pixels of an image whose size is given, boxes as left,

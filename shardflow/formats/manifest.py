@@ -244,7 +244,7 @@ def from_bytes(data: bytes) -> Manifest:
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, ShardTable] | None]:
-    """Return the JSON of a manifest; one that `to_bytes` wrote without its shards, and these as tables beside it."""
+    """Return the JSON of a manifest; one that `to_bytes` wrote without its shards, and these as tables."""
     if (cut := cut_tables(data)) is not None and len(cut[0]) <= _MAX_JSON_BYTES:
         with contextlib.suppress(ValueError, RecursionError):
             content = json.loads(cut[0])

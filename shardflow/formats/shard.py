@@ -32,7 +32,7 @@ class Shard(JsonObject):
     samples: int  # number of samples, 1 … 2³²-1
     bytes: int  # size of the tar, 1 … 2⁶³-1
     sha256: str  # of the tar, 64 hexadecimal digits
-    index_sha256: str  # of the index beside it: a wrong index would pair intact members wrongly
+    index_sha256: str  # of its index: a wrong index would pair intact members wrongly
 
     def __post_init__(self) -> None:
         if not is_name(self.name) or not self.name.endswith(".tar"):

@@ -44,7 +44,7 @@ class Sharding(JsonObject):
     inputs: Mapping[str, int] = field(metadata=entry(**_COUNTS))  # split → inputs, quarantined and removed ones too
     removed: Mapping[str, int] = field(default_factory=dict, metadata=entry(**_COUNTS, optional=True))  # of those
     retired: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
-    """Names of the jobs whose shards were written anew without removed samples, by later jobs."""
+    """Names of the jobs whose shards were rewritten without removed samples, by later jobs."""
 
     def __post_init__(self) -> None:
         counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values(), *self.removed.values())

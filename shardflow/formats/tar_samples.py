@@ -33,7 +33,7 @@ class TarSample:
 
     key: str  # "" for everything behind the point where a tar is damaged
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # in lower case → offset and size of the payload
-    key_offset: int | None = None  # where the key lies in one piece, if it does
+    key_offset: int | None = None  # where the key is, if it is in one piece
     problem: str = ""  # why the sample cannot be used
 
 

@@ -139,7 +139,7 @@ def centres(pixels: Any, source: Any, resized: Any) -> Any:
     """Return which of `source` pixels some pixels of a side show that was resized to `resized` pixels.
 
     The one at its centre, floor((pixel + 1/2) * source / resized), as `torch.nn.functional.interpolate` has it with
-    "nearest-exact". Images are resized around the same centres, so a mask does not shift beside its image. Where a
+    "nearest-exact". Images are resized around the same centres, so a mask does not shift against its image. Where a
     centre lies between two pixels, the right one is shown; PyTorch leaves that to the rounding of 32-bit floats.
 
     All are integers of 64 bits: of Python, of numpy, or tensors, on any device.

@@ -1,4 +1,4 @@
-"""Segment masks: which pixels of a crop lie in an object, and segments as they are in a crop.
+"""Segment masks: which pixels of a crop belong to an object, and segments as they are in a crop.
 
 A pixel is in a polygon if its centre is, by the even-odd rule, and in an object if it is in one of its polygons. So
 polygons are filled at the size of the crop; masks of runs take the nearest pixel, as other masks do.

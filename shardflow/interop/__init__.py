@@ -20,7 +20,7 @@ _CHECKSUM = re.compile(rb"(?<=urn:sha256:)[0-9a-f]{64}(?!.*urn:sha256:)", re.DOT
 
 
 def beside_shards(storage: Storage, directory: str | os.PathLike[str] | None) -> LocalStorage:
-    """Return where files for other readers go: a directory, or by default beside the shards."""
+    """Return where files for other readers go: a directory, or by default next to the shards."""
     if directory is not None:
         return LocalStorage(strip_file_scheme(directory))
     if (root := storage.local_path("")) is None:

@@ -21,7 +21,7 @@ _VERSION = "v1.2"
 
 
 def write_dali_indexes(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Write an index file per shard into a directory, by default beside the shards; yield the path of each.
+    """Write an index file per shard into a directory, by default next to the shards; yield the path of each.
 
     The file for "train/000000.tar" is "train/000000.idx"; an existing file is replaced. Only headers of the tars are
     read, but remote shards are downloaded into the cache for that.

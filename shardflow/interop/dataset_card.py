@@ -50,7 +50,7 @@ def write_card(
     name: str | None = None,
     license: str | None = None,  # noqa: A002 - the word of both metadata formats
 ) -> Iterator[Path]:
-    """Write README.md and croissant.json into a directory, by default beside the shards; yield the paths.
+    """Write README.md and croissant.json into a directory, by default next to the shards; yield the paths.
 
     Args:
         dataset: Its manifest is read, and no shard.

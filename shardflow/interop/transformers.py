@@ -20,7 +20,7 @@ class Trainer(transformers.Trainer):
 
     The loaders have their own batch sizes; give `TrainingArguments` the same ones, which it logs. Their
     `batch_transform` turns a batch into the model's arguments, usually a dict. A training that resumes from a
-    checkpoint goes on at the batch after it, and reads nothing twice.
+    checkpoint continues with the batch after it, and reads nothing twice.
 
     >>> trainer = Trainer(model, arguments, train_dataset=loader, eval_dataset=val_loader)      # doctest: +SKIP
     >>> trainer.train(resume_from_checkpoint=True)                                              # doctest: +SKIP

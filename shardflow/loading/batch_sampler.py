@@ -35,7 +35,7 @@ class WholeBatches:
 
     def __init__(self, sources: Sequence[Source], shares: Shares) -> None:
         self.sources, self._shares = list(sources), shares
-        # The positions of a source that go on together.
+        # The positions of a source that continue together.
         self.unit = max(source.partition.global_batch for source in sources)
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:

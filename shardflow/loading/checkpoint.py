@@ -21,7 +21,7 @@ _ARGUMENTS = {
 """The arguments behind entries that have other names."""
 
 MOST_EPOCHS = 2**31 - 1
-"""The largest number of an epoch that a run can be set to: it goes on from there, and workers get it in 64 bits."""
+"""The largest number of an epoch that a run can be set to: it continues from there, and workers get it in 64 bits."""
 
 _BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "streams": (1, MOST_STREAMS)}
 
@@ -40,7 +40,7 @@ class Cursor:
     epoch: int = 0
     position: int = 0  # the first one of the epoch that has not been handed out
     begun: bool = False  # whether a batch was handed out since the cursor was set, loaded or moved to a new epoch
-    running: bool = False  # whether an iteration goes on
+    running: bool = False  # whether an iteration is running
     peeked_at: int | None = None  # where the iteration began that was a peek
     may_peek: bool = True
 
@@ -51,7 +51,7 @@ class Cursor:
 
     @property
     def next(self) -> tuple[int, int]:
-        """Epoch and position of the next batch: of this iteration, or of the next one if none goes on."""
+        """Epoch and position of the next batch: of this iteration, or of the next one if none is running."""
         if self.running or not self.begun:
             return self.epoch, self.position
         return (self.epoch + 1, 0) if self.peeked_at is None else (self.epoch, self.peeked_at)
@@ -103,7 +103,7 @@ def identity(dataset: Dataset, source: Source, streams: int) -> dict[str, Any]:
 
 
 def save(dataset: Dataset, source: Source, start: EpochStart) -> dict[str, Any]:
-    """Return the state of a source that goes on at a start: plain values, for `restore`."""
+    """Return the state of a source that continues at a start: plain values, for `restore`."""
     return {**identity(dataset, source, start.streams), "epoch": start.epoch, "position": start.position}
 
 

@@ -42,7 +42,7 @@ class EpochSetter(NamedTuple):
     """The one attribute of a torch DataLoader that trainers look for on a loader.
 
     Lightning calls `loader.batch_sampler.sampler.set_epoch` and reads `loader.batch_sampler.batch_size`. There is no
-    `loader.sampler`: where that exists, Lightning replaces it to shuffle by itself.
+    `loader.sampler`: where that exists, Lightning replaces it with a shuffling one.
     """
 
     sampler: Any  # the loader or mix itself
@@ -162,7 +162,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> wds.DataPipeline:
         """Return a WebDataset pipeline whose iterations have so many batches, from one epoch after the other.
 
-        Each goes on where the one before ended, so that every epoch is whole.
+        Each continues where the one before ended, so that every epoch is whole.
         """
         return self.compose().with_epoch(nsamples, nbatches)
 
@@ -236,9 +236,9 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
 
 class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
-    """The WebDataset pipeline that goes on from an engine's batches.
+    """The WebDataset pipeline that continues from an engine's batches.
 
-    `with_epoch` cuts one endless iteration into pieces. WebDataset's own begins anew for each piece: the rest of an
+    `with_epoch` cuts one endless iteration into pieces. WebDataset's own starts over for each piece: the rest of an
     epoch, and the contents of shuffle buffers, would never come.
     """
 

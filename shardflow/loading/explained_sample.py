@@ -31,7 +31,7 @@ class ExplainedSample(NamedTuple):
         random_key: The key of its random numbers, int64 as in a batch.
         images: Each view of its image, as the transform returns it, or else uint8 [C, H, W]; empty without "image".
         crops: The crop of each view; None where the decoder does not say.
-        returned: Field → what a `WholeSample` returns beside these, and the field "images".
+        returned: Field → what a `WholeSample` returns in addition, and the field "images".
         annotations: For each view, field → mask [C, H, W], boxes, fields of boxes, keypoints; empty without them.
     """
 

@@ -106,7 +106,7 @@ def _first_rows(split: Split) -> ShardRows | None:
         return split.reader.rows(0) if len(split.shards) else None
     except (DeadlineError, TransientError):
         raise
-    except ShardflowError:  # raised when the shard is read, if it is needed at all
+    except ShardflowError:  # raised when the shard is read, if it is needed
         return None
 
 

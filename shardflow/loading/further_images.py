@@ -1,4 +1,4 @@
-"""Further images: the field "images", all images of a sample that its dataset declares beside the first."""
+"""Further images: the field "images", all images of a sample that its dataset declares in addition to the first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FurtherImages:
     """Fills in the field "images" of each sample: [N, 3, H, W], or a list where the decoder keeps their sizes.
 
     They come in the order of their declaration, without those that a sample lacks. Each is decoded as the first image
-    is, with a crop of its own: it depends on (seed, epoch, sample) and on its name, and not on the others.
+    is, with its own crop, which depends on (seed, epoch, sample) and on its name, and not on the others.
     """
 
     def __init__(self, sources: list[Source]) -> None:
@@ -78,7 +78,7 @@ class FurtherImages:
 
 
 def _no_images(batch: Batch, source: Source) -> list[Any]:
-    """Return for each view what a sample without images has, as it is beside samples that have some."""
+    """Return for each view what a sample without images has, as it is in a batch with samples that have some."""
     one = np.ones((1, 2), dtype=np.int64)
     crops = as_views(source.decoder.plan(batch.epoch, batch.shape, one, batch.keys[:1]))
     firsts = [None] * len(crops) if batch.images is None else [view[0] for view in as_views(batch.images)]

@@ -389,7 +389,7 @@ class Loader(Engine):
     def set_batch_size(self, batch_size: int) -> None:
         """Set another batch size for the batches to come; all ranks call this together.
 
-        In the middle of an epoch, leave its loop: the next iteration goes on where it stands, so that the epoch still
+        In the middle of an epoch, leave its loop: the next iteration continues from there, so that the epoch still
         has each sample once. New worker processes are started. A state fits any batch size.
 
         >>> for images, labels in loader:      # doctest: +SKIP

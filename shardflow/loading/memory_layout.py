@@ -27,7 +27,7 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 class Layout(NamedTuple):
-    """Where a tensor lies in memory, in bytes from its beginning, and its form."""
+    """Where a tensor is in memory, in bytes from its beginning, and its form."""
 
     offset: int
     shape: tuple[int, ...]

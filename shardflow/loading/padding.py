@@ -13,14 +13,14 @@ from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError
 
 MASK_PADDING = 255
-"""The value of masks beside their image: the one that torchvision's references for segmentation leave out of the loss.
+"""The value of masks where their image is padded. torchvision's references for segmentation leave it out of the loss.
 
 0 would be a class.
 """
 
 
 PADDING_FIELDS = ("image_size", "pixel_mask")
-"""The fields that say where the images of a batch lie in their padding."""
+"""The fields that say where the images of a batch are in their padding."""
 
 PATCH_FIELDS = ("cu_seqlens", "positions")
 """The fields that say where they lie among the patches of a batch."""
@@ -169,7 +169,7 @@ def image_sizes(images: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pixel_mask(sizes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return where images of these sizes lie in a padded batch: bool [B, height, width]."""
+    """Return where images of these sizes are in a padded batch: bool [B, height, width]."""
     rows = torch.arange(height) < sizes[:, :1]
     columns = torch.arange(width) < sizes[:, 1:]
     mask: torch.Tensor = rows[:, :, None] & columns[:, None, :]

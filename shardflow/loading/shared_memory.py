@@ -53,7 +53,7 @@ class _Large(NamedTuple):
 
 
 class _Ragged(NamedTuple):
-    """A list of tensors: their values one after the other, and their shapes."""
+    """A list of tensors: their concatenated values, and their shapes."""
 
     values: _Inline | _Large
     shapes: list[torch.Size]
@@ -294,5 +294,5 @@ def _release(slab: Bytes, slot: int, owner: int) -> None:
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Return how many bytes of a slot tensors take that are put one after the other."""
+    """Return how many bytes of a slot tensors take together."""
     return places(tensor.nbytes for tensor in tensors)[-1]

@@ -44,7 +44,7 @@ class Source:
     limit: int | None = None  # only so many of its samples take part
     epochs: Epochs  # the order of its samples
     partition: RankPartition  # the part of this rank in an epoch
-    fields: tuple[str, ...] = ("image",)  # what is read of a sample; a `WholeSample` may return others
+    fields: tuple[str, ...] = ("image",)  # read of each sample; a `WholeSample` may return others
     classes: int = 0  # how many the labels have
     images: tuple[str, ...] = ()  # the declared further images, where "images" is among the fields
     decoder: Decoder
@@ -62,7 +62,7 @@ class Source:
         return self.fields if given is None else given
 
     def after(self, start: EpochStart, steps: int) -> EpochStart:
-        """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""
+        """Return the start of an iteration that continues `steps` batches after one that begins at `start`."""
         if steps < (left := self.partition.steps(start.position)):
             return EpochStart(start.epoch, self.partition.after(start.position, steps), start.streams)
         epochs, step = divmod(steps - left, self.partition.steps())

@@ -39,9 +39,9 @@ Stage = Callable[[Batches], Batches]
 class Read:
     """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
 
-    Images that the kernel decodes stay in their files until it reads them, with the parts beside them, checks and
-    decodes them while they are in the processor's cache. With the field "key", a sample whose key cannot be read is
-    damaged. The encoded files of images in the pixel cache are not checked, unless they are among the fields.
+    Images that the kernel decodes stay in their files until it reads them, with the other parts of their samples,
+    checks and decodes them while they are in the processor's cache. With the field "key", a sample whose key cannot be
+    read is damaged. The encoded files of images in the pixel cache are not checked, unless they are among the fields.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:

@@ -199,7 +199,7 @@ def _cause_of_death(codes: Sequence[int | None], error: RuntimeError) -> Shardfl
     signals = {signal.Signals(-code).name for code in codes if code is not None and code < 0}
     remedy = "The state is still right: save it and start again"
     if not signals and (ended := sorted({code for code in codes if code})):
-        reason = f"it ended by itself, with exit code {ended[0]}, and said why on its standard error"
+        reason = f"it ended with exit code {ended[0]}, and said why on its standard error"
     elif not signals or signals & {"SIGKILL", "SIGBUS"}:
         reason = "the usual reasons are too little memory or too small a /dev/shm"
     elif sent := sorted(signals & {each.name for each in FOR_THE_JOB}):

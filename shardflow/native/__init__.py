@@ -1,7 +1,7 @@
 """The native kernel: decode, crop, resize and flip a batch of JPEGs into an array of the caller, in one call.
 
 The kernel is optional: the wheels have it, and from source it is built where a C compiler is. `describe()` names what
-was found or what is missing.
+was found or which symbols are missing.
 
 It computes torchvision's `decode_jpeg(mode=RGB)`, `resized_crop(antialias=True)` and `hflip` on uint8, without decoding
 what lies outside of the crop. The resampling arithmetic is PyTorch's, bit by bit. Where the two hold different versions
@@ -13,9 +13,9 @@ of libjpeg-turbo, rare pixels may differ by one level.
   whatever a fault was found in are libjpeg-turbo's, by its public interface: any version will do.
 - Grey is replicated to RGB. CMYK, 12 bits and arithmetic coding are `Status.UNSUPPORTED`: use a general decoder.
 - A file that is cut short is `Status.TRUNCATED`, even where the crop lies above the cut. Corrupt data after which
-  libjpeg-turbo goes on, as in Pillow and torchvision, is `Status.DAMAGED`; the pixels are there, and the caller decides
-  whether to use them. Damage below the crop is not found, because it is not decoded; nor is damage above and beside
-  it in a JPEG with a seek table (`formats.seek_table`), whose pixels are else the same.
+  libjpeg-turbo continues, as in Pillow and torchvision, is `Status.DAMAGED`; the pixels are there, and the caller
+  decides whether to use them. Damage below the crop is not found, because it is not decoded. In a JPEG with a seek
+  table (`formats.seek_table`), damage above and to the sides of the crop is not found either; its pixels are the same.
 - EXIF orientation is ignored.
 
 Every function may be called from any thread; each thread has its own working memory.

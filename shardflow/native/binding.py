@@ -53,7 +53,7 @@ _PACKAGES = {  # by the ID of os-release
 class Status(enum.IntEnum):
     """The problem of an image. With `DAMAGED` its pixels are complete, with all others they are zero."""
 
-    DAMAGED = 1  # corrupt data after which libjpeg-turbo went on
+    DAMAGED = 1  # corrupt data after which libjpeg-turbo continued
     CORRUPT = 2  # not a JPEG, or not one that can be decoded
     TRUNCATED = 3  # the bytes end before the image does
     UNSUPPORTED = 4  # for a general decoder: CMYK, 12 bits, arithmetic coding
@@ -85,7 +85,7 @@ class Header:
 
 @dataclass(slots=True, eq=False)
 class ImageInFile:
-    """An encoded image where it lies in a file: the kernel reads it, checks it and decodes it while it is in the cache.
+    """An encoded image in its file: the kernel reads it, checks it and decodes it while it is in the cache.
 
     What is read with it may hold other parts of its sample, which are checked as well, and copied to memory.
 

@@ -62,7 +62,7 @@ static void on_source_start(j_decompress_ptr info) { (void)info; }
 
 static void on_source_end(j_decompress_ptr info) { (void)info; }
 
-/* libjpeg's own memory source invents an end marker here and goes on in grey; a cut image must not pass for a whole. */
+/* libjpeg's own memory source invents an end marker here and continues in grey; a cut image must not pass for a whole. */
 static boolean on_source_empty(j_decompress_ptr info) {
     fail_truncated(info->client_data);
     return FALSE;

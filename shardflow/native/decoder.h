@@ -48,7 +48,7 @@ typedef struct {
     struct jpeg_error_mgr errors;
     struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
-    int32_t images_left;     /* before `info` is made anew; 0: there is none */
+    int32_t images_left;     /* before `info` is made again; 0: there is none */
     bool several_scans;      /* whether the image comes in several */
 } sf_decoder;
 

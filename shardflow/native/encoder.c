@@ -236,7 +236,7 @@ static size_t count_stuffed(const uint8_t *data, size_t bytes) {
 
 /* ---- public ---- */
 
-/* The scan is written before what lies in front of it: only then its seek table is known, and how long that is. */
+/* The scan is written before the header in front of it: only then its seek table is known, and how long that is. */
 size_t sf_encode(sf_encoder *e, const sf_plane planes[PLANES], int32_t quality, const int32_t sampling[2],
                  bool with_table, const uint8_t **image) {
     sf_seek_table *const table = &e->table;

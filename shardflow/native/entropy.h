@@ -40,7 +40,7 @@ typedef struct {
 } sf_window;
 
 typedef struct {
-    sf_codes dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS]; /* made anew where an image's tables differ from its neighbour's */
+    sf_codes dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS]; /* made again where an image's tables differ from its neighbour's */
     struct {
         const sf_codes *dc, *ac;
         int component;

@@ -37,7 +37,7 @@ typedef int16_t sf_coefficients[DCTSIZE2]; /* of a block, by row and column */
 
 static inline int32_t sf_divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
-/* A Huffman table as it lies in the file; NULL: it is not there. */
+/* A Huffman table as it is in the file; NULL: it is not there. */
 typedef struct {
     const uint8_t *counts;  /* [16] of codes, by length */
     const uint8_t *symbols; /* [count] */

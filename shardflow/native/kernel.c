@@ -410,7 +410,7 @@ sf_workspace *sf_workspace_new(const sf_library *library, enum sf_way way) {
     if (!w) return NULL;
     sf_decoder_init(&w->decoder, library, way);
     sf_encoder_init(&w->transcoder.encoder, way == SF_FAST);
-    const char *const own = w->decoder.way == SF_BY_LIBRARY ? "" : ", Huffman decoding of its own";
+    const char *const own = w->decoder.way == SF_BY_LIBRARY ? "" : ", own Huffman decoding";
     snprintf(w->about, sizeof w->about, "%s%s", w->decoder.loops->name, own);
     return w;
 }

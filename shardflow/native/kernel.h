@@ -17,7 +17,7 @@
 
 enum { SF_MESSAGE_BYTES = 240 };
 
-/* What became of an image. DAMAGED alone comes with all pixels written: libjpeg-turbo went on after a warning. */
+/* What became of an image. DAMAGED alone comes with all pixels written: libjpeg-turbo continued after a warning. */
 enum sf_status {
     SF_OK = 0,
     SF_DAMAGED = 1,     /* corrupt data that libjpeg-turbo papered over; pixels are there */

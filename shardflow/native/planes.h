@@ -1,7 +1,7 @@
 /* Planes: a JPEG decoded and resized in its own colours, each component separately.
  *
  * On the way to a JPEG, chroma need be neither upsampled nor converted: it goes from its own resolution to the target's.
- * Where a component has fewer samples than there are pixels, a sample lies in the middle of the pixels that it stands for,
+ * Where a component has fewer samples than there are pixels, a sample is in the middle of the pixels that it stands for,
  * as libjpeg takes it (ITU-T T.871, section 7).
  */
 #ifndef SHARDFLOW_PLANES_H

@@ -8,7 +8,7 @@ enum {
 #else
     SHARE = 100, /* a table takes at most one part of so many of its scan's bytes */
 #endif
-    /* Stretches begin in this part of a row, and the last one goes on to its end: the left edge of a large crop is there. */
+    /* Stretches begin in this part of a row, and the last one continues to its end: the left edge of a large crop is there. */
     NUMERATOR = 3,
     DENOMINATOR = 5,
     SUM_BYTES = 4,

@@ -1,6 +1,6 @@
 /* Seek tables: where stretches of MCUs begin in the entropy-coded data of a baseline JPEG, and the DC predictors there.
  *
- * A table lies in an APP9 segment before the scan, where other readers pass over it; docs/format.md specifies it. With it
+ * A table is an APP9 segment before the scan, where other readers pass over it; docs/format.md specifies it. With it
  * a crop is decoded without the blocks around it.
  *
  * A table is data like any other: it may be damaged, or may belong to another scan. Reading checks its sum, and that its
@@ -21,13 +21,13 @@ enum { SF_SEGMENT_BYTES = 2 + 65535 }; /* the most that a segment takes, its mar
 
 /* Where an MCU begins. */
 typedef struct {
-    uint64_t bit;                      /* of the scan as it lies in the file, stuffed zeros included */
+    uint64_t bit;                      /* of the scan as it is in the file, stuffed zeros included */
     uint16_t predictions[MAX_COMPS_IN_SCAN]; /* of the DC coefficients, modulo 65,536 */
 } sf_place;
 
 typedef struct {
     int32_t columns, rows, components; /* of the scan: MCUs, and what an MCU is made of */
-    int32_t stretch;                   /* MCUs from one place to the next in a row; its last stretch goes on to its end */
+    int32_t stretch;                   /* MCUs from one place to the next in a row; its last stretch continues to its end */
     int32_t per_row;                   /* stretches */
     size_t scan_bytes;                 /* up to the marker after it */
     sf_buffer places;                  /* sf_place [rows * per_row + 1], the last one is the end of the scan */

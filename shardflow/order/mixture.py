@@ -90,7 +90,7 @@ def _bounds(weights: Sequence[float]) -> list[int]:
 
 
 class _Stretch:
-    """Numbers from `first` on, over which bounds change linearly; `stop` is None for those that go on for ever."""
+    """Numbers from `first` on, over which bounds change linearly; `stop` is None for those without an end."""
 
     def __init__(self, first: int, stop: int | None, bounds: list[int], last: list[int]) -> None:
         self.first, self.stop, self._bounds = first, stop, bounds

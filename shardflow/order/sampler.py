@@ -95,7 +95,7 @@ class EpochPlan(Protocol):
 
 
 class ListPlan(EpochPlan):
-    """A pass whose order is one array, made anew for each epoch; positions are found by lookup.
+    """A pass whose order is one array, made again for each epoch; positions are found by lookup.
 
     Args:
         visits: Shard, record and repeat of each position, int64 [3, N].

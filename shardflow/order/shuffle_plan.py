@@ -7,8 +7,8 @@
 
 Every step is a bijection, so each position has one record and each record one position, for any C and W: they change
 locality and mixing, never exactness. With weights the stream has each record as often as `weights` says, its repeats
-beside each other, and the buffer tears them apart. With shard affinity a stream has the same shards in every epoch: the
-order is cut into streams by hash(seed) alone, and the shards of each stream are permuted by hash(seed, epoch).
+next to each other, and the buffer tears them apart. With shard affinity a stream has the same shards in every epoch:
+the order is cut into streams by hash(seed) alone, and the shards of each stream are permuted by hash(seed, epoch).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ShufflePlan(EpochPlan):
         self._streams = streams
         self._shard_starts = ends - counts
         # The stream's pieces, in the order in which they are read: the place of the shard that each is of, where it
-        # begins within that, and where it lies in the stream.
+        # begins within that, and where it is in the stream.
         if shard_affinity and shuffle:
             self._places, self._firsts, counts = self._pieces(ends, keyed_rng.key(seed, "pieces", epoch))
         else:
@@ -154,7 +154,7 @@ class ShufflePlan(EpochPlan):
         """
         stream_starts = self._stream_starts(np.arange(self._streams))
         cuts = np.unique(np.concatenate([self._starts, stream_starts, [self.length]]))
-        starts, stops = cuts[:-1], cuts[1:]  # of the pieces that lie in one shard and one stream
+        starts, stops = cuts[:-1], cuts[1:]  # of the pieces within one shard and one stream
         streams = np.searchsorted(stream_starts, starts, side="right") - 1
         # Positions of a rank are equal modulo the world size, those of a stream modulo the number of streams.
         common = math.gcd(self._streams, world_size)

@@ -177,7 +177,7 @@ class SystematicSample:
         return ends
 
     def _points(self, places: I64) -> I64:
-        """Return the points at which places of the stream lie in the running sum of the weights."""
+        """Return the points of the running sum at which places of the stream are of the weights."""
         points: I64 = self._shift + places * self._step + (places * self._rest + self._carry) // self._length
         return points
 

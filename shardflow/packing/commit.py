@@ -2,7 +2,7 @@
 
 Everything is counted from receipts alone, so it does not matter which attempt did a job. The manifest is written last,
 create-only: before it there is no dataset. An extension replaces it in one step, if it is still that of the version
-which it extends, and keeps it beside the new one.
+which it extends, and keeps it next to the new one.
 """
 
 from __future__ import annotations

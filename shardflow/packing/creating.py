@@ -74,7 +74,7 @@ def pack(
         filter: "bicubic", "bilinear" or "lanczos", all antialiased. ["bicubic"]
         format: A name of `formats.image_types.PACKED_TYPES`, such as "jpeg", "webp" (lossy), "png", or "npy" (exact
             values, uint8 or uint16 [H, W, C], 1 to 16 channels). "keep" keeps these formats and makes others PNG. It
-            copies a file that needs no change byte for byte, with its metadata; only a seek table is made anew or left
+            copies a file that needs no change byte for byte, with its metadata; only a seek table is made again or left
             out. ["jpeg"]
         quality: Quality of a lossy format, 1 … 100. [90]
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0". ["4:2:0"]

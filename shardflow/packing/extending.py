@@ -1,8 +1,8 @@
 """Extending: new inputs become new shards of an existing dataset, and a new version of its manifest.
 
 No file of the dataset is changed but the manifest, which is replaced in one step at the end. The old one is kept as
-`manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint can go on. Before that step only
-further files are written, which no reader looks at: shards of the next numbers, and the next version's quarantine.
+`manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint still works. Before that step
+only further files are written, which no reader looks at: shards of the next numbers, and the next version's quarantine.
 """
 
 from __future__ import annotations

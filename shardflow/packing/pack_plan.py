@@ -4,7 +4,7 @@
     run      the jobs that are not finished yet are done (`run`)
     commit   what they have written becomes a dataset, or a new version of one (`commit`)
 
-Packing, extending and the dry runs of both make a plan. A repair plans the jobs of damaged shards anew, and runs them
+Packing, extending and the dry runs of both make a plan. A repair plans the jobs of damaged shards again, and runs them
 somewhere else without a commit.
 """
 

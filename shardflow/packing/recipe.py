@@ -56,7 +56,7 @@ _WITH_SEEK_TABLES = ("jpeg", KEEP)
 
 
 class Setting(NamedTuple):
-    """The properties of a setting beside its type and default."""
+    """The properties of a setting in addition to its type and default."""
 
     help: str  # its line in the help of the command line
     choices: Sequence[str] = ()  # all values that it can have; empty for numbers and flags
@@ -185,7 +185,7 @@ class Recipe:
 
     def can_transcode(self, geometry: Geometry) -> bool:
         """Return whether a JPEG may become the packed one in its own colours."""
-        # Where chroma is enlarged by itself, and nothing reduced, it is rounded once more than Pillow's: up to 0.5 dB.
+        # Where chroma alone is enlarged, and nothing is reduced, it is rounded once more than Pillow's: up to 0.5 dB.
         return min(geometry.resized) < min(geometry.stored) or self.subsampling == "4:2:0"
 
     def wants_seek_table(self, *, copied: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Removing: samples leave a dataset for good. Their shards are written anew without them, as a new version.
+"""Removing: samples leave a dataset for good. Their shards are rewritten without them, as a new version.
 
 New shards have the next numbers and the places of the old ones; columns and receipts follow, and keys stay. As with an
 extension, no file is changed but the manifest. A purge then deletes all files of earlier versions. What was removed,
@@ -68,7 +68,7 @@ class RemovalReport:
     Attributes:
         fingerprint: Of the version without them.
         removed: Split → number of samples that this call removed; none where an earlier one had.
-        shards: Number of shards that were written anew.
+        shards: Number of shards that were rewritten.
         receipt: Place of the record of what was removed, "" where this call removed nothing.
         purged, purged_bytes: Files of earlier versions that were deleted.
     """
@@ -90,7 +90,7 @@ def remove(
     storage_options: Mapping[str, Any] | None = None,
     progress: OnShard = None,
 ) -> RemovalReport:
-    """Remove samples from a dataset: a new version has shards without them. The same call goes on after a kill.
+    """Remove samples from a dataset: a new version has shards without them. After a kill the same call continues.
 
     Other samples keep their keys, their order and their bytes. Without `purge`, earlier versions still have the
     samples. Mean, standard deviation and sizes before packing stay those of all images that were packed.
@@ -104,7 +104,7 @@ def remove(
         purge: Delete all earlier versions: manifests, tars, indexes, receipts and columns, and copies of the removed
             shards in the user's cache on this machine. A bucket with versioning or soft delete keeps what is deleted.
         storage_options: Options of fsspec's file system, if `url` is a URL.
-        progress: Called after each shard that was written anew.
+        progress: Called after each shard that was rewritten.
 
     Raises:
         NotFoundError: The dataset or one of its receipts is missing.
@@ -188,7 +188,7 @@ def _remove(
     writer: Writer,
     progress: OnShard,
 ) -> tuple[str, int, str]:
-    """Write the shards anew, and publish the version; return its fingerprint, the number of shards, and the record."""
+    """Rewrite the shards, and publish the version; return its fingerprint, the number of shards, and the record."""
     storage, base = dataset.storage, BaseVersion.read(dataset)
     for name, split in dataset.items():  # before others are locked out
         ends = np.cumsum(split.shard_samples)
@@ -223,7 +223,7 @@ def _remove(
 
 
 def _contents(storage: Storage, current: Manifest, jobs: Collection[str]) -> set[str]:
-    """Return the SHA-256s of the tars and indexes of jobs, and of the columns beside them in all versions."""
+    """Return the SHA-256s of the tars and indexes of jobs, and of the their columns in all versions."""
     old = [name for name in storage.listing() if re.fullmatch(r"manifests/[0-9a-f]{64}\.json", name)]
     found: set[str] = set()
     for each in (current, *(manifest.from_bytes(storage.read(name)) for name in old)):
@@ -239,7 +239,7 @@ class _NewVersion:
     """A version without some samples, whose splits are added one by one.
 
     Attributes:
-        retired: Names of the jobs whose shards were written anew.
+        retired: Names of the jobs whose shards were rewritten.
     """
 
     def __init__(self, dataset: Dataset, base: BaseVersion, lock: WriteLock, staging: Path) -> None:
@@ -251,7 +251,7 @@ class _NewVersion:
         self._columns = dict(dataset.manifest.columns)
 
     def add_split(self, name: str, split: Split, mask: Mask, progress: OnShard) -> list[str]:
-        """Write those shards of a split that have removed samples anew; return the keys of these samples."""
+        """Rewrite those shards of a split that have removed samples; return the keys of these samples."""
         keys: list[str] = []
         shards, end = self._splits.setdefault(name, []), 0
         files: dict[str, list[tuple[int, str]]] = {column: [] for column in self._columns}
@@ -288,7 +288,7 @@ class _NewVersion:
     def _column(
         self, name: str, split: str, place: int, shard: Shard, new: Shard | None, gone: Mask, nulls: Counter[str]
     ) -> tuple[int, str] | None:
-        """Return size and SHA-256 of the file of a column beside a shard, which is written if the shard was."""
+        """Return size and SHA-256 of the file of a column for a shard, which is written if the shard was."""
         column, reader = self._columns[name], self._dataset[split].columns
         if (file := self._dataset.manifest.columns[name].file(split, place, shard)) is None or not gone.any():
             return None if file is None else (file.bytes, file.sha256)
@@ -315,7 +315,7 @@ class _NewVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Rewriting:
-    """Writes a shard anew without the records that are gone."""
+    """Rewrites a shard without the records that are gone."""
 
     dataset: Dataset
     lock: WriteLock

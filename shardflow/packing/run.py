@@ -84,9 +84,9 @@ def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLi
             unfinished.append(replace(job, staging=writer.staging))
         else:
             totals.add(job.name, receipt)
-    if anew := sum(f"{job.name}.json" in ledger.listing for job in unfinished):
+    if again := sum(f"{job.name}.json" in ledger.listing for job in unfinished):
         why = "their inputs or settings have changed, an input could not be read, or a file is damaged"
-        logger.warning("%s of %s packed anew: %s", plural(anew, "finished shard"), ledger.storage, why)
+        logger.warning("%s of %s packed again: %s", plural(again, "finished shard"), ledger.storage, why)
     inputs = sum(len(job.items) for job in plan.jobs)
     resumed = inputs - sum(len(job.items) for job in unfinished)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)

@@ -200,7 +200,7 @@ def transform_parts(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Return the parts beside an image in its sample, and what was counted in them: "masks", "boxes", "keypoints".
+    """Return the other parts of an image's sample, and what was counted in them: "masks", "boxes", "keypoints".
 
     Masks have the limit of images.
     """

@@ -10,10 +10,10 @@
     locks/eviction             locked while a process counts and evicts
     decoded/NAME               decoded images of a shard, where a loader keeps them, within a separate limit
 
-The kernel releases a lock when its process ends, so a process that waits for a killed downloader goes on at once.
+The kernel releases a lock when its process ends, so a process that waits for a killed downloader continues at once.
 A process that was stopped keeps its locks. So a downloader touches its lock every second, and those that wait for a
 lock that has not changed for `STUCK_AFTER_S` delete it and take over. That is safe at any time, also if the other
-process goes on: each writes another file, publishes it only while it holds the lock, and the bytes are verified.
+process continues: each writes another file, publishes it only while it holds the lock, and the bytes are verified.
 
 There is no daemon, no shared memory, and no state besides these files. All of them may be deleted at any time. One that
 cannot be used, for its mode or its owner, is deleted; one that cannot even be deleted is left alone and named once.

@@ -94,7 +94,7 @@ class Evictor:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Let one process at a time count and evict. After a timeout it goes on: that is safe, but evicts too much."""
+        """Let one process at a time count and evict. After a timeout it continues, which may evict too much."""
         deadline, descriptor = time.monotonic() + _LOCK_TIMEOUT_S, None
         try:
             while (descriptor := self._directory.try_lock(EVICTION_LOCK)) is None and time.monotonic() < deadline:

@@ -94,7 +94,7 @@ class FsspecTransport(Transport):
         await self._call("rm_file", name)
 
     async def _call(self, method: str, name: str, size: int = 0, *data: bytes, **arguments: Any) -> Any:
-        """Call a method of the file system. One that blocks runs in a thread, which goes on after a timeout."""
+        """Call a method of the file system. One that blocks runs in a thread, which continues after a timeout."""
         place = (self._prefix + name if name else self._prefix.rstrip("/")) + self._query
         if self._fs.async_impl:
             work = getattr(self._fs, f"_{method}")(place, *data, **arguments)

@@ -1,8 +1,8 @@
 """The Storage interface: the place where the files of a dataset lie.
 
 A storage holds named blobs below one root. Names are relative paths with forward slashes. A blob that is published
-appears whole under its final name, or not at all. A writer that is killed can leave files whose names have the form of
-`LEFTOVER`; it never leaves half a blob.
+appears whole under its final name, or does not appear. A writer that is killed can leave files whose names have
+the form of `LEFTOVER`; it never leaves half a blob.
 
 Behaviour is added by wrapping: reading again what arrived wrong, reading through a cache, the roots of a virtual
 dataset, and what the tests count or break, are Storages too; see `wrapper`. Every one passes the tests in

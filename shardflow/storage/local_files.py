@@ -131,7 +131,7 @@ def is_shared(directory: Path) -> bool:
 
 
 def may_pass(error: BaseException | None, path: Path) -> bool:
-    """Return whether a file can perhaps be read once its path is opened anew: its server fails, or has replaced it."""
+    """Return whether a file can perhaps be read once its path is opened again: its server fails, or has replaced it."""
     code = error.errno if isinstance(error, OSError) else None
     return code in _PASSING or (code == errno.EIO and (is_shared(path.parent) or is_shared(path)))
 
@@ -191,8 +191,8 @@ def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[in
     """Lock a directory; yield the descriptor that holds the lock.
 
     A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until the
-    last of its workers has ended, and none of them can publish a file beside the next writer. The timeout gives such
-    workers time to end.
+    last of its workers has ended, and none of them can publish a file together with the next
+    writer. The timeout gives such workers time to end.
     """
     with map_os_errors(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -57,11 +57,11 @@ class RetryPolicy:
         return replace(self, idle_timeout_s=idle_timeout_s, first_contact_s=idle_timeout_s)
 
     def answer_timeout_s(self, size: int = 0) -> float:
-        """Return the time limit, in the wait that goes on, for the answer to a request that sends `size` bytes."""
+        """Return the time limit, in the current wait, for the answer to a request that sends `size` bytes."""
         return self._within_wait(self.request_timeout_s) + size / self.min_throughput
 
     def window_timeout_s(self) -> float:
-        """Return the time limit, in the wait that goes on, for the next `window_bytes`."""
+        """Return the time limit, in the current wait, for the next `window_bytes`."""
         return self._within_wait(self.window_s)
 
     def _within_wait(self, limit_s: float) -> float:
@@ -99,13 +99,13 @@ _wait: ContextVar[Wait] = ContextVar("wait")
 
 
 def current_wait() -> Wait:
-    """Return the wait that goes on in this context; a new one if there is none."""
+    """Return the current wait of this context; a new one if there is none."""
     return _wait.get(None) or Wait()
 
 
 @contextlib.contextmanager
 def one_wait(clock: Callable[[], float] | None = None) -> Iterator[Wait]:
-    """Let all that the body waits for be one wait, and part of the one that goes on already, if any.
+    """Let all that the body waits for be one wait, and part of the current one, if any.
 
     It spans the requests that the body makes, which run in the thread of the event loop, but not the threads that the
     body starts.
@@ -147,7 +147,7 @@ class Attempts:
         self._jitter = random.SystemRandom()
 
     def restart(self) -> None:
-        """Count anew, because there was progress."""
+        """Start counting again, because there was progress."""
         self._failed = 0
 
     def pause_s(self, failure: Failure, passed_s: float, limit_s: float | None = None) -> float:
@@ -199,9 +199,9 @@ class Retries:
     async def __call__(
         self, request: Callable[[], Awaitable[T]], name: str, received_bytes: Callable[[], int] = lambda: 0
     ) -> T:
-        """Repeat a request for a blob, within the wait that goes on.
+        """Repeat a request for a blob, within the current wait.
 
-        `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start anew.
+        `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start again.
         """
         with one_wait(asyncio.get_running_loop().time) as wait:
             wait.leave_quarter(self._policy.idle_timeout_s)

@@ -55,7 +55,7 @@ class Store:
     """The particulars of one kind of store."""
 
     schemes: tuple[str, ...]
-    # The module beside this one whose `connect` returns a transport. It imports the client, which can be large, or
+    # The module in this package whose `connect` returns a transport. It imports the client, which can be large, or
     # missing; `install` is what `pip install` takes for it, "" where the ImportError says it.
     transport: str = "fsspec_transport"
     install: str = ""

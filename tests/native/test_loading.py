@@ -24,7 +24,7 @@ def test_what_is_active_is_told() -> None:
     assert ".so" in native.describe()
     features = Path("/proc/cpuinfo").read_text().split()
     vectors = "AVX2" if "avx2" in features else "NEON" if platform.machine() == "aarch64" else "plain C"
-    assert native.describe().endswith(f", {vectors}, Huffman decoding of its own")
+    assert native.describe().endswith(f", {vectors}, own Huffman decoding")
 
 
 def test_not_built(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_every_libjpeg_is_used(path: str, fast: bool) -> None:
     """Libraries of either interface version give torchvision's pixels, and tell a damaged image and a cut one."""
     kernel = binding.open_kernel(HERE, [path])
     assert isinstance(kernel, binding.Kernel)
-    assert kernel.about.endswith("Huffman decoding of its own")
+    assert kernel.about.endswith("own Huffman decoding")
     box = (5, 3, 47, 39)
     for how in ({}, {"mode": "L"}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 3}):
         payload = jpegs.make(3, 64, 48, **how)

@@ -253,7 +253,7 @@ def test_resume_with_other_settings(tmp_path: Path, caplog: pytest.LogCaptureFix
     for number, change in enumerate(changes):
         report = _stopped(src, tmp_path / str(number), **change)
         assert report.resumed == 0
-        assert caplog.records[-1].message.startswith(f"3 finished shards of {tmp_path / str(number)} packed anew")
+        assert caplog.records[-1].message.startswith(f"3 finished shards of {tmp_path / str(number)} packed again")
         fresh = {**SMALL, "shard_samples": 10, "shuffle": False, "max_errors": 9, **change}
         sf.pack(src, tmp_path / f"fresh{number}", **fresh)
         assert contents(tmp_path / str(number)) == contents(tmp_path / f"fresh{number}")

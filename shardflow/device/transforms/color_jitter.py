@@ -24,8 +24,8 @@ class ColorJitter(KeyedTransform):
     as it applies them to floating-point images.
 
     Args:
-        brightness, contrast, saturation: Spread x of the factor, 0 or more; the factor lies in [max(0, 1 - x), 1 + x].
-        hue: Spread of the rotation, 0 … 0.5; the rotation lies in [-hue, hue], in full circles.
+        brightness, contrast, saturation: Spread x of the factor, 0 or more; the factor is in [max(0, 1 - x), 1 + x].
+        hue: Spread of the rotation, 0 … 0.5; the rotation is in [-hue, hue], in full circles.
 
     Raises:
         ConfigError: A value is out of its range.

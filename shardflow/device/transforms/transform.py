@@ -71,7 +71,7 @@ def to_dtype_of(images: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def box_mask(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return which pixels lie in the boxes, [B, 4] of x, y, width, height: bool [B, 1, H, W]."""
+    """Return which pixels are in the boxes, [B, 4] of x, y, width, height: bool [B, 1, H, W]."""
     x, y, w, h = boxes[:, :, None].unbind(1)
     columns = torch.arange(width, device=boxes.device)[None]
     rows = torch.arange(height, device=boxes.device)[None]

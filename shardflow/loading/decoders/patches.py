@@ -39,7 +39,7 @@ class Patches(CropDecoder):
     Args:
         patch: Height and width of a patch in pixels, which divides that of the sampler.
         stack: False for a list of images [3, H, W] in place of the patches.
-        hflip: Probability of a horizontal flip, 0 … 1. A caption may say what is on the left.
+        hflip: Probability of a horizontal flip, 0 … 1. Captions may name sides, such as "on the left".
         max_pixels: As for `RandomResizedCrop`.
 
     Raises:

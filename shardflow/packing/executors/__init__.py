@@ -29,7 +29,7 @@ class Executor(Protocol):
 
         Raises:
             StoreError: The destination failed.
-            PackIncompleteError: Workers die for a reason that does not lie in one input.
+            PackIncompleteError: Workers die for a reason other than one input.
         """
         ...
 

@@ -101,7 +101,7 @@ class Worker:
         return time.monotonic() - max(self._sent_s, since_s) > timeout_s
 
     def stop(self, reason: str | None = None) -> str:
-        """Kill the process, if it has not ended by itself, and return how it ended."""
+        """Kill the process, if it has not ended, and return how it ended."""
         if self._end is None:
             if reason is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):

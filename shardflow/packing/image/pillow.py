@@ -14,7 +14,7 @@ JPEGs are decoded at 1/2, 1/4 or 1/8 by libjpeg's DCT scaling, as long as twice 
 Grey and RGB JPEGs that change their size are decoded and resized by the native kernel wherever it was built: half of
 Pillow's time on small originals. Decoder and filter are the same, rounding is not: few values differ, by one level,
 seldom by two. So a recipe's digest names the kernel in use, and a pack that is resumed with another
-starts anew rather than mixing the two. A file that the kernel refuses is left to Pillow.
+starts over rather than mixing the two. A file that the kernel refuses is left to Pillow.
 
 Packed JPEGs are baseline with libjpeg's standard Huffman tables: optimised ones save 3 % and cost 14 % more time.
 """

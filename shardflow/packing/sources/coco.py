@@ -1,4 +1,4 @@
-"""COCO sets: one JSON with images, their boxes and keypoints, and categories; the images lie in a folder.
+"""COCO sets: one JSON with images, their boxes and keypoints, and categories; the images are in a folder.
 
 A sample gets a part `json`, which is declared in the manifest:
 

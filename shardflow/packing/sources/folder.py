@@ -145,7 +145,7 @@ class Folder(SourceKind):
         ignored: Counter[str],
         others: MutableSet[Ends],
     ) -> Iterator[_File]:
-        """Yield the images, sorted by the bytes of their paths; fill in the parts beside them, and count the rest.
+        """Yield the images, sorted by the bytes of their paths; fill in the parts next to them, and count the rest.
 
         `others` gets the folders of files that are not packed.
         """
@@ -203,9 +203,9 @@ def _why_skipped(storage: Storage, path: str, extension: str) -> str:
 
 
 def _refuse_masks(files: Iterable[_File], storage: Storage) -> Iterator[_File]:
-    """Yield the images, sorted by their paths; refuse `x.mask.png`, and `x.png`, beside `x.jpg`.
+    """Yield the images, sorted by their paths; refuse `x.mask.png`, and `x.png`, next to `x.jpg`.
 
-    Masks are lossless, so `x.old.jpg` and `x.webp` beside it are images like any other.
+    Masks are lossless, so `x.old.jpg` and `x.webp` next to it are images like any other.
     """
     begin = ""
     images: dict[str, str] = {}  # stem → path, of the files whose paths begin alike up to a dot: they stand together

@@ -42,7 +42,7 @@ def unlabelled_input(split: str, label: Named, path: str, size: int, identity: i
 
 
 def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Reader) -> Source:
-    """Return the source of these inputs. One without a label beside labelled ones is bad: a loader would stop at it."""
+    """Return the source of these inputs. One without a label among labelled ones is bad: a loader would stop at it."""
     labels = [label for _, label in unlabelled.labels]
     numbering = LabelNumbering(classes, labels, where)
     if classes is None:
@@ -91,7 +91,7 @@ def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], oth
 
 
 def _refuse_numbers(classes: Sequence[str], old: Sequence[str]) -> None:
-    """Refuse numbers beside names: a label 0 would become a new class that is named "0", whatever 0 meant before."""
+    """Refuse numbers among names: a label 0 would become a new class that is named "0", whatever 0 meant before."""
 
     def are_numbers(names: Sequence[str]) -> bool:
         return [*names] == [str(number) for number in range(len(names))]

@@ -128,7 +128,7 @@ class ParquetFile:
                 self._damaged[group] = (self._start, reason)
                 raise SampleError(reason) from error
             finally:
-                if not self._batch:  # an iterator that failed does not go on
+                if not self._batch:  # an iterator that failed does not continue
                     self._group = -1
             for name in set(self._small).intersection(self._columns):
                 if (size := _bytes_of(self._batch.column(name))) > MAX_SMALL_BYTES:

@@ -33,7 +33,7 @@ def list_source(
 ) -> Source:
     """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close it after use.
 
-    `parts` are beside each image of a folder, besides those that a `Folder` names itself.
+    `parts` are next to each image of a folder, in addition to those that a `Folder` names itself.
     """
     if isinstance(src, str | os.PathLike):
         return DetectedSource(src, parts=parts, storage_options=storage_options).list()

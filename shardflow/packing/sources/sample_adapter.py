@@ -84,7 +84,7 @@ class SampleAdapter:
                 raise SampleError(f"has a second image, {key!r}; name it as the mask, or leave it out")
             if isinstance(value, bytes):
                 if key in parts:
-                    raise SampleError(f"has a part {key!r} beside {self.caption or self.mask!r}; leave one of them out")
+                    raise SampleError(f"has a part {key!r} and {self.caption or self.mask!r}; leave one of them out")
                 parts[key] = value
             elif not key.startswith("__"):
                 others[key] = value

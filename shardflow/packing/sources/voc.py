@@ -1,4 +1,4 @@
-"""PASCAL VOC sets: an XML beside each image, with its objects.
+"""PASCAL VOC sets: an XML for each image, with its objects.
 
     Annotations/x.xml            filename, size, and for each object: name, bndbox, difficult, truncated
     JPEGImages/x.jpg

@@ -1,4 +1,4 @@
-"""YOLO sets: a YAML names the classes and the folders of images; beside each image is a text with its boxes.
+"""YOLO sets: a YAML names the classes and the folders of images; next to each image is a text with its boxes.
 
     data.yaml                    names: [cat, dog]   train: images/train   val: images/val   path: (of both)
     images/train/x.jpg           or train/images/x.jpg: the last folder `images` of a path becomes `labels`
