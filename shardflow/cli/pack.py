@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import plural, size_text
+from shardflow._wording import first_few, plural, size_text
 from shardflow.errors import DatasetExistsError
 from shardflow.packing.creating import new_sharding, plan_pack
 from shardflow.packing.ledger import Ledger
@@ -31,6 +31,8 @@ from .output import operation_counts, print_lines, resumable, skipped_text
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
     f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()
 )
+
+_NAMED = 3
 
 _GROWN = 1.2  # times the bytes of the inputs, from which the report says why
 
@@ -90,6 +92,7 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
     splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())
     yield "splits", splits if report.classes is None else f"{splits}; {_classes(report.classes)}"
     yield "labels", report.classes is None and "none"
+    yield from _small_classes(report.class_sizes)
     yield "resumed", report.resumed and f"{plural(report.resumed, 'input')} done by an earlier run"
     yield "bytes", f"{size_text(report.bytes_in)} -> {size_text(report.bytes_out)}"
     if report.bytes_out > _GROWN * report.bytes_in > 0:
@@ -125,6 +128,8 @@ def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, Any]]:
             plural(inputs, "input") + (f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""),
         )
     yield "labels", not classes and "none"
+    names = next(iter(classes.values()), ())
+    yield from _small_classes({name: sum(sizes[name] for sizes in classes.values()) for name in names})
     yield "would write", plural(len(plan.jobs), "shard")
     yield "skipped", skipped_text(skipped)
     named = "; ".join(f"{each.path!r} ({each.reason})" for each in bad[:3])
@@ -134,6 +139,14 @@ def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, Any]]:
     state = plan.destination
     finished = plan.finished if state == "unfinished" else 0
     yield "destination", f"{shown_url(dst)} {_DESTINATIONS[state].format(finished=finished, shards=len(plan.jobs))}"
+
+
+def _small_classes(sizes: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
+    """Yield a line for the classes without images, and for those with one, whose label may be misspelt."""
+    for size, words in enumerate(("no image", "one image, so the label may be misspelt")):
+        names = [name for name, images in sizes.items() if images == size]
+        has = "has" if len(names) == 1 else "have"
+        yield "classes", names and f"{_classes(len(names))} {has} {words}: {first_few(names, _NAMED)}"
 
 
 def _classes(count: int) -> str:

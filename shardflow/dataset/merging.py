@@ -15,6 +15,7 @@ from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard_index import Index
 
 from .column_files import Values, no_values
+from .image_copies import warn_of_copies
 from .label_numbering import common_classes
 from .open_dataset import Dataset, Split, open_dataset
 from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport, build_virtual_dataset, tar_locations
@@ -56,7 +57,7 @@ def merge(
     recipes = [dict(dataset.recipe) for dataset in datasets]
     splits = list(dict.fromkeys(split for dataset in datasets for split in dataset))
     _check_splits(datasets)
-    return build_virtual_dataset(
+    report = build_virtual_dataset(
         dst,
         Contents(
             selected=(rows for split in splits for rows in _merged_shards(datasets, split)),
@@ -69,6 +70,8 @@ def merge(
         ),
         storage_options=dst_options,
     )
+    warn_of_copies(*datasets)
+    return report
 
 
 def _common_annotations(datasets: Sequence[Dataset]) -> Annotations:

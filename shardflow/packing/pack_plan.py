@@ -79,7 +79,7 @@ class PackPlan:
 
     @property
     def classes(self) -> dict[str, dict[str, int]]:
-        """Split → name of a class → number of those inputs; empty without classes."""
+        """Split → name of each class → number of its inputs, 0 or more; empty without classes."""
         names, splits = self.source.classes or (), self.source.splits
         return {split: _classes(items, names) for split, items in splits.items()} if names else {}
 
@@ -153,7 +153,7 @@ def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:
     counts: Counter[int] = Counter()
     for item in items:
         counts.update(item.label if isinstance(item.label, tuple) else () if item.label is None else (item.label,))
-    return {names[label]: counts[label] for label in sorted(counts)}
+    return {name: counts[label] for label, name in enumerate(names)}
 
 
 def _shuffled(key: int, length: int, chunk_items: int) -> npt.NDArray[np.int64]:

@@ -6,8 +6,10 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shardflow.dataset.image_copies import warn_of_copies
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.statistics import Statistics
@@ -38,7 +40,7 @@ class PackReport:
         reasons: Reason why images were not packed → their number; of reasons that differ only in figures, the first.
         ignored: Extension → number of files that are not images.
         samples: Split → number of samples.
-        classes: Number of classes of the dataset; None where the images have no labels.
+        class_sizes: Name of each class of the dataset → number of its samples, 0 or more; empty without labels.
         new_classes: Names of those that it had not before, in the order of their labels.
         shards: Number of shards.
         bytes_in, bytes_out: Size of the packed inputs, and of the shards.
@@ -58,7 +60,7 @@ class PackReport:
     reasons: Mapping[str, int]
     ignored: Mapping[str, int]
     samples: Mapping[str, int]
-    classes: int | None
+    class_sizes: Mapping[str, int] = field(repr=False)
     new_classes: tuple[str, ...]
     shards: int
     bytes_in: int
@@ -67,17 +69,25 @@ class PackReport:
     resumed: int
     seconds: float
 
+    @property
+    def classes(self) -> int | None:
+        """Number of classes of the dataset; None where the images have no labels."""
+        return len(self.class_sizes) or None
+
 
 def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLike, started: float) -> PackReport:
     """Run a plan and commit the results; `started` is when the attempt began, by the monotonic clock."""
     plan.recipe.image.warn_without_tables()
     results = run(plan, writer, executor, progress)
-    return report(plan, commit(plan, results), results.totals, resumed=results.resumed, started=started)
+    made = commit(plan, results)
+    warn_of_copies(Dataset(plan.ledger.storage, made, None))
+    return report(plan, made, results.totals, resumed=results.resumed, started=started)
 
 
 def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, started: float) -> PackReport:
     """Return the report of a plan whose jobs have the sum `totals` and made a version of a dataset."""
     source, base = plan.source, plan.base
+    sizes = sum((made.statistics or {}).values(), Statistics()).classes
     samples, counts = dict.fromkeys(source.splits, 0), sum(totals.statistics.values(), Statistics()).counts
     for name, shard in totals.shards.items():
         samples[name.partition("/")[0]] += shard.samples
@@ -93,7 +103,7 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
         reasons=_reasons(sorted([*totals.quarantined, *source.skipped])),
         ignored=source.ignored,
         samples=samples,
-        classes=None if made.classes is None else len(made.classes),
+        class_sizes={name: sizes[label] for label, name in enumerate(made.classes or ())},
         new_classes=plan.new_classes,
         shards=len(totals.shards),
         bytes_in=counts["bytes_before"],

@@ -10,7 +10,7 @@ import shardflow as sf
 from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, PackIncompleteError
 from tests.helpers.command import exit_code
-from tests.helpers.folders import contents, image_folder, write_tree
+from tests.helpers.folders import contents, image_folder, photo, write_tree
 from tests.helpers.jobs import preview
 
 
@@ -85,3 +85,23 @@ def test_command(tmp_path: Path) -> None:
     assert exit_code(*arguments) == 1
     assert exit_code(*arguments, "--max-errors", "1") == 0
     assert exit_code(*arguments[:2], str(tmp_path / "src"), *arguments[3:], "--max-errors", "1") == 3
+
+
+def test_classes_of_few_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dry run and pack count the same classes, and name those without images and those with one."""
+    labels = ["1", "1", "2", "3", "3"]
+    rows = "".join(f"{number}.jpg,{label}\n" for number, label in enumerate(labels))
+    files = {f"{number}.jpg": photo(number, 32, 24) for number in range(len(labels))}
+    src = write_tree(tmp_path, {**files, "t.csv": f"image,label\n{rows}".encode()})
+    assert preview(src / "t.csv", tmp_path / "dst").classes == {"train": {"0": 0, "1": 2, "2": 1, "3": 2}}
+    arguments = ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--executor", "serial"]
+    assert exit_code(*arguments, "--dry-run") == 0
+    planned = capsys.readouterr().out.splitlines()
+    assert exit_code(*arguments) == 0
+    packed = capsys.readouterr().out.splitlines()
+    lines = [
+        "classes      1 class has no image: 0",
+        "classes      1 class has one image, so the label may be misspelt: 2",
+    ]
+    assert planned[:3] == ["train        5 inputs in 4 classes of 0 to 2", *lines]
+    assert packed[1:4] == ["splits       train 5; 4 classes", *lines]
