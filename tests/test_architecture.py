@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2470,
-    "dataset": 5820,
+    "dataset": 5900,
     "demo": 750,
     "device": 2090,
     "diagnostics": 1030,
@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 6770,
     "native": 5750,
     "order": 2190,
-    "packing": 8010,
+    "packing": 8020,
     "preview": 1220,
     "storage": 4520,
     "": 1280,
