@@ -104,10 +104,10 @@ class BaseVersion:
         own = {name for name, _ in self._of_split(split)}
         states = _compare_inputs(items, _KnownInputs(self.receipts[name] for name in own), reader)
         others = _KnownInputs(receipt for name, receipt in self.receipts.items() if name not in own)
-        for row in np.flatnonzero(states == State.NEW):
-            item = items[int(row)]
-            found = (record for record in others.named(item.path) if record.is_packed)
-            if any(record.identity == identity_digits(item) for record in found):
+        rows = np.flatnonzero(states == State.NEW)
+        is_elsewhere = _compare_inputs(items.take(rows), others, reader) == State.KNOWN
+        for row in rows[is_elsewhere].tolist():
+            if any(record.is_packed for record in others.named(items[row].path)):
                 states[row] = State.CHANGED  # the file moves from train to val, and would be in both
         return states
 
