@@ -72,18 +72,20 @@ def write_card(
 def card(dataset: Dataset, name: str, license_id: str | None) -> str:
     """Return the README: metadata in YAML (written as JSON, which is YAML too), and the dataset in tables."""
     content = dataset.manifest
+    # The tars of a virtual dataset are elsewhere, with other samples in them; those that a removal replaced are here.
+    files = {
+        split.name: [shard.name for shard in split.shards] if content.removals else f"{split.name}/*.tar"
+        for split in dataset.values()
+        if not content.roots
+    }
+    data_files = [{"split": split, "path": path} for split, path in files.items()]
     metadata: dict[str, Any] = {
         **({} if license_id is None else {"license": license_id}),
         "pretty_name": name,
         "size_categories": [_SIZES[min(max(0, len(str(content.samples)) - 3), len(_SIZES) - 1)]],
         **({} if dataset.classes is None else {"task_categories": ["image-classification"]}),
         "tags": ["webdataset", "shardflow"],
-        "configs": [
-            {
-                "config_name": "default",
-                "data_files": [{"split": split, "path": f"{split}/*.tar"} for split in dataset.splits],
-            }
-        ],
+        **({} if content.roots else {"configs": [{"config_name": "default", "data_files": data_files}]}),
     }
     splits = []
     for split in dataset.values():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlcroissant
 import pytest
@@ -12,7 +13,8 @@ from click.testing import CliRunner
 import shardflow
 from shardflow.cli.export import export
 from shardflow.errors import ConfigError
-from tests.helpers.folders import contents
+from shardflow.interop.dataset_card import write_card
+from tests.helpers.folders import contents, image_folder
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
@@ -50,6 +52,22 @@ def test_card_says_what_the_manifest_does(tmp_path: Path) -> None:
     assert "| 1 | &#95;c&#95; |" in text
     assert shardflow.open(root).fingerprint in text
     assert "license" not in json.loads((tmp_path / "card/croissant.json").read_text())
+
+
+def test_the_hub_reads_the_samples_of_the_dataset_alone(tmp_path: Path) -> None:
+    """Tars that a removal has replaced are not named, and a virtual dataset names none: they hold other samples."""
+    root = image_folder(tmp_path / "src", 6)
+    shardflow.pack(root, tmp_path / "set", shard_samples=2, executor="serial")
+    shardflow.remove(tmp_path / "set", keys=["000000002"])
+    shardflow.subset(tmp_path / "set", tmp_path / "some", limit=1)
+
+    def named(url: Path) -> Any:
+        assert list(write_card(shardflow.open(url), tmp_path / "card"))
+        return yaml.safe_load((tmp_path / "card/README.md").read_text().split("---\n", 2)[1]).get("configs")
+
+    tars = ["train/000000.tar", "train/000003.tar", "train/000002.tar"]
+    assert named(tmp_path / "set")[0]["data_files"] == [{"split": "train", "path": tars}]
+    assert named(tmp_path / "some") is None
 
 
 @pytest.mark.parametrize("file", ["README.md", "croissant.json"])
