@@ -16,7 +16,6 @@ from shardflow.dataset.tar_file import of_descriptor
 from shardflow.errors import EncodeError, IntegrityError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
-from shardflow.storage.local_files import file_sha256
 
 _CHUNK_BYTES = 1 << 20
 
@@ -67,10 +66,13 @@ def assemble(target: Path, name: str, partials: Sequence[tuple[Path, PartialTar]
                 raise IntegrityError(f"{path} does not hold the bytes that were written; check the disk")
         digest.update(ustar.END)
         size += tar.write(ustar.END)
-    if file_sha256(target) != digest.hexdigest():
-        raise IntegrityError(f"{target} does not hold the bytes that were written; check the disk")
-    with open(target, "rb") as written:
-        index, keys = shard_index.build(of_descriptor(written.fileno(), str(target)))
+    with open(target, "rb") as file:
+        written = of_descriptor(file.fileno(), str(target), hashed=True)
+        try:
+            index, keys = shard_index.build(written)
+        finally:  # also where damage makes it a tar that cannot be read
+            if written.sha256() != digest.hexdigest():
+                raise IntegrityError(f"{target} does not hold the bytes that were written; check the disk")
     if len(keys) != sum(partial.samples for _, partial in partials):
         raise IntegrityError(f"{target} has {len(keys)} samples, {[each.samples for _, each in partials]} were written")
     data = shard_index.to_bytes(index)

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardflow.dataset.tar_file import TarFile, of_descriptor
 from shardflow.errors import IntegrityError
+from shardflow.packing import shard_writer
 from shardflow.packing.shard_writer import PartialTar, assemble, sample
 
 SAMPLES = [
@@ -73,3 +75,18 @@ def test_partial_tar_damaged_on_disk(tmp_path: Path) -> None:
     (tmp_path / "0").write_bytes(b"".join(SAMPLES).replace(b"not really", b"not rea1ly"))
     with pytest.raises(IntegrityError, match="does not hold the bytes that were written"):
         assemble(tmp_path / "x.tar", "train/0.tar", pieces)
+
+
+@pytest.mark.parametrize("position", [0, 600], ids=["header", "payload"])
+def test_shard_damaged_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+    """A shard that does not come back as it was written is an error of the disk, even if it is not a tar any more."""
+
+    def damaged(descriptor: int, url: str, *, hashed: bool) -> TarFile:
+        data = bytearray(Path(url).read_bytes())
+        data[position] ^= 1
+        Path(url).write_bytes(data)
+        return of_descriptor(descriptor, url, hashed=hashed)
+
+    monkeypatch.setattr(shard_writer, "of_descriptor", damaged)
+    with pytest.raises(IntegrityError, match=r"x.tar does not hold the bytes that were written"):
+        assemble(tmp_path / "x.tar", "train/0.tar", _partial_tars(tmp_path, SAMPLES))
