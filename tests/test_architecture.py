@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 6770,
     "native": 5750,
     "order": 2190,
-    "packing": 8020,
+    "packing": 8030,
     "preview": 1220,
     "storage": 4520,
     "": 1280,
