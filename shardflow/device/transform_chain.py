@@ -158,7 +158,8 @@ class TransformChain:
                 elif isinstance(kind, MixingTransform):
                     _check_images(kind, images)
                     label = _label_field(fields)
-                    fields["image"], fields[label] = transform(images, fields[label], rng.fold(keys, number))
+                    own_keys = rng.fold(keys, number)
+                    fields["image"], fields[label] = transform(images, fields[label], own_keys, fields.get("valid"))
                 else:
                     fields["image"] = _augment(kind, transform, images, keys, number)
                     if annotated.masks or annotated.objects or annotated.padding:

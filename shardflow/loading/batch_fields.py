@@ -22,11 +22,10 @@ from .padding import (
     PATCH_FIELDS,
     Padding,
     cumulative_patches,
-    cut_patches,
-    image_sizes,
     patch_positions,
     pixel_mask,
 )
+from .ragged_images import RaggedImages, cut_patches
 from .source import Source
 
 
@@ -49,10 +48,10 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
         views = tuple(_crop_column(field, crops) for crops in crops_of(batch, sources, [field]))
         return views if isinstance(batch.crops, tuple) else views[0]
     if field in PADDING_FIELDS:
-        sizes = image_sizes(_tensors(batch.images, batch.samples))
+        sizes = _image_sizes(batch)
         return sizes if field == "image_size" else pixel_mask(sizes, *padding.size(batch.images))
     if field in PATCH_FIELDS:
-        sizes = image_sizes(_tensors(batch.images, batch.samples))
+        sizes = _image_sizes(batch)
         return (cumulative_patches if field == "cu_seqlens" else patch_positions)(sizes, padding.patch or 1)
     if field == "bin":
         return torch.from_numpy(batch.bins)
@@ -125,8 +124,18 @@ def _payload(sample: Sample, part: str) -> memoryview:
 def _join(images: Any, samples: Sequence[Sample], padding: Padding, allocator: Allocator) -> Any:
     if isinstance(images, torch.Tensor):
         return images
+    if isinstance(images, RaggedImages):
+        return images.patches if padding.patch else list(images)
     tensors = _tensors(images, samples)
-    return cut_patches(tensors, padding.patch, allocator) if padding.patch else padding.join(tensors)
+    return cut_patches(tensors, padding.patch, allocator).patches if padding.patch else padding.join(tensors)
+
+
+def _image_sizes(batch: Batch) -> torch.Tensor:
+    """Return height and width of each image: int64 [B, 2]."""
+    if isinstance(batch.images, RaggedImages):
+        return torch.from_numpy(batch.images.sizes)
+    shapes = [image.shape[-2:] for image in _tensors(batch.images, batch.samples)]
+    return torch.tensor(shapes, dtype=torch.int64).view(-1, 2)
 
 
 def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:

@@ -13,6 +13,7 @@ from shardflow.errors import ShardflowError
 
 from .batch import Batch
 from .decoders.decoder import as_views
+from .ragged_images import RaggedImages
 from .source import Source
 
 DAMAGED = Sample({}, (0, 0), 0, 0, "", "")
@@ -41,6 +42,8 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
             batch.left_out.add(index)
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         batch.sources[index] = batch.sources[good]
+        if isinstance(batch.images, RaggedImages):
+            batch.images = list(batch.images)  # another image has another size
         if batch.images is not None:
             decoder.copy_image(batch.images, index, good)
         for values in (view for column in batch.returned.values() for view in as_views(column)):
@@ -72,4 +75,4 @@ def _kept(column: Any, rows: Any) -> Any:
         return None
     if isinstance(column, tuple):
         return tuple(_kept(view, rows) for view in column)
-    return [column[row] for row in rows] if isinstance(column, list) else column[rows]
+    return [column[row] for row in rows] if isinstance(column, list | RaggedImages) else column[rows]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,39 +115,6 @@ ONE_SIZE = (
 """The remedies for images of different sizes."""
 
 
-def cut_patches(
-    images: Sequence[torch.Tensor], patch: int, allocate: Callable[[tuple[int, ...]], torch.Tensor]
-) -> torch.Tensor:
-    """Return the patches of all images, image after image and row after row: [T, C·patch²], channel, row, column.
-
-    Args:
-        images: [C, H, W], of any sizes that are multiples of `patch`, of one dtype.
-        patch: Height and width of a patch.
-        allocate: Returns uint8 memory.
-
-    Raises:
-        ConfigError: A transform returned other sizes, or several dtypes.
-    """
-    if wrong := [tuple(image.shape) for image in images if image.shape[-1] % patch or image.shape[-2] % patch]:
-        raise ConfigError(
-            f"an image of shape {wrong[0]} does not consist of patches of {patch} pixels; do not resize it"
-        )
-    if len(kinds := {(image.dtype, len(image)) for image in images}) > 1:
-        raise ConfigError(
-            f"images of {sorted(map(str, kinds))} do not form a batch; let the transforms return one dtype"
-        )
-    ((dtype, channels),) = kinds
-    ends = list(itertools.accumulate((image[0].numel() // patch**2 for image in images), initial=0))
-    patches = allocate((ends[-1], channels * patch**2 * dtype.itemsize))
-    row = np.dtype(("V", patch * dtype.itemsize))  # of a patch: copied as a whole, several times faster than by values
-    for image, (begin, end) in zip(images, itertools.pairwise(ends), strict=True):
-        values = image.contiguous().view(torch.uint8).numpy()
-        values = values.reshape(channels, -1, patch, image.shape[-1] // patch, row.itemsize)
-        cut = values.view(row)[..., 0].transpose(1, 3, 0, 2)
-        patches[begin:end].numpy().view(row).reshape(cut.shape)[:] = cut
-    return patches.view(dtype)
-
-
 def cumulative_patches(sizes: torch.Tensor, patch: int) -> torch.Tensor:
     """Return where the patches of images of these heights and widths begin and end: int32 [B + 1]."""
     counts = (sizes.numpy() // patch).prod(axis=1)
@@ -161,11 +127,6 @@ def patch_positions(sizes: torch.Tensor, patch: int) -> torch.Tensor:
     counts = grids.prod(axis=1)
     numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     return torch.from_numpy(np.stack(np.divmod(numbers, np.repeat(grids[:, 1], counts)), axis=1))
-
-
-def image_sizes(images: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return height and width of each image: int64 [B, 2]."""
-    return torch.tensor([image.shape[-2:] for image in images], dtype=torch.int64).view(-1, 2)
 
 
 def pixel_mask(sizes: torch.Tensor, height: int, width: int) -> torch.Tensor:

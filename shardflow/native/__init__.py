@@ -24,7 +24,7 @@ Every function may be called from any thread; each thread has its own working me
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,8 @@ __all__ = [
     "transcode",
     "version",
 ]
+
+_MOST_SIDE = 65_500  # MAX_DIMENSION
 
 MATRIX_BITS = 14  # SF_MATRIX_BITS
 COLOUR_TABLES = np.dtype([("linear", "u2", (3, 256)), ("matrix", "i4", (3, 3)), ("encoded", "u1", (1 << 15,))])
@@ -139,12 +141,18 @@ def decode_crops(
 
 
 class View(NamedTuple):
-    """A crop of each image of a batch, as the arguments of `decode_crops` describe it."""
+    """A crop of each image of a batch, as the arguments of `decode_crops` describe it.
+
+    With `places`, int64 [N, 3], images have different sizes: where each begins in `out`, uint8 [bytes], its width and
+    its height. `patch` writes each as its patches, row after row, [3, patch, patch] each; its sides are multiples.
+    """
 
     boxes: NDArray[np.int32] | None
     flips: NDArray[np.bool_] | NDArray[np.uint8]
     out: NDArray[np.uint8]
     resized: NDArray[np.int32] | None = None
+    places: NDArray[np.int64] | None = None
+    patch: int = 0
 
 
 def decode_views(
@@ -209,17 +217,27 @@ def _decode(
             resized=address(view.resized),
             flips=address(view.flips),
             out=view.out.ctypes.data,
-            image_stride=view.out.strides[0] if count > 1 else 0,
             limits=binding.Limits(*limits(max_pixels)),
             count=count,
-            width=view.out.shape[3],
-            height=view.out.shape[2],
-            interleaved=not view.out[0].flags.c_contiguous,
+            **_layout(view, address),
             **options,
         )
         for view in views
     ]
     return binding.thread_decoder().decode(*batches)
+
+
+def _layout(view: View, address: Callable[[NDArray[Any] | None], int | None]) -> dict[str, Any]:
+    """Return the fields of a batch that say where its images are written, and how large they are."""
+    if view.places is not None:
+        return {"places": address(view.places), "patch": view.patch}
+    out = view.out
+    return {
+        "image_stride": out.strides[0] if len(out) > 1 else 0,
+        "width": out.shape[3],
+        "height": out.shape[2],
+        "interleaved": not out[0].flags.c_contiguous,
+    }
 
 
 def _check_view(view: View, count: int) -> None:
@@ -228,6 +246,9 @@ def _check_view(view: View, count: int) -> None:
     flips, out = view.flips, view.out
     if flips.dtype not in (np.bool_, np.uint8) or flips.shape != (count,):
         raise ConfigError(f"flips: expected bool or uint8 [{count}], found {flips.dtype} {list(flips.shape)}")
+    if view.places is not None:
+        _check_places(view, count)
+        return
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[:2] != (count, 3) or not out.flags.writeable:
         raise ConfigError(f"out: expected a writable uint8 [{count}, 3, H, W], found {out.dtype} {list(out.shape)}")
     if count == 0:
@@ -237,6 +258,20 @@ def _check_view(view: View, count: int) -> None:
         raise ConfigError("out: expected each image contiguous as [3, H, W] or as [H, W, 3], and not empty")
     if count > 1 and out.strides[0] < first.size:
         raise ConfigError(f"out: expected images {first.size} bytes apart or more, found {out.strides[0]}")
+
+
+def _check_places(view: View, count: int) -> None:
+    places, out = view.places, view.out
+    assert places is not None
+    if places.dtype != np.int64 or places.shape != (count, 3):
+        raise ConfigError(f"places: expected int64 [{count}, 3], found {places.dtype} {list(places.shape)}")
+    if out.dtype != np.uint8 or out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ConfigError(f"out: expected writable bytes, uint8 [bytes], found {out.dtype} {list(out.shape)}")
+    begins, sides = places[:, 0], places[:, 1:]
+    if (begins < 0).any() or (sides < 1).any() or (sides > _MOST_SIDE).any() or (sides % max(view.patch, 1)).any():
+        raise ConfigError(f"places: expected sides 1 … {_MOST_SIDE} that are multiples of patch={view.patch}")
+    if (3 * sides.prod(axis=1) > out.size - begins).any():
+        raise ConfigError(f"places: expected images within {out.size} bytes")
 
 
 def _check_integers(name: str, array: NDArray[np.int32] | None, count: int, columns: int) -> None:

@@ -31,7 +31,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 13  # SF_ABI
+_ABI = 14  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 
@@ -120,12 +120,13 @@ class Batch(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in (
                 *("images", "sizes", "boxes", "resized", "decoded", "expected", "seek_tables", "files", "parts"),
-                *("flips", "out"),
+                *("flips", "places", "out"),
             )
         ),
         ("image_stride", ctypes.c_size_t),
         ("limits", Limits),
-        *((name, ctypes.c_int32) for name in ["count", "width", "height", "interleaved", "filter", "oversampling"]),
+        *((name, ctypes.c_int32) for name in ("count", "width", "height", "patch")),
+        *((name, ctypes.c_int32) for name in ("interleaved", "filter", "oversampling")),
     )
 
 

@@ -35,6 +35,7 @@ typedef struct {
     const int32_t *resized;  /* width, height, left, top */
     const int32_t *expected; /* width, height; may be NULL */
     bool mirrored;
+    int32_t out_width, out_height;
     uint8_t *out;
     const uint8_t *pixels; /* of an image that is decoded already, else NULL */
     const sf_frame *frame; /* of one whose views were decoded together, else NULL */
@@ -50,9 +51,18 @@ static void set_task(sf_task *task, const sf_batch *batch, int32_t index) {
         .box = batch->boxes ? batch->boxes + 4 * i : NULL,
         .expected = batch->expected ? batch->expected + 2 * i : NULL,
         .mirrored = batch->flips[i] != 0,
+        .out_width = batch->width,
+        .out_height = batch->height,
         .out = batch->out + batch->image_stride * i,
-        .to_batch = {batch->width, batch->height},
     };
+    if (batch->places) {
+        const int64_t *const place = batch->places + 3 * i;
+        task->out = batch->out + place[0];
+        task->out_width = (int32_t)place[1];
+        task->out_height = (int32_t)place[2];
+    }
+    task->to_batch[0] = task->out_width;
+    task->to_batch[1] = task->out_height;
     task->resized = batch->resized ? batch->resized + 4 * i : task->to_batch;
     if (batch->decoded && batch->decoded[2 * i] > 0) {
         task->pixels = batch->images[i];
@@ -68,7 +78,6 @@ static void check_task(sf_decoder *d, sf_task *task) {
         task->box = task->whole;
     }
     const int32_t *box = task->box, *resized = task->resized;
-    const sf_batch *batch = task->batch;
     const int64_t width = task->width, height = task->height;
     if (task->expected && task->expected[0] > 0 && (task->expected[0] != width || task->expected[1] != height)) {
         FAIL(d, SF_WRONG_SIZE, "the image has %d x %d pixels, expected were %d x %d", task->width, task->height,
@@ -80,9 +89,9 @@ static void check_task(sf_decoder *d, sf_task *task) {
              box[0], box[1], task->width, task->height);
     }
     if (resized[2] < 0 || resized[3] < 0 || resized[0] > MAX_DIMENSION || resized[1] > MAX_DIMENSION ||
-        (int64_t)resized[2] + batch->width > resized[0] || (int64_t)resized[3] + batch->height > resized[1]) {
-        FAIL(d, SF_BAD_BOX, "the window of %d x %d at (%d, %d) is not inside the resized crop of %d x %d", batch->width,
-             batch->height, resized[2], resized[3], resized[0], resized[1]);
+        (int64_t)resized[2] + task->out_width > resized[0] || (int64_t)resized[3] + task->out_height > resized[1]) {
+        FAIL(d, SF_BAD_BOX, "the window of %d x %d at (%d, %d) is not inside the resized crop of %d x %d", task->out_width,
+             task->out_height, resized[2], resized[3], resized[0], resized[1]);
     }
 }
 
@@ -134,11 +143,11 @@ static void set_axes(sf_workspace *w, const sf_task *task, sf_source *source) {
     const extent down = reduce(task->box[1], task->box[3], source->reduction, source->height);
     const sf_span columns = {
         .filter = batch->filter, .origin = across.offset, .length = across.length, .high = across.pixels,
-        .resized = task->resized[0], .first = task->resized[2], .count = batch->width, .shared = 1, .mirrored = task->mirrored,
+        .resized = task->resized[0], .first = task->resized[2], .count = task->out_width, .shared = 1, .mirrored = task->mirrored,
     };
     const sf_span lines = {
         .filter = batch->filter, .origin = down.offset, .length = down.length, .high = down.pixels,
-        .resized = task->resized[1], .first = task->resized[3], .count = batch->height, .shared = 1,
+        .resized = task->resized[1], .first = task->resized[3], .count = task->out_height, .shared = 1,
     };
     sf_need(d, sf_axis_set(&w->horizontal, &columns, d->loops->packed) && sf_axis_set(&w->vertical, &lines, false));
     source->left = across.start + w->horizontal.low;
@@ -229,6 +238,21 @@ static int32_t read_rows(sf_decoder *d, const sf_task *task, sf_source *source) 
     return got;
 }
 
+/* Blocks of a constant size, each moved by a register; the last one ends with the square and may overlap. */
+static inline void write_blocks(const uint8_t *row, size_t squares, size_t side, size_t block, uint8_t *out) {
+    for (; squares > 0; squares--, row += side, out += 3 * side * side) {
+        for (size_t at = 0; at + block < side; at += block) memcpy(out + at, row + at, block);
+        memcpy(out + side - block, row + side - block, block);
+    }
+}
+
+/* Write a row of a plane into the squares that it crosses. */
+static void write_squares(const uint8_t *row, size_t squares, size_t side, uint8_t *out) {
+    if (side >= 16) write_blocks(row, squares, side, 16, out);
+    else if (side >= 8) write_blocks(row, squares, side, 8, out);
+    else write_blocks(row, squares, side, 1, out);
+}
+
 /* Read, resize and write. Rows that went through the horizontal pass live in a ring, in the layout of the caller's image,
  * which leaves out the fourth byte: less to do for the vertical pass, which then writes the image itself. */
 static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
@@ -238,15 +262,16 @@ static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
     const sf_axis *horizontal = &w->horizontal, *vertical = &w->vertical;
     size_t ring_rows = 1; /* a power of two that holds a filter's length and what a read may add */
     while (ring_rows < (size_t)vertical->taps + ROWS_PER_READ) ring_rows *= 2;
-    const size_t plane_bytes = SF_BLOCK * (((size_t)batch->width + SF_BLOCK - 1) / SF_BLOCK);
+    const size_t width = (size_t)task->out_width, height = (size_t)task->out_height, side = (size_t)batch->patch;
+    const size_t plane_bytes = SF_BLOCK * ((width + SF_BLOCK - 1) / SF_BLOCK);
     const size_t made_bytes = 3 * plane_bytes;
     sf_need(d, sf_reserve(&w->ring, made_bytes * ring_rows + 4 * plane_bytes));
     sf_need(d, sf_reserve(&w->pointers, sizeof(uint8_t *) * (size_t)vertical->taps));
     uint8_t *const ring = w->ring.data, *const mixed = ring + made_bytes * ring_rows;
     const uint8_t **const taps = w->pointers.data;
     const size_t shift = 4 * ((size_t)source->left - (size_t)source->column);
-    const size_t row_out = (batch->interleaved ? 3 : 1) * (size_t)batch->width, plane = row_out * (size_t)batch->height;
-    for (int32_t y = 0; y < batch->height; y++) {
+    const size_t row_out = (batch->interleaved ? 3 : 1) * width, plane = row_out * height;
+    for (int32_t y = 0; y < task->out_height; y++) {
         const int32_t start = source->top + vertical->starts[y];
         const int32_t end = start + vertical->taps < source->bottom ? start + vertical->taps : source->bottom;
         while (source->line < end) {
@@ -255,8 +280,8 @@ static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
                 if (source->line < start) continue; /* of the margin, or between two outputs of an extreme reduction */
                 uint8_t *const made = ring + made_bytes * ((size_t)source->line & (ring_rows - 1));
                 loops->horizontal(horizontal, source->rows[i] + shift, mixed);
-                if (batch->interleaved) loops->squeeze(mixed, batch->width, made);
-                else loops->split(mixed, batch->width, plane_bytes, made);
+                if (batch->interleaved) loops->squeeze(mixed, task->out_width, made);
+                else loops->split(mixed, task->out_width, plane_bytes, made);
             }
         }
         for (int32_t k = 0; k < vertical->taps; k++) {
@@ -265,8 +290,11 @@ static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
         }
         const int16_t *const weights = vertical->weights + (size_t)y * (size_t)vertical->taps;
         for (size_t part = 0; part < (batch->interleaved ? 1 : 3); part++) {
-            loops->vertical(taps, plane_bytes * part, weights, vertical->taps, vertical->precision, row_out,
-                            task->out + plane * part + row_out * (size_t)y);
+            uint8_t *const row = side ? mixed : task->out + plane * part + row_out * (size_t)y;
+            loops->vertical(taps, plane_bytes * part, weights, vertical->taps, vertical->precision, row_out, row);
+            if (!side) continue;
+            const size_t above = 3 * width * side * ((size_t)y / side), within = side * (side * part + (size_t)y % side);
+            write_squares(row, width / side, side, task->out + above + within);
         }
     }
 }
@@ -446,8 +474,9 @@ int32_t sf_decode(sf_workspace *w, const sf_batch *views, int32_t count, sf_prob
         sf_trim(&w->horizontal.packed_memory);
         if (problem->status == SF_OK) continue;
         for (int32_t v = 0; v < count && problem->status != SF_DAMAGED; v++) {
-            const sf_batch *view = views + v;
-            memset(view->out + view->image_stride * (size_t)i, 0, 3 * (size_t)view->width * view->height);
+            sf_task task;
+            set_task(&task, views + v, i);
+            memset(task.out, 0, 3 * (size_t)task.out_width * (size_t)task.out_height);
         }
         problem->index = i;
         found++;

@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 13
+#define SF_ABI 14
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -67,7 +67,8 @@ typedef struct {
  * height), the crop is resized to resized[i] = (width, height, left, top), and of that the window of batch width x
  * height pixels at (left, top) is written, mirrored when flips[i] is not zero. Without `boxes` crops are whole images;
  * without `resized` they are resized to the batch's width and height. An image that does not have its size in `expected`
- * is SF_WRONG_SIZE: its box was chosen for another image. */
+ * is SF_WRONG_SIZE: its box was chosen for another image. With `places`, images have sizes of their own; with `patch`
+ * each is written as squares of that side, which divides its width and height: row after row of them, each as an image. */
 typedef struct {
     const uint8_t *const *images;
     const size_t *sizes;
@@ -79,11 +80,13 @@ typedef struct {
     const sf_file *files;  /* [count]; may be NULL */
     const sf_part *parts;
     const uint8_t *flips;
+    const int64_t *places; /* [count][3] where an image begins in `out`, its width and its height; may be NULL */
     uint8_t *out;
     size_t image_stride;   /* bytes between the first bytes of neighbouring images in `out` */
     sf_limits limits;      /* of an encoded image */
     int32_t count;
     int32_t width, height;
+    int32_t patch;         /* 0: no squares */
     int32_t interleaved;   /* 0: three planes of height x width; 1: height x width x RGB */
     int32_t filter;        /* enum sf_filter */
     int32_t oversampling;  /* 0: decode at full scale; n: at 1/2, 1/4 or 1/8 where n times the target's size is left */

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from torchvision.transforms import v2
 
 import shardflow
@@ -122,6 +123,23 @@ def test_what_is_not_mixed_beside_the_labels_is_refused(dataset: Path, field: st
         fields = ("image", "label", "random_key", "cls")
         with pytest.raises(ConfigError, match="not cls;"):
             shardflow.device.Prefetcher(keyed_loader(dataset, fields=fields), "cpu", mixup)
+
+
+@pytest.mark.parametrize("transform", [shardflow.device.MixUp(per_pair=True), shardflow.device.CutMix(num_classes=9)])
+def test_padding_is_mixed_into_no_sample(transform: Any) -> None:
+    """With the field `valid`, samples of a padded batch are mixed as they are without the padding."""
+    batch = {"image": torch.rand(5, 3, 8, 8), "label": torch.arange(5), "random_key": torch.arange(5)}
+    padded = {**batch, "valid": torch.tensor([True, True, True, False, False])}
+    found, expected = (
+        next(iter(shardflow.device.Prefetcher([each], "cpu", [transform])))
+        for each in (padded, {name: column[:3] for name, column in batch.items()})
+    )
+    torch.testing.assert_close(found["image"][:3], expected["image"], rtol=0, atol=0)
+    for own, right in zip(tree_leaves(found["label"]), tree_leaves(expected["label"]), strict=True):
+        torch.testing.assert_close(own[:3], right, rtol=0, atol=0)
+    nothing = {name: column[:0] for name, column in padded.items()}
+    (empty,) = shardflow.device.Prefetcher([nothing], "cpu", [transform])
+    assert len(empty["image"]) == 0
 
 
 def test_an_empty_batch_passes_all_transforms(dataset: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import itertools
 import shutil
 import tarfile
 from pathlib import Path
@@ -50,7 +52,7 @@ def together(patches: torch.Tensor, positions: torch.Tensor, patch: int = PATCH)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_patches_are_those_of_each_image_alone(dataset: Path, workers: int) -> None:
     """Bit by bit: an image in a batch has the patches that it has alone; each sample comes once, in a bin with room."""
-    alone = loader(dataset)
+    alone = loader(dataset, decoder=Patches(PATCH, stack=False), fields=("image", "label"))
     seen = []
     for patches, ends, positions, bins, labels, sizes in loader(dataset, num_workers=workers):
         assert (patches.dtype, ends.dtype, patches.shape[1:]) == (torch.uint8, torch.int32, (3 * PATCH**2,))
@@ -68,6 +70,26 @@ def test_patches_are_those_of_each_image_alone(dataset: Path, workers: int) -> N
             assert image.shape[1:] == tuple(sizes[place].tolist())
         seen += labels.tolist()
     assert sorted(seen) == list(range(90))
+
+
+def test_the_kernel_and_libraries_make_the_same_patches(tmp_path: Path) -> None:
+    """PNGs beside JPEGs of the same pixels: those that the kernel writes itself, and those that are cut."""
+    samples = []
+    for number, size in enumerate(NINE_SIZES):
+        file = jpeg(number, *size)
+        png = encoded(Image.open(io.BytesIO(file)), "PNG")
+        samples += [(f"{number}a", {"jpg": file}), (f"{number}b", {"png": png})]
+    url = write_dataset(tmp_path / "set", {"train": [samples]})
+    fields = ("image", "cu_seqlens", "key")
+    decoder = Patches(PATCH, hflip=1)
+    own = loader(url, fields=fields, sampler=TokenBudget(1000, patch=PATCH, long_side=40), decoder=decoder)
+    found = {
+        key: patches[begin:end]
+        for patches, ends, keys in own
+        for key, (begin, end) in zip(keys, itertools.pairwise(ends.tolist()), strict=True)
+    }
+    for number in range(9):
+        assert torch.equal(found[f"{number}a"], found[f"{number}b"])
 
 
 def test_patches_lie_as_a_convolution_reads_them(dataset: Path) -> None:

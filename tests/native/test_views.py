@@ -6,11 +6,13 @@ import io
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from shardflow import native
+from shardflow.errors import ConfigError
 from shardflow.formats import seek_table
 from tests.helpers import jpegs
 from tests.helpers.examples import examples
@@ -75,3 +77,39 @@ def test_damaged_images_are_black_in_every_view(data: st.DataObject) -> None:
             assert not view.out[1].any()
         elif not problems:
             np.testing.assert_array_equal(view.out[1], own.out[1])
+
+
+@examples(80)
+@given(data=st.data())
+def test_images_of_different_sizes_are_what_they_are_alone(data: st.DataObject) -> None:
+    """Each is written to its place, whole or patch by patch, a damaged one as zeros, and nothing elsewhere."""
+    patch = data.draw(st.sampled_from([0, 1, 3, 8, 14, 16, 19]))
+    grids = data.draw(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3))
+    files: list[native.Payload] = [jpegs.make(0, 60, 45, **KINDS["4:2:0"]) for _ in grids]
+    if is_damaged := data.draw(st.booleans()):
+        files[-1] = b"nothing"
+    flips = np.array([data.draw(st.booleans()) for _ in grids])
+    sides = np.array(grids) * (patch or data.draw(st.integers(1, 30)))
+    begins = np.cumsum([data.draw(st.integers(0, 9)), *(3 * sides.prod(axis=1) + 5)])
+    out = np.full(int(begins[-1]), 7, np.uint8)
+    places = np.column_stack([begins[:-1], sides])
+    problems = native.decode_views(files, [native.View(None, flips, out, places=places, patch=patch)])
+    assert [problem.index for problem in problems] == [len(files) - 1] * is_damaged
+    expected = np.full_like(out, 7)
+    for index, (begin, width, height) in enumerate(places.tolist()):
+        image = empty(1, height, width)
+        native.decode_crops(files[index : index + 1], None, flips[index : index + 1], image)
+        rows = image[0].reshape(3, height // (patch or height), patch or height, width // (patch or width), -1)
+        expected[begin : begin + image.size] = rows.transpose(1, 3, 0, 2, 4).reshape(-1)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_places_outside_of_the_memory_are_refused() -> None:
+    """So are sides that patches do not fill, and types that the kernel would misread."""
+    files, flips = [jpegs.make(0, 60, 45)], np.zeros(1, np.bool_)
+    memory, square = np.zeros(192, np.uint8), np.array([[0, 8, 8]])
+    wrong = [[0, 16, 16], [-1, 8, 8], [0, 9, 8], [0, 0, 8], [1, 8, 8], [2**63 - 1, 8, 8], [0, 1 << 31, 8]]
+    refused = [(memory, np.array([each])) for each in wrong]
+    for out, places in [*refused, (memory.reshape(2, 96), square), (memory, square.astype(float))]:
+        with pytest.raises(ConfigError):
+            native.decode_views(files, [native.View(None, flips, out, None, places, 8)])

@@ -70,13 +70,17 @@ static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
     return (int32_t)(((int64_t)byte * 256 + fine) * limit / 65536);
 }
 
-/* Decode the batch as a view next to one of whole images; without a fault it equals the view alone, unless it `may_differ`. */
+/* Decode the batch as a view next to one of whole images in squares; without a fault it equals the view alone, unless it
+ * `may_differ`. */
 static void check_views(sf_workspace *decoder, const sf_batch *batch, int32_t found, int may_differ) {
     const size_t bytes = (size_t)batch->count * batch->image_stride;
     sf_batch views[2] = {*batch, *batch};
+    static const int64_t places[3][3] = {{0, 16, 24}, {1152, 24, 16}, {2304, 8, 8}};
     views[1].boxes = views[1].resized = NULL;
+    views[1].places = places[0];
+    views[1].patch = 1 << bytes % 4;
     for (int v = 0; v < 2; v++) {
-        views[v].out = malloc(bytes);
+        views[v].out = malloc(v ? 2496 : bytes);
         if (!views[v].out) abort();
     }
     sf_problem problems[3];

@@ -44,7 +44,7 @@ class MixingTransform(ABC):
         self.label_smoothing, self.per_pair = label_smoothing, per_pair
 
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, keys: torch.Tensor
+        self, images: torch.Tensor, labels: torch.Tensor, keys: torch.Tensor, valid: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | MixedTargets]:
         """Return the mixed images in their dtype, and their targets.
 
@@ -53,6 +53,7 @@ class MixingTransform(ABC):
             labels: int64 [B]; or the classes of each image, [B, C] of any dtype, 1 for each: these become soft targets,
                 float32 [B, C], by the same shares.
             keys: int64 [B], the samples' `random_key`.
+            valid: bool [B], False for padding, which is mixed into no image.
 
         Raises:
             ConfigError: The labels have another number of classes, or several classes an image, which are not smoothed.
@@ -65,7 +66,8 @@ class MixingTransform(ABC):
             )
         keys = keys if self.per_pair else keys[:1].expand(len(keys))
         kept, weight = self.shares(keys, *images.shape[-2:])
-        mixed = images * kept + images.roll(1, 0) * (1 - kept)
+        before = torch.arange(len(images), device=images.device).roll(1) if valid is None else _valid_before(valid)
+        mixed = images * kept + images[before] * (1 - kept)
         mixed = mixed.to(images.dtype) if images.is_floating_point() else mixed.round().to(images.dtype)
         if labels.dim() == 2:
             if self.num_classes not in (None, labels.shape[1]) or self.label_smoothing:
@@ -75,11 +77,11 @@ class MixingTransform(ABC):
                 )
             targets = labels.to(torch.float32)
         elif self.num_classes is None:
-            return mixed, MixedTargets(labels, labels.roll(1, 0), weight)
+            return mixed, MixedTargets(labels, labels[before], weight)
         else:
             targets = F.one_hot(labels, self.num_classes).to(torch.float32)
             targets = targets * (1 - self.label_smoothing) + self.label_smoothing / self.num_classes
-        return mixed, targets * weight[:, None] + targets.roll(1, 0) * (1 - weight[:, None])
+        return mixed, targets * weight[:, None] + targets[before] * (1 - weight[:, None])
 
     @abstractmethod
     def shares(self, keys: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,3 +180,10 @@ def _span(centre: torch.Tensor, half: torch.Tensor, length: int) -> tuple[torch.
     """Return begin and end in pixels of an interval around `centre`, cut off at the border; inputs in 0 … 1."""
     pixel, reach = (centre * length).floor(), (half * length).floor()
     return (pixel - reach).clamp(min=0), (pixel + reach).clamp(max=length)
+
+
+def _valid_before(valid: torch.Tensor) -> torch.Tensor:
+    """Return the valid row before each row, and for the first one the last: int64 [B]."""
+    rows = torch.where(valid, torch.arange(len(valid), device=valid.device), -1)
+    latest = rows.cummax(0).values.roll(1)
+    return torch.where(latest < 0, latest[:1], latest)

@@ -58,7 +58,9 @@ class CropDecoder(Decoder):
         """Decode a batch once, and crop it to each view."""
         expected = self._complete(payloads, crops)
         failures: dict[int, SampleError] = {}
-        for index, problem in _decode_in_kernel(payloads, expected, crops, images, self.max_pixels).items():
+        for index, problem in decode_in_kernel(
+            payloads, expected, _kernel_views(crops, images), self.max_pixels
+        ).items():
             row = slice(index, index + 1)
             its_crops, its_images = tuple(view[row] for view in crops), tuple(view[row] for view in images)
             in_file = payloads.in_files[index] if payloads.in_files else None
@@ -131,16 +133,16 @@ def check_crop_decoder(name: str, decoder: object) -> None:
         )
 
 
-def _decode_in_kernel(
-    payloads: Payloads, sizes: Sizes, crops: tuple[Crops, ...], images: _Views, max_pixels: int
+def decode_in_kernel(
+    payloads: Payloads, sizes: Sizes, views: list[native.View], max_pixels: int
 ) -> dict[int, native.Problem | None]:
-    """Decode into `images` with the native kernel, and return the images that remain, with the kernel's reason."""
-    if not native.available() or images[0].shape[1] != 3 or images[0].dtype != torch.uint8:
+    """Decode with the native kernel, unless there are no views, and return the images that remain, with its reason."""
+    if not views or not native.available():
         return dict.fromkeys(range(len(payloads)))
     # Formats other than JPEG are separate problems, so an image's pixels do not depend on the rest of the batch.
     problems = native.decode_views(
         payloads.files,
-        _kernel_views(crops, images),
+        views,
         in_files=payloads.in_files,
         expected=sizes.astype(np.int32),
         seek_tables=payloads.have_tables,
@@ -155,9 +157,10 @@ def _decode_in_kernel(
 
 def _crop_decoded(image: torch.Tensor, crops: tuple[Crops, ...], images: _Views, max_pixels: int) -> None:
     """Crop a whole image into a batch of one: in the kernel, at a tenth of the cost, or by torch."""
-    if native.available() and len(image) == 3 and image.dtype == torch.uint8:
+    views = _kernel_views(crops, images)
+    if native.available() and views:
         pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
-        if not native.decode_views([pixels], _kernel_views(crops, images), max_pixels=max_pixels):
+        if not native.decode_views([pixels], views, max_pixels=max_pixels):
             return
     if image.dtype == torch.uint16:
         image = image.float()  # exact; torch resizes and mirrors no integers of 16 bits
@@ -170,6 +173,8 @@ def _crop_decoded(image: torch.Tensor, crops: tuple[Crops, ...], images: _Views,
 
 
 def _kernel_views(crops: tuple[Crops, ...], images: _Views) -> list[native.View]:
+    if images[0].shape[1] != 3 or images[0].dtype != torch.uint8:
+        return []
     return [
         native.View(own.box, own.flip, view.numpy(), np.concatenate([own.resized, own.offset], axis=1))
         for own, view in zip(crops, images, strict=True)

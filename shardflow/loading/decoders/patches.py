@@ -7,16 +7,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from shardflow import native
 from shardflow._validation import check_integer, check_probability, check_switch
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.geometry.crops import Crops, Sizes
 from shardflow.loading.padding import Padding
+from shardflow.loading.ragged_images import RaggedImages
 from shardflow.order import keyed_rng
 from shardflow.order.keyed_rng import U64
 
-from .crop_decoder import CropDecoder, pixel_source
-from .decoder import BatchShape, Failures, Images, Payloads, Plan
+from .crop_decoder import CropDecoder, decode_in_kernel, pixel_source
+from .decoder import Allocator, BatchShape, Failures, Images, Payloads, Plan
+from .decoder import allocate as fresh
 from .pixels import PixelSource, layout
 
 
@@ -67,23 +70,37 @@ class Patches(CropDecoder):
         flip = keyed_rng.uniforms(keys, 1)[:, 0] < self.hflip
         return Crops.of(np.maximum(sizes, 1), resized=np.broadcast_to(shape, sizes.shape)[:, ::-1], flip=flip)
 
+    def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> RaggedImages:
+        """Return images of their sizes, in patches or whole."""
+        assert isinstance(crops, Crops)
+        sizes = crops.resized[:, ::-1].astype(np.int64)
+        channels, dtype = layout([file for file in payloads.files if len(file)])
+        if not self.stack:  # a list is copied on its way
+            return RaggedImages(sizes, channels, dtype, fresh)
+        return RaggedImages(sizes, channels, dtype, allocate, self.patch)
+
     def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:
-        """Decode a batch into a list of uint8 [3, H, W]: those of one size together, each as alone."""
+        """Decode a batch into `RaggedImages`."""
         assert isinstance(crops, Crops)
         failures: dict[int, SampleError] = {}
-        channels, dtype = layout(payloads.files)
-        for width, height in np.unique(crops.resized, axis=0).tolist():
-            rows = np.flatnonzero((crops.resized == (width, height)).all(axis=1))
-            images = torch.empty((len(rows), channels, height, width), dtype=dtype)
-            own = replace(crops[rows], size=(width, height))
-            found = super().decode(payloads[rows], own, images)
-            crops.replace(rows, own)
-            failures |= {int(rows[index]): error for index, error in found.items()}
-            for row, image in zip(rows.tolist(), images, strict=True):
-                out[row] = image
+        expected = self._complete(payloads, (crops,))
+        for index in decode_in_kernel(payloads, expected, _kernel_views(crops, out), self.max_pixels):
+            row = slice(index, index + 1)
+            height, width = out.sizes[index].tolist()
+            image = torch.empty((1, out.channels, height, width), dtype=out.dtype)
+            if found := super().decode(payloads[row], replace(crops[row], size=(width, height)), image):
+                failures[index] = found[0]
+            out[index] = image[0]
         return failures
 
     @property
     def takes_pixels_of(self) -> PixelSource | None:
         """The kernel or else libraries; None for a subclass that decodes otherwise, and may expect bytes."""
         return pixel_source() if type(self).decode is Patches.decode else None
+
+
+def _kernel_views(crops: Crops, images: RaggedImages) -> list[native.View]:
+    if images.channels != 3 or images.dtype != torch.uint8:
+        return []
+    resized = np.concatenate([crops.resized, crops.offset], axis=1)
+    return [native.View(crops.box, crops.flip, images.memory.numpy(), resized, images.places, images.patch or 0)]
