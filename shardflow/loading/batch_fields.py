@@ -22,6 +22,7 @@ from .padding import (
     PATCH_FIELDS,
     Padding,
     cumulative_patches,
+    image_sizes,
     patch_positions,
     pixel_mask,
 )
@@ -134,8 +135,7 @@ def _image_sizes(batch: Batch) -> torch.Tensor:
     """Return height and width of each image: int64 [B, 2]."""
     if isinstance(batch.images, RaggedImages):
         return torch.from_numpy(batch.images.sizes)
-    shapes = [image.shape[-2:] for image in _tensors(batch.images, batch.samples)]
-    return torch.tensor(shapes, dtype=torch.int64).view(-1, 2)
+    return image_sizes(_tensors(batch.images, batch.samples))
 
 
 def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:

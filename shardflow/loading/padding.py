@@ -129,6 +129,11 @@ def patch_positions(sizes: torch.Tensor, patch: int) -> torch.Tensor:
     return torch.from_numpy(np.stack(np.divmod(numbers, np.repeat(grids[:, 1], counts)), axis=1))
 
 
+def image_sizes(images: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return height and width of each image: int64 [B, 2]."""
+    return torch.tensor([image.shape[-2:] for image in images], dtype=torch.int64).view(-1, 2)
+
+
 def pixel_mask(sizes: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Return where images of these sizes are in a padded batch: bool [B, height, width]."""
     rows = torch.arange(height) < sizes[:, :1]
