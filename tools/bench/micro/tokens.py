@@ -2,13 +2,16 @@
 
 Planned are photographs of ten common shapes with captions of 8 to 200 tokens, in bins of 8,192. Beside it are packers
 of training loops: first fit, in the order of arrival, over a buffer, such as Megatron Energon has, which leaves the
-choice to a function of the user; and that of TorchTitan, if `pip install --no-deps torchtitan==0.3.0` was run.
+choice to a function of the user; that of TorchTitan, if `pip install --no-deps torchtitan==0.3.0` was run; and that of
+LanceDB, if `pip install lancedb==0.40.0` was, which joins samples and cuts them where a bin is full.
 A token of an image is useful if it is not padding.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
+import warnings
 from functools import partial
 
 import numpy as np
@@ -38,7 +41,8 @@ def measure(url: str, rounds: int) -> str:
         ("samples", "bind, CPU-s", "plan of an epoch, CPU-s", "batch of 8 bins, µs", "full"),
         [_planned(samples) for samples in SAMPLES],
     )
-    packers = markdown(("packer", "samples", "full", "CPU-µs for a sample", "most samples in memory"), _packers())
+    columns = ("packer", "samples", "full", "CPU-µs for a sample", "most samples in memory", "samples not whole")
+    packers = markdown(columns, _packers())
     return f"{plans}\n{packers}\n{_loaded(url, rounds)}"
 
 
@@ -84,23 +88,29 @@ def _packers() -> list[list[str]]:
         f"first fit in a buffer of {BUFFER:,}": (partial(_first_fit, buffer=BUFFER), 100_000),
         "first fit in a buffer of 100": (partial(_first_fit, buffer=100), 100_000),
         "TorchTitan's `MMSamplePacker(buffer_size=100)`": (_torchtitan, 5_000),
+        "LanceDB's `pack_sequences`": (_lancedb, 5_000),
     }
     for name, (packer, count) in packers.items():
         sizes, texts = _samples(count)
         lengths = patch_grids(sizes, PATCH).prod(axis=1) + texts
         begun = time.process_time()
         try:
-            bins, most = packer(lengths)
+            bins, most, packed = packer(lengths)
         except ImportError:
-            rows.append([name, "not installed", "", "", ""])
+            rows.append([name, "not installed", "", "", "", ""])
             continue
         us = 1e6 * (time.process_time() - begun) / count
-        rows.append([name, f"{count:,}", f"{lengths.sum() / (bins * BUDGET):.1%}", f"{us:.0f}", f"{most:,}"])
+        full, lacking = packed.sum() / (bins * BUDGET), (packed < lengths).sum()
+        rows.append([name, f"{count:,}", f"{full:.1%}", f"{us:.0f}", f"{most:,}", f"{lacking:,}"])
     return rows
 
 
-def _torchtitan(lengths: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """Return the number of bins, and how many samples the buffer had, which hands out only bins without any room."""
+Packed = tuple[int, int, npt.NDArray[np.int64]]
+"""The number of bins, the most samples in memory, and how many tokens of each sample are in a bin."""
+
+
+def _torchtitan(lengths: npt.NDArray[np.int64]) -> Packed:
+    """Pack with a buffer that hands out only bins without any room."""
     from torchtitan.hf_datasets.multimodal.utils.packing import MMSamplePacker
 
     class Packer(MMSamplePacker):  # type: ignore[misc] # it is not installed where types are checked
@@ -113,11 +123,34 @@ def _torchtitan(lengths: npt.NDArray[np.int64]) -> tuple[int, int]:
         packer.add_sample({"input_ids": range(length)})
         most = max(most, len(packer._sample_buffer))
     packer.flush()
-    return len(packer.packed_samples), most
+    return len(packer.packed_samples), most, lengths
 
 
-def _first_fit(lengths: npt.NDArray[np.int64], buffer: int) -> tuple[int, int]:
-    """Return the number of bins of first fit over a buffer, and how many samples that has."""
+def _lancedb(lengths: npt.NDArray[np.int64]) -> Packed:
+    """Pack all samples of a table, whose number of bins is estimated."""
+    import lancedb
+    import pyarrow as pa
+    from lancedb.streaming import DEFAULT_PREFETCH_BATCHES, DEFAULT_READ_BATCH_SIZE, StreamingDataset
+
+    end, padding, first = range(3)
+    numbers = np.arange(len(lengths), dtype=np.int32)
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    samples = pa.ListArray.from_arrays(ends, pa.array(np.repeat(first + numbers, lengths)))
+    bins, packed = 0, np.zeros_like(lengths)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the estimate
+        table = lancedb.connect(folder).create_table("samples", pa.table({"tokens": samples}))
+        options = {"pack_sequences": BUDGET, "eos_id": end, "pad_id": padding, "blocks_per_epoch": "auto"}
+        for block in StreamingDataset(table, num_splits=STREAMS, shuffle_seed=0, columns=["tokens"], **options):
+            tokens = block["input_ids"].numpy()
+            packed += np.bincount(tokens[tokens >= first] - first, minlength=len(lengths))
+            bins += 1
+    most = STREAMS * DEFAULT_READ_BATCH_SIZE * DEFAULT_PREFETCH_BATCHES
+    return bins, min(most, len(lengths)), packed
+
+
+def _first_fit(lengths: npt.NDArray[np.int64], buffer: int) -> Packed:
+    """Pack by first fit over a buffer."""
     bins = 0
     for begin in range(0, len(lengths), buffer):
         rooms = np.empty(0, dtype=np.int64)
@@ -128,7 +161,7 @@ def _first_fit(lengths: npt.NDArray[np.int64], buffer: int) -> tuple[int, int]:
             else:
                 rooms = np.append(rooms, BUDGET - length)
         bins += len(rooms)
-    return bins, buffer
+    return bins, buffer, lengths
 
 
 def _loaded(url: str, rounds: int) -> str:
