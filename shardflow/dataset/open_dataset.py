@@ -13,9 +13,16 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_integer, did_you_mean
 from shardflow._wording import plural
-from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError
+from shardflow.errors import (
+    BucketNotFoundError,
+    ConfigError,
+    FormatError,
+    ManifestError,
+    NotFoundError,
+    ShardflowError,
+)
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.columns import Column
 from shardflow.formats.quarantine import Quarantined
@@ -179,7 +186,21 @@ class Split:
             ConfigError: There is no such column, or pyarrow is missing.
             IntegrityError: Its bytes are damaged.
         """
+        if name not in self.columns.kinds:
+            hint, known = did_you_mean(name, self.columns.kinds), ", ".join(self.columns.kinds) or "none"
+            message = f"split {self.name!r} has no column {name!r}{hint}; its columns are {known}"
+            raise ConfigError(f"{message}{self.json_remedy(name)}")
         return self.columns.read_all(name)
+
+    def json_remedy(self, name: str) -> str:
+        """Return how a field of the samples' `.json` becomes a column, to end a message; "" if they have no `.json`."""
+        rows = None
+        with contextlib.suppress(ShardflowError):
+            rows = self.reader.rows(0) if len(self.shards) else None
+        if rows is None or "json" not in rows.parts():
+            return ""
+        call = f"compute({str(self._storage)!r}, {name!r}, lambda rows: [row[{name!r}] for row in rows], field='json')"
+        return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [N, 2], zeros if there is none or unknown.

@@ -92,7 +92,9 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
             mask[connection.from_arrow(table).filter(where).project("number").fetchnumpy()["number"]] = True
     except duckdb.Error as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"the condition {where!r}: {reason}; it can name {', '.join(names)}") from error
+        lacking = re.search('column "(.+?)" not found', reason)
+        remedy = split.json_remedy(lacking[1]) if lacking else ""
+        raise ConfigError(f"the condition {where!r}: {reason}; it can name {', '.join(names)}{remedy}") from error
     finally:
         connection.close()
     return mask

@@ -41,7 +41,7 @@ def split_facts(
         classes=classes,
         labels=partial(class_labels, split, classes),
         image_sizes=split.image_sizes,
-        load=load_numbers,
+        load=partial(load_numbers, split),
         column=partial(column_numbers, split),
         where=partial(select, split, classes),
     )
@@ -80,13 +80,14 @@ def column_numbers(split: Split, name: str) -> npt.NDArray[Any] | None:
     return split.column(name).values
 
 
-def load_numbers(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
+def load_numbers(split: Split, path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """Return the numbers in a `.npy`, mapped; ConfigError if there is no such file, or no numbers in it."""
     try:
         values: npt.NDArray[Any] = np.load(os.path.expanduser(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise ConfigError(
             f"{os.fspath(path)!r}: neither a column, a file nor, for Weighted, one of 'balanced', 'sqrt'"
+            f"{split.json_remedy(os.fspath(path))}"
         ) from None
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{os.fspath(path)!r} is not a .npy file of numbers: {error}") from error

@@ -62,7 +62,7 @@ def resolve_fields(
     if parts is not None:
         for field in fields:
             known = field in annotations.names or field in columns
-            if not known and (problem := _problem(field, parts, dataset)) is not None:
+            if not known and (problem := _problem(field, parts, dataset, split)) is not None:
                 raise ConfigError(f"{dataset.url}, split {split.name!r}: {problem}")
     return tuple(fields), annotations, columns
 
@@ -110,7 +110,7 @@ def _first_rows(split: Split) -> ShardRows | None:
         return None
 
 
-def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:
+def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str | None:
     """Return why samples with these parts have no such field; None if they have it."""
     names = [*COMPUTED_FIELDS, *dataset.manifest.columns]
     part, remedy = field, f"{did_you_mean(field, [*names, *parts])}; fields are {', '.join(names)}, and any part"
@@ -129,7 +129,7 @@ def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:
             return "the field 'labels' needs the number of classes, which this dataset does not know; use 'label'"
     else:
         is_there = field in COMPUTED_FIELDS or field in parts
-        remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy
+        remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy + split.json_remedy(field)
     return None if is_there else f"field {field!r}: has no part {part!r}, it has {', '.join(sorted(parts))}{remedy}"
 
 

@@ -118,7 +118,7 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         parts = plan.recipe.annotations.parts
         remedy = "is this the right directory?"
         if absent and not any(os.path.splitext(each.path)[1] for each in bad):
-            remedy = "the paths have no extension, such as .jpg: write it into the table"
+            remedy = "the paths have no extension, and no image has such a name: is --image-folder their folder?"
         elif absent:
             remedy = "paths in a table are absolute, or relative to the table; or name their folder with --image-folder"
         elif all(any(part in each.reason for part in parts) for each in bad):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,26 @@ def test_a_tokenizer_gives_the_lengths_of_a_token_budget(captioned: Path) -> Non
     for ends, bins, tokens, _ in loader:
         used = torch.zeros(2, dtype=torch.int64).index_add(0, bins, ends.diff().long() + tokens)
         assert int(used.max()) <= 25
+
+
+def test_a_field_of_the_json_is_not_a_column_yet(tmp_path: Path) -> None:
+    """Errors about a column that is not there give the call that makes one of the samples' `.json`; it does."""
+    samples = [(f"{n}", {"jpg": jpeg(n), "json": f'{{"fold": {n % 2}}}'.encode()}) for n in range(4)]
+    dataset = write_dataset(tmp_path / "set", {"train": [samples]})
+    call = rf"`(shardflow\.columns\.compute\('{dataset}', 'fold', .*field='json'\))` makes it a column"
+    for settings in (
+        {"sampler": shardflow.samplers.Subset("fold != 0")},
+        {"sampler": shardflow.samplers.Weighted("fold")},
+        {"fields": ("image", "fold")},
+    ):
+        with pytest.raises(ConfigError, match=call):
+            shardflow.Loader(dataset, batch_size=1, num_workers=0, **settings)
+    with pytest.raises(ConfigError, match=call) as caught:
+        shardflow.open(dataset)["train"].column("fold")
+    eval(re.search(call, str(caught.value))[1])  # type: ignore[index]
+    subset = shardflow.samplers.Subset("fold != 0")
+    assert len(shardflow.Loader(dataset, batch_size=1, num_workers=0, sampler=subset)) == 2
+    bare = write_dataset(tmp_path / "bare", {"train": [[("0", {"jpg": jpeg(0)})]]})
+    with pytest.raises(ConfigError) as plain:
+        shardflow.Loader(bare, batch_size=1, fields=("fold",))
+    assert "compute" not in str(plain.value)

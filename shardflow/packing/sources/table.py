@@ -16,6 +16,7 @@ import itertools
 import json
 import logging
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -26,6 +27,7 @@ from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
+from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import (
     divide_query,
@@ -76,7 +78,8 @@ class Table(SourceKind):
             Without one, all rows are for training.
         caption: Column with a text for `.txt`.
         mask: Column with the path or URL of a mask for `.mask.png`; it is declared as a mask.
-        images: Directory or URL of the relative paths; None for the folder of the table.
+        images: Directory or URL of the relative paths; None for the folder of the table. There a path without an
+            extension, such as an id, is that of the one image that has it: `abc` of `abc.jpg`.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the table,
             sorted.
         storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
@@ -110,7 +113,10 @@ class Table(SourceKind):
         is_text = name.lower().endswith(_TEXT_TABLES)
         rows = _read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name)
         unused: list[str] = []
-        unlabelled = Items.of(counted(self._unlabelled_inputs(rows, folder, base, unused, is_text), "listing"))
+        images = open_storage(base, remote_options(base, self.storage_options))
+        files = None if self.images is None else _Files(images)
+        listed = self._unlabelled_inputs(rows, folder, base, files, unused, is_text)
+        unlabelled = Items.of(counted(listed, "listing"))
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         classes = class_names(self.classes)
@@ -118,7 +124,6 @@ class Table(SourceKind):
         are_numbers = labels.isdisjoint(classes or ()) and all(NUMBER.fullmatch(str(label)) for label in labels)
         if are_numbers and is_text:
             unlabelled = unlabelled.relabelled(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
-        images = open_storage(base, remote_options(base, self.storage_options))
         reader = Reader.at(images, base, self.storage_options)
         if any(is_remote(each.path) for each in unlabelled):
             reader = replace(reader, remote=True)
@@ -128,7 +133,13 @@ class Table(SourceKind):
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 
     def _unlabelled_inputs(
-        self, rows: Iterator[Row], folder: str, base: str, unused: MutableSequence[str], is_text: bool
+        self,
+        rows: Iterator[Row],
+        folder: str,
+        base: str,
+        files: _Files | None,
+        unused: MutableSequence[str],
+        is_text: bool,
     ) -> Iterator[Item]:
         head = list(itertools.islice(rows, _HEAD))
         if not head:
@@ -142,6 +153,9 @@ class Table(SourceKind):
             if late := next((use for use in ("label", "split") if use in row and getattr(columns, use) is None), None):
                 message = f"{self}, row {number} has {late!r}, which none of the first {_HEAD} rows has"
                 raise ConfigError(f"{message}; write it into the first row too, or name the column with {late}=")
+            for column in (columns.image, columns.mask):
+                if files is not None and isinstance(place := row.get(column or ""), str):
+                    row = {**row, str(column): files.with_extension(place, f"{self}, row {number}")}
             return _unlabelled_input(row, columns, self._split(row, columns.split, number), number, folder, base)
 
         yield from map_in_threads(unlabelled, enumerate(itertools.chain(head, rows), 1))
@@ -205,6 +219,36 @@ def _header_hint(row: Row) -> str:
     if any(os.path.splitext(name)[1].lower()[1:] in SOURCE_PARTS for name in row):
         return "the first line must name the columns"
     return "name the column of the images' paths or URLs with image= or --image-column"
+
+
+class _Files:
+    """The files of the folder of images. It is listed at most once, and only if a path has no extension."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage, self._lock = storage, threading.Lock()
+        self._named: dict[str, list[str]] | None = None  # name, also without the extension of an image → names
+
+    def with_extension(self, place: str, where: str) -> str:
+        """Return a path with the extension of the one image that has it; as it is if there is none.
+
+        Raises:
+            ConfigError: There are several.
+        """
+        if is_remote(place) or os.path.splitext(place)[1][1:].lower() in SOURCE_PARTS:
+            return place
+        with self._lock:
+            if self._named is None:
+                self._named = {}
+                for name in sorted(self._storage.listing()):
+                    stem, extension = os.path.splitext(name)
+                    self._named.setdefault(stem if extension[1:].lower() in SOURCE_PARTS else name, []).append(name)
+        found = self._named.get(place, [place])
+        if len(found) > 1 and place not in found:
+            both = f"{found[0]!r} or {found[1]!r}"
+            raise ConfigError(
+                f"{where}: {place!r} may be {both} of {self._storage}; write the extension into the table"
+            )
+        return place if place in found else found[0]
 
 
 class _Columns(NamedTuple):

@@ -229,6 +229,30 @@ def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     assert not caplog.records
 
 
+@pytest.mark.parametrize("behind", ["disk", "url"])
+def test_ids(tmp_path: Path, behind: str) -> None:
+    """In the folder of images, a path without a known extension is that of its only image; of two, both are named."""
+    mask = encoded(Image.new("L", (96, 64)), "PNG")
+    files = {"scan.1.JPG": photo(1), "sub/b.png": photo(2), "c": photo(3), "c.jpg": photo(4), "b.mask.png": mask}
+    write_tree(tmp_path / "images", {**files, "two.jpg": photo(5), "two.webp": photo(6), "two.txt": b""})
+    table = tmp_path / "t.csv"
+    table.write_text("id,mask,label\nscan.1,b.mask,x\nsub/b,b.mask,y\nc,b.mask,x\ngone,b.mask,y\n")
+    options: dict[str, Any] = {"image": "id", "mask": "mask"}
+    folder: Any = tmp_path / "images"
+    if behind == "url":
+        memory = fsspec.filesystem("memory")
+        memory.put(str(folder), "/ids", recursive=True)
+        folder = "memory://ids"
+    source = list_source(sf.sources.Table(table, **options, images=folder))
+    assert [item.path for item in source.splits["train"]] == ["scan.1.JPG", "sub/b.png", "c", "gone"]
+    assert [json.loads(item.more)["parts"]["mask.png"] for item in source.splits["train"]] == [["b.mask.png"]] * 4
+    table.write_text("id,label\nscan.1,x\ntwo,y\n")
+    with pytest.raises(ConfigError, match=r"row 2: 'two' may be 'two.jpg' or 'two.webp' of .*; write the extension"):
+        list_source(sf.sources.Table(table, image="id", images=folder))
+    (alone, _) = list_source(sf.sources.Table(table, image="id")).splits["train"]
+    assert alone.path == "scan.1"
+
+
 def test_paths_that_are_nowhere(tmp_path: Path) -> None:
     """If no path of a table exists, the message says what they are relative to; a missing mask is named as one."""
     write_tree(tmp_path, {"1.jpg": photo(1), "t.csv": b"image,mask\n1.jpg,m.png\n", "dir.csv/x.jpg": photo(1)})
@@ -379,4 +403,4 @@ def test_wrong_folders_and_names_of_images(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"nowhere.*--image-folder"):
         list_source(sf.sources.Table(table, images=tmp_path / "nowhere"))
     with pytest.raises(PackIncompleteError, match="no extension"):
-        sf.pack(sf.sources.Table(table, images=tmp_path / "images"), tmp_path / "dst", executor="serial")
+        sf.pack(table, tmp_path / "dst", executor="serial")
