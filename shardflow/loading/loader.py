@@ -464,7 +464,7 @@ def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
         whose = f" for each of {partition.world_size} ranks" if partition.world_size > 1 else ""
         raise ConfigError(
             f"an epoch of split {split!r} has {plural(epochs.length, 'sample')}, less than one batch of "
-            f"{partition.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad'"
+            f"{partition.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad'{epochs.sampler.length_rule}"
         )
     if epochs.samples_per_epoch is not None and partition.tail == "drop" and epochs.length % partition.global_batch:
         raise ConfigError(

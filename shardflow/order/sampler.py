@@ -141,6 +141,7 @@ class EpochSampler(Protocol):
             None where a position is a sample.
         chosen: The numbers of the samples that each pass has; None where these are all, or not the same in each.
         warnings: What the user should know.
+        length_rule: What the length of an epoch follows from, and how to have a longer one: "; …", to end a message.
     """
 
     length: int
@@ -150,6 +151,7 @@ class EpochSampler(Protocol):
     patch: int | None = None
     chosen: I64 | None = None
     warnings: Sequence[str] = ()
+    length_rule: str = ""
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
         """Return the pass of an epoch; a pure function."""

@@ -48,7 +48,12 @@ class Weighted:
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return epochs of samples by weight."""
-        return ShuffledEpochs(facts, self._of(facts))
+        epochs = ShuffledEpochs(facts, self._of(facts))
+        epochs.length_rule = (
+            f"; it is the sum of the weights of {self!r}: multiply them, such as weights / weights.mean() for an epoch "
+            "as long as the split, or pass the loader samples_per_epoch="
+        )
+        return epochs
 
     def _of(self, facts: Facts) -> Weights:
         given, samples = self.weights, facts.samples

@@ -289,7 +289,7 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
         ("balance", "neither a column, a file nor, for Weighted, one of 'balanced', 'sqrt'"),
         ([-1.0] * 60, "that of sample 0 is -1"),
         ([0.0] * 60, "found 0"),
-        (0.05, "has 3 samples, less than one batch of 7"),
+        (0.05, r"has 3 samples, less than one batch of 7.*sum of the weights of Weighted\(0.05\).*samples_per_epoch"),
         (Subset([60]), "Subset names sample 60"),
         (object(), "must be numbers"),
     ],
