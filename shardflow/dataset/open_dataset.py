@@ -317,6 +317,8 @@ class Dataset(Mapping[str, Split]):
             elif split == "val" and "train" in self._splits:
                 url = self.url.rstrip("/")
                 message += f"; `{shlex.join(['shardflow', 'split', url, f'{url}-split'])}` makes {url}-split, with one"
+            else:
+                message += did_you_mean(split, self._splits)
             raise ConfigError(message)
         return self._splits[split]
 
@@ -370,7 +372,7 @@ def open_dataset(
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
             remedy = "check the path, run `shardflow pack` again to finish, or `shardflow index` on tars of other tools"
             if command := packing_command(storage):
-                reason, remedy = "holds no dataset yet", command
+                reason, remedy = "is not a dataset", command
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
         if root.exists():
             raise NotFoundError(f"{storage} is a file, not a dataset; `shardflow pack` makes one of images") from None

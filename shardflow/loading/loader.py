@@ -39,6 +39,7 @@ from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
 from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import IMAGES, EpochStart, Source, Transforms
+from .torchvision_transforms import refuse_unfit
 from .tv_sample import check_movable
 from .whole_sample import WholeSample
 from .worker_pool import check_sendable
@@ -209,6 +210,7 @@ class Loader(Engine):
         _check_epoch(chosen.name, epochs, partition)
         names, annotations, columns = resolve_fields(fields, opened, chosen, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, names, transform)
+        refuse_unfit(decoder, transform, annotations.names)
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import shardflow as sf
+from shardflow._cores import allowed_cores
 from shardflow.dataset import unpacked
-from shardflow.errors import NotFoundError
+from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
 from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
@@ -38,7 +39,7 @@ def test_images_are_packed_by_the_line(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "my photos", 6)
     message = refusal(f"{source}/")
     assert "6 images" in message
-    assert re.search(r"about \d+ s ", message)
+    assert re.search(rf"about \d+ s on {allowed_cores()} core", message)
     assert run(*command_of(message), "--executor", "serial").returncode == 0
     assert len(sf.open(command_of(message)[2])["train"]) == 6
 
@@ -52,6 +53,16 @@ def test_tars_are_indexed_by_the_line(tmp_path: Path) -> None:
     indexed = run(*command_of(message), cwd=tmp_path)
     assert indexed.returncode == 0, indexed.stderr
     assert len(sf.open(tmp_path / command_of(message)[-1])["train"]) == 5
+
+
+def test_a_folder_of_datasets(tmp_path: Path) -> None:
+    """A folder that holds datasets, as folds do, is said to, with one of them; a name that is nearly right as well."""
+    for number in (1, 0):
+        make_dataset(tmp_path / "folds" / f"fold{number}", [2])
+    assert refusal(tmp_path / "folds").endswith(f"it has 2 datasets: name one, such as {tmp_path}/folds/fold0")
+    assert refusal(tmp_path / "folds" / "folds").endswith(f"did you mean {tmp_path}/folds/fold1?")
+    with pytest.raises(ConfigError, match=r"no split 'tain'.*did you mean 'train'"):
+        sf.Loader(tmp_path / "folds" / "fold0", split="tain", batch_size=1)
 
 
 def test_a_bucket_is_listed_within_bounds(

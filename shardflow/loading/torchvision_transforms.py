@@ -1,0 +1,64 @@
+"""Transforms of torchvision that cannot take a decoded image, refused before workers are started.
+
+Only those that surely fail are: a transform of another package before them may give them what they need. Classes are
+recognised by their names, so that torchvision is not imported for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shardflow.errors import ConfigError
+
+_FLOATS = "v2.ToDtype(torch.float32, scale=True) before v2.Normalize, or device.Normalize() in a device.Prefetcher"
+_MAY_CHANGE_TYPE = {"ConvertImageDtype", "Lambda", "LinearTransformation", "RandomApply", "RandomChoice", "RandomOrder"}
+_MAY_CHANGE_TYPE |= {"ImageClassification", "ObjectDetection", "SemanticSegmentation", "ToDtype", "ToPILImage"}
+
+
+def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -> None:
+    """Refuse transforms of torchvision that fail for each image; a list has one for each view.
+
+    Args:
+        decoder: One of shardflow gives uint8 or uint16 tensors; of others nothing is known.
+        transform: The loader's transform.
+        annotated: The fields that it gets in a dict, together with the image.
+
+    Raises:
+        ConfigError: One of them fails; the message says what to write.
+    """
+    if not type(decoder).__module__.startswith("shardflow."):
+        return
+    for each in transform if isinstance(transform, list | tuple) else [transform]:
+        for first in _of_torchvision(each):
+            name, is_v1 = type(first).__name__, ".v2." not in type(first).__module__
+            if name in _MAY_CHANGE_TYPE:
+                break
+            if is_v1 and annotated:
+                raise ConfigError(
+                    f"{name} of torchvision.transforms takes an image alone, and with {annotated[0]!r} among the "
+                    "fields a transform gets a dict; use the one of torchvision.transforms.v2"
+                )
+            if is_v1 and name in ("PILToTensor", "ToTensor"):
+                raise ConfigError(
+                    f"{name} of torchvision.transforms takes PIL images, and images come as uint8 tensors [3, H, W]: "
+                    f"leave it out, and for floats write {_FLOATS}"
+                )
+            if name == "Normalize":
+                raise ConfigError(f"Normalize takes floats, and images come as uint8 tensors: write {_FLOATS}")
+
+
+def _of_torchvision(transform: Any) -> Iterator[Any]:
+    """Yield the transforms that are applied one after the other, up to the first that is not of torchvision."""
+    module, name = type(transform).__module__, type(transform).__name__
+    if name == "Compose" and module.startswith("torchvision.transforms."):
+        transform = transform.transforms
+    elif not (name == "Sequential" and module.startswith("torch.nn.")):
+        if module.startswith("torchvision.transforms."):
+            yield transform
+        return
+    for each in transform:
+        found = list(_of_torchvision(each))
+        yield from found
+        if not found:
+            return

@@ -1,0 +1,66 @@
+"""Transforms of torchvision that cannot take decoded images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import shardflow
+from shardflow.decoders import Image
+from shardflow.errors import ConfigError
+from shardflow.loading.torchvision_transforms import refuse_unfit
+from tests.helpers.making import make_dataset
+
+MEAN = [0.5, 0.5, 0.5]
+FLOATS = v2.ToDtype(torch.float32, scale=True)
+FAIL = {
+    "ToTensor": [v1.ToTensor(), v1.Compose([v1.ColorJitter(0.1), v1.ToTensor(), v1.Normalize(MEAN, MEAN)])],
+    "PILToTensor": [v1.PILToTensor()],
+    "Normalize": [
+        v2.Normalize(MEAN, MEAN),
+        v2.Compose([v2.Compose([v2.ToImage()]), v2.RandomErasing(), v1.Normalize(MEAN, MEAN)]),
+        nn.Sequential(v2.ColorJitter(0.1), v2.Normalize(MEAN, MEAN)),
+    ],
+}
+WORK: list[Any] = [
+    v1.ColorJitter(0.1),
+    v1.Compose([v1.ToPILImage(), v1.ToTensor(), v1.Normalize(MEAN, MEAN)]),
+    v2.Compose([FLOATS, v2.Normalize(MEAN, MEAN)]),
+    v2.Compose([v2.RandomApply([FLOATS], p=1), v2.Normalize(MEAN, MEAN)]),
+    v2.Compose([lambda image: image.float(), v2.Normalize(MEAN, MEAN)]),
+    v2.Compose([models.ResNet18_Weights.DEFAULT.transforms(), v2.Normalize(MEAN, MEAN)]),
+]
+
+
+@pytest.mark.parametrize("name", FAIL)
+def test_transforms_that_fail(name: str) -> None:
+    """What fails for every image is refused, with the transforms to write; and it does fail."""
+    for transform in FAIL[name]:
+        with pytest.raises(ConfigError, match=rf"{name}.*uint8 tensors.*v2\.ToDtype"):
+            refuse_unfit(Image(), [transform], ())
+        with pytest.raises(TypeError):
+            transform(torch.zeros(3, 8, 8, dtype=torch.uint8))
+
+
+def test_transforms_that_work() -> None:
+    """What may work is not refused; and it does work."""
+    for transform in WORK:
+        refuse_unfit(Image(), transform, ())
+        transform(torch.zeros(3, 300, 300, dtype=torch.uint8))
+
+
+def test_of_a_loader(tmp_path: Path) -> None:
+    """A loader refuses them when it is made; with annotations, all of torchvision's v1."""
+    dataset = make_dataset(tmp_path / "set", [2])
+    with pytest.raises(ConfigError, match="ToTensor"):
+        shardflow.Loader(dataset, batch_size=1, transform=v1.ToTensor())
+    with pytest.raises(ConfigError, match=r"ColorJitter of torchvision\.transforms takes an image alone.*'boxes'"):
+        refuse_unfit(Image(), v1.ColorJitter(0.1), ("boxes",))
+    refuse_unfit(Image(), v2.ColorJitter(0.1), ("boxes",))
