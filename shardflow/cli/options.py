@@ -57,6 +57,8 @@ def writable_file(ctx: click.Context, param: click.Parameter, value: str | None)
     """Check that the folder of an output file exists, before the command starts its work."""
     if value is not None and not Path(value).parent.is_dir():
         raise click.BadParameter(f"the folder {str(Path(value).parent)!r} does not exist")
+    if value is not None and Path(value).is_dir():
+        raise click.BadParameter(f"{value!r} is a folder; give the name of a file, such as {param.metavar}")
     return value
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from shardflow._cores import allowed_cores
+from shardflow._imports import import_large
 from shardflow.loading.run_metadata import describe_versions, package_version
 from shardflow.storage.cache import default_directory
 
@@ -18,8 +19,10 @@ _OPTIONAL = ("pyarrow", "ray", "kornia", "lightning", "datasets")
 
 def describe_system() -> dict[str, str]:
     """Return the machine, the versions of the libraries, and whether the native kernel is active, or why it is not."""
+    versions = describe_versions()
     return {
-        **describe_versions(),
+        **versions,
+        "torchvision": versions["torchvision"] + _import_error("torchvision"),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{_distribution()}, {platform.platform()}",
         "processor": _processor(),
@@ -66,11 +69,24 @@ def _free(directory: str | Path) -> str:
     return f"{disk.free / 1e9:.1f} of {disk.total / 1e9:.1f} GB free"
 
 
-def _gpu() -> str:
+def _import_error(package: str) -> str:
+    """Return that a package cannot be imported, and why, to follow its version; "" if it can."""
     try:
-        import torch
-    except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
-        return f"torch cannot be imported: {error}"
+        import_large(package)
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # a missing CUDA library is an OSError, operator a RuntimeError
+        return f", cannot be imported: {error}"
+    return ""
+
+
+def _gpu() -> str:
+    if error := _import_error("torch"):
+        return f"torch{error}"
+    import torch
+
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     return f"{', '.join(names) or 'none'}; torch built {cuda}"

@@ -85,8 +85,13 @@ class PackPlan:
 
     @property
     def bad(self) -> list[Quarantined]:
-        """Inputs that the listing has found unusable, such as rows whose file is missing."""
-        return [bad for items in self.source.splits.values() for bad in _bad(items, self.recipe.annotations)]
+        """Inputs that the listing has found unusable, such as rows whose file is missing, and those that an unfinished
+        pack has quarantined in its finished shards; sorted."""
+        found: list[Quarantined] = []
+        for job in self.jobs:
+            receipt = self.ledger.finished(job) if self.destination == "unfinished" else None
+            found += _bad(job.items, self.recipe.annotations) if receipt is None else receipt.quarantined
+        return sorted(found)
 
     @property
     def destination(self) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from shardflow.diagnostics.system_report import describe_system
 from shardflow.loading.run_metadata import describe_versions
+from tests.helpers.command import run
 
 
 def test_report_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +32,15 @@ def test_versions_need_no_torch() -> None:
     code = "import sys\nfrom shardflow.loading.run_metadata import describe_versions\n"
     code += "describe_versions(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_packages_that_cannot_be_imported(tmp_path: Path) -> None:
+    """A torch or torchvision whose import fails, as after half of an update, is in the report, and ends nothing."""
+    for package in ("torch", "torchvision"):
+        broken = 'raise RuntimeError("operator torchvision::nms does not exist")'
+        (tmp_path / f"{package}.py").write_text(broken)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = run("info", "--system", env={**os.environ, "PYTHONPATH": paths})
+    assert re.search(r"\ntorchvision .*, cannot be imported: operator torchvision::nms", done.stdout), done.stderr
+    assert "\nGPU           torch, cannot be imported: operator" in done.stdout
+    assert done.returncode == 0

@@ -39,18 +39,19 @@ def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
     )
     bad = preview(src / "t.csv", tmp_path / "dst").bad
     assert [(each.path, each.reason) for each in bad] == [
-        ("3.jpg", "No such file or directory"),
         ("1.jpg", "row 4 has no label"),
+        ("3.jpg", "No such file or directory"),
     ]
     result = CliRunner().invoke(shardflow, ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--dry-run"])
     assert (
-        "bad          2 inputs that could not be packed, such as '3.jpg' (No such file or directory); "
-        "'1.jpg' (row 4 has no label); repair them, or leave them out with --max-errors 2"
+        "bad          2 inputs that could not be packed, such as '1.jpg' (row 4 has no label); "
+        "'3.jpg' (No such file or directory); repair them, or leave them out with --max-errors 2"
     ) in result.output.splitlines()
 
 
 def test_state_of_the_destination(tmp_path: Path) -> None:
-    """A dry run says whether a pack would be resumed, at which shard, or refused; and touches nothing."""
+    """A dry run says whether a pack would be resumed, at which shard and with which bad inputs, or refused; and touches
+    nothing."""
     src = write_tree(image_folder(tmp_path / "src", 50), {"a/bad.jpg": b"x"})
     settings: dict[str, Any] = {"shard_samples": 20, "short_side": 32}
     with pytest.raises(PackIncompleteError):
@@ -58,6 +59,7 @@ def test_state_of_the_destination(tmp_path: Path) -> None:
     before = contents(tmp_path / "dst")
     counts = preview(src, tmp_path / "dst", **settings)
     assert (counts.destination, counts.finished, len(counts.jobs)) == ("unfinished", 3, 3)
+    assert [(each.path, each.stage) for each in counts.bad] == [("a/bad.jpg", "decode")]
     assert preview(src, tmp_path / "dst", **{**settings, "short_side": 16}).finished == 0
     assert contents(tmp_path / "dst") == before
     sf.pack(src, tmp_path / "dst", **settings, executor="serial", max_errors=1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,15 @@ from shardflow.dataset.label_numbering import Named
 from .items import Item, encode_more
 from .labelling import unlabelled_input
 from .reader import place_state, public_name
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def number(text: str) -> float:
+    """Return the number that a text is; ValueError for what only Python takes for one, such as 1_000 and nan."""
+    if not _NUMBER.fullmatch(text) or not math.isfinite(found := float(text)):
+        raise ValueError(text)
+    return found
 
 
 def detection_input(base: str, split: str, place: str, sample: Mapping[str, Any]) -> Item:

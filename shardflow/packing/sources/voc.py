@@ -17,7 +17,6 @@ Source: host.robots.ox.ac.uk/pascal/VOC/voc2012, "Development Kit".
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import remote_options, strip_file_scheme
 
-from .detection import bad_input, detection_input
+from .detection import bad_input, detection_input, number
 from .items import Item, Items
 from .labelling import number_labels
 from .reader import Reader, map_in_threads
@@ -142,7 +141,7 @@ def _read(storage: Storage, stem: str, files: Mapping[str, Any]) -> _Annotated |
         own = [name for part in SOURCE_PARTS if (name := f"{_IMAGES}/{stem}.{part}") in files]
         if own and os.path.splitext(place)[0] != f"{_IMAGES}/{stem}":
             raise SampleError(f"its filename is that of {place}, its own name that of {own[0]}; correct one of them")
-        sides = [int(_number(root, f"size/{side}")) for side in ("width", "height")]
+        sides = [_whole(root, f"size/{side}") for side in ("width", "height")]
         sample: dict[str, Any] = {"width": sides[0], "height": sides[1], "boxes": []}
         objects = root.findall("object")
         for each in objects:
@@ -151,7 +150,7 @@ def _read(storage: Storage, stem: str, files: Mapping[str, Any]) -> _Annotated |
                 raise SampleError(f"an object has the corners {left:g}, {top:g} and {right:g}, {bottom:g}")
             sample["boxes"].append([left - 1, top - 1, right, bottom])
         for flag in _FLAGS:
-            sample[flag] = [int(_number(each, flag, 0)) for each in objects]
+            sample[flag] = [_whole(each, flag, 0) for each in objects]
         names = tuple((each.findtext("name") or "").strip() for each in objects)
         if not all(names):
             raise SampleError("an object has no name")
@@ -165,12 +164,16 @@ def _number(element: Element, path: str, default: float | None = None) -> float:
     if text is None and default is not None:
         return default
     try:
-        number = float(text or "")
+        return number((text or "").strip())
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise SampleError(f"{path} is {text!r:.60}, not a number")
-    return number
+        raise SampleError(f"{path} is {text!r:.60}, not a number") from None
+
+
+def _whole(element: Element, path: str, default: float | None = None) -> int:
+    found = _number(element, path, default)
+    if found != int(found):
+        raise SampleError(f"{path} is {found}, not a whole number")
+    return int(found)
 
 
 def parse_xml(data: bytes) -> Element:

@@ -13,7 +13,6 @@ Source: docs.ultralytics.com, "Object Detection Datasets Overview".
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
 
-from .detection import bad_input, detection_input
+from .detection import bad_input, detection_input, number
 from .items import Item, Items
 from .labelling import number_labels
 from .reader import Reader, map_in_threads, refusal
@@ -94,6 +93,11 @@ class Yolo(SourceKind):
         for split, below in folders.items():
             if all(each != split for each, _ in found):
                 logger.warning("%s: there are no images of the split %r in %s", self, split, ", ".join(below))
+        below_labels = {os.path.dirname(text) for text in texts.values()}
+        others = (name for name in files.keys() - texts.values() if name.endswith(".txt"))
+        lost = {name for name in others if os.path.dirname(name) in below_labels}
+        if without := sorted(name for name in lost if not name.endswith("/classes.txt")):
+            logger.warning("%s: %s without an image, such as %r", self, plural(len(without), "text"), without[0])
         numbering = LabelNumbering(names if self.classes is None else self.classes, names, self)
         numbers = [numbering.number(each) for each in names]
         reader = Reader.at(images, base, self.storage_options)
@@ -177,7 +181,7 @@ def _input(
         return bad_input(split, place, f"{texts[place]} is the text of {count} images; give each its own name")
     try:
         lines = storage.read(texts[place], most_bytes=_MOST_BYTES).decode().splitlines() if place in texts else []
-        boxes = [_box(line, number, len(numbers)) for number, line in enumerate(lines, 1) if line.strip()]
+        boxes = [_box(line, row, len(numbers)) for row, line in enumerate(lines, 1) if line.strip()]
     except UnicodeDecodeError:
         return bad_input(split, place, f"{texts[place]} is not text")
     except SampleError as error:
@@ -186,17 +190,17 @@ def _input(
     return detection_input(base, split, place, {"boxes": [box for _, box in boxes], "labels": labels})
 
 
-def _box(line: str, number: int, classes: int) -> tuple[int, list[float]]:
+def _box(line: str, row: int, classes: int) -> tuple[int, list[float]]:
     """Return class and box in a line of a text; raise a SampleError if there are none."""
     try:
-        category, *box = map(float, line.split())
+        category, *box = map(number, line.split())
     except ValueError:
-        raise SampleError(f"line {number}: {line!r:.60} is not made of numbers") from None
+        raise SampleError(f"line {row}: {line!r:.60} is not made of numbers") from None
     if len(box) != 4:
         hint = ", which is a polygon: boxes alone are read" if len(box) > 4 and len(box) % 2 == 0 else ""
-        raise SampleError(f"line {number} has {len(box) + 1} numbers, and not 5: a class and a box{hint}")
+        raise SampleError(f"line {row} has {len(box) + 1} numbers, and not 5: a class and a box{hint}")
     if not (category.is_integer() and 0 <= category < classes):
-        raise SampleError(f"line {number}: class {category:g} is not one of the {classes} names")
-    if not all(math.isfinite(each) and -1 <= each <= 2 for each in box):
-        raise SampleError(f"line {number}: {box} are not fractions of the image's width and height")
+        raise SampleError(f"line {row}: class {category:g} is not one of the {classes} names")
+    if not all(-1 <= each <= 2 for each in box):
+        raise SampleError(f"line {row}: {box} are not fractions of the image's width and height")
     return int(category), box

@@ -101,6 +101,8 @@ OUTSIDE = b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/hostname">]><annotation>
         (annotation(2, ("dog", 50, 1, 20, 9)), "corners"),
         (annotation(2, ("", 1, 1, 20, 9)), "no name"),
         (annotation(2).replace(b"<width>96", b"<width>wide"), "size/width is 'wide'"),
+        (annotation(2).replace(b"<width>96", b"<width>9_6"), "size/width is '9_6', not a number"),
+        (annotation(2).replace(b"<width>96", b"<width>96.5"), "size/width is 96.5, not a whole number"),
         (annotation(2, width=64), "96x64"),
         (annotation(4), "JPEGImages/4.jpg, its own name that of JPEGImages/2.jpg"),
     ],

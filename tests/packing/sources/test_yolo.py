@@ -64,11 +64,13 @@ def test_names_are_texts(tmp_path: Path) -> None:
 
 
 def test_what_lacks_images_or_has_two_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A split without images is named in a warning; two images of one text are quarantined."""
+    """A split without images, and a text without one, are named in warnings; two images of a text are quarantined."""
     png = encoded(Image.new("RGB", (96, 64)), "PNG")
-    url = write_set(tmp_path / "set", images__train__0_png=png, data_yaml=YAML + b"test: images/test\n")
+    more = {"labels__train__8_txt": TEXT, "labels__train__classes_txt": b"cat"}
+    url = write_set(tmp_path / "set", images__train__0_png=png, data_yaml=YAML + b"test: images/test\n", **more)
     sf.pack(url, tmp_path / "dst", max_errors=2, **PACK)
     assert "no images of the split 'test' in images/test" in caplog.text
+    assert "1 text without an image, such as 'labels/train/8.txt'" in caplog.text
     rows = quarantined(tmp_path / "dst")
     assert [row["path"] for row in rows] == ["images/train/0.jpg", "images/train/0.png"]
     assert all("labels/train/0.txt is the text of 2 images" in row["reason"] for row in rows)
@@ -89,7 +91,9 @@ def test_the_path_of_the_yaml(tmp_path: Path) -> None:
         ("1 .1 .1 .9 .1 .9 .9", "polygon"),
         ("3 .5 .5 .5 .5", "class 3 is not one of the 3 names"),
         ("1.5 .5 .5 .5 .5", "class 1.5"),
-        ("1 .5 .5 nan .5", "not fractions"),
+        ("1 .5 .5 nan .5", "not made of numbers"),
+        ("1 .5 .5 1e999 .5", "not made of numbers"),
+        ("1 .5 .5 0_1 .5", "not made of numbers"),
         ("1 320 200 64 64", "not fractions"),
         ("cat .5 .5 .5 .5", "not made of numbers"),
     ],
