@@ -47,10 +47,18 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for row in rows for name in row if name.strip()]
 
 
-def read_keys(file: Path) -> list[str]:
-    """Return the keys of samples in a file, one per line."""
-    lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+def _read_keys(ctx: click.Context, param: click.Parameter, file: Path | None) -> list[str] | None:  # noqa: ARG001 - click's
+    lines = [] if file is None else file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return None if file is None else [line.strip() for line in lines if line.strip()]
+
+
+keys_option = click.option(
+    "--keys",
+    metavar="FILE",
+    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
+    callback=_read_keys,
+    help="File with the samples' keys, one per line; train:000000042 for a key in several splits.",
+)
 
 
 def writable_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - click's

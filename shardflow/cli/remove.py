@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 import shardflow
-from shardflow._wording import plural, size_text
+from shardflow._wording import first_few, plural, size_text
 from shardflow.storage.urls import is_remote
 
-from .options import PathOrUrl, read_keys, where_option
+from .options import PathOrUrl, keys_option, where_option
 from .output import print_lines, resumable
 from .progress_bars import shard_bar
 
 
 @click.command()
 @click.argument("url", metavar="DATASET", type=PathOrUrl())
-@click.option(
-    "--keys",
-    metavar="FILE",
-    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
-    help="File with the samples' keys, one per line; train:000000042 for a key in several splits.",
-)
+@keys_option
 @where_option
 @click.option("--purge", is_flag=True, help="Delete all earlier versions, which still have the samples.")
-def remove(url: str, keys: Path | None, where: str | None, purge: bool) -> None:
+def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> int:
     """Remove samples from DATASET: rewrite the shards that hold them, as a new version.
 
     Other samples keep their keys, bytes and order. Only with --purge are the samples gone: earlier versions, their
-    tars, indexes, columns and copies in this machine's cache are deleted. If stopped, run the same command again.
+    tars, indexes, columns and copies in this machine's cache are deleted. Files with names like theirs that shardflow
+    did not write stay, are named, and make the exit code 1. If stopped, run the same command again.
 
     \b
     Examples:
@@ -37,8 +31,7 @@ def remove(url: str, keys: Path | None, where: str | None, purge: bool) -> None:
       shardflow remove s3://bucket/photos256 --where "consent = 'no'" --purge
     """
     with resumable(), shard_bar(shardflow.open(url).shards, "removing") as progress:
-        names = None if keys is None else read_keys(keys)
-        report = shardflow.remove(url, keys=names, where=where, purge=purge, progress=progress)
+        report = shardflow.remove(url, keys=keys, where=where, purge=purge, progress=progress)
     lines = {split: f"{plural(count, 'sample')} removed" for split, count in report.removed.items()}
     lines |= {} if report.removed else {"removed": "nothing more: these samples were removed before"}
     if report.receipt:
@@ -53,4 +46,8 @@ def remove(url: str, keys: Path | None, where: str | None, purge: bool) -> None:
             "a bucket with versioning or soft delete keeps deleted objects: delete their old versions too, see "
             "https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeletingObjectVersions.html"
         )
+    if report.left:
+        some = f"{plural(len(report.left), 'file')} that shardflow did not write, or that are damaged"
+        lines["left"] = f"{some}: {first_few(report.left, 5)}; delete them if they hold removed samples"
     print_lines(lines.items(), 13)
+    return 1 if report.left else 0

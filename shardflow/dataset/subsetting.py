@@ -27,7 +27,7 @@ def subset(
     dst: str | os.PathLike[str],
     *,
     classes: Collection[str] | None = None,
-    samples: Collection[str] | None = None,
+    keys: Collection[str] | None = None,
     where: str | None = None,
     fraction: float | None = None,
     limit: int | None = None,
@@ -49,7 +49,7 @@ def subset(
         src: A dataset. A subset of a subset names the tars themselves.
         dst: A directory or URL without a dataset; on this machine if `src` is.
         classes: Names of classes: keep their samples.
-        samples: Keys: keep these samples; "train:000000042" if several splits have the key.
+        keys: Keep the samples with these keys; "train:000000042" if several splits have the key.
         where: A condition in SQL over the columns that were added and split, shard, number, key, class, classes, width,
             height and bytes, such as "score > 0.5 and class in ('cat', 'dog')". A sample that lacks a value which the
             condition needs is not kept. The samples are chosen now: later changes of columns do not change the subset.
@@ -69,9 +69,9 @@ def subset(
         DatasetExistsError: `dst` holds a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
-    if all(condition is None for condition in (classes, samples, where, fraction, limit)):
-        raise ConfigError("nothing says which samples to keep; give classes, samples, where, fraction or limit")
-    for name, names in (("classes", classes), ("samples", samples)):
+    if all(condition is None for condition in (classes, keys, where, fraction, limit)):
+        raise ConfigError("nothing says which samples to keep; give classes, keys, where, fraction or limit")
+    for name, names in (("classes", classes), ("keys", keys)):
         if isinstance(names, str):
             raise ConfigError(f"{name} must be a list of names, found {names!r}")
     if fraction is not None:
@@ -83,8 +83,8 @@ def subset(
     masks = {split: np.ones(len(dataset[split]), dtype=np.bool_) for split in dataset}
     if classes is not None:
         _keep_classes(dataset, masks, classes, progress)
-    if samples is not None:
-        for split, mask in find_keys(dataset, samples, progress).items():
+    if keys is not None:
+        for split, mask in find_keys(dataset, keys, progress).items():
             masks[split] &= mask
     if where is not None:
         for name, mask in masks.items():
@@ -97,7 +97,7 @@ def subset(
             masks[split] = select_lowest(mask, sample_hashes(dataset, split, seed), min(count, limit or count))
     conditions = {
         "classes": classes,
-        "samples": samples,
+        "keys": keys,
         "where": where,
         "fraction": fraction,
         "limit": limit,

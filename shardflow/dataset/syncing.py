@@ -28,7 +28,7 @@ from .leftovers import remove_leftovers
 from .open_dataset import open_dataset
 from .shard_rows import read_index_bytes
 from .write_lock import FILE_NAME as LOCK_NAME
-from .write_lock import WriteLock, abort_uploads, acquire, clean_up
+from .write_lock import WriteLock, abort_uploads, acquire, clean_up, refuse_purged
 
 _SHARDS_AT_A_TIME = 4
 
@@ -102,18 +102,28 @@ def sync(
             source.get(name, path, size=size, sha256=sha256)
             target.put(name, path)
 
+        def confirm(*published: str) -> None:
+            if lock is not None:
+                lock.confirm(published)
+            elif not roots:  # whose tars no command purges
+                refuse_purged(target, dataset.fingerprint, published)
+
         def copy(shard: Shard) -> bool:
             """Copy the missing files of a shard; return whether its tar was copied."""
             is_missing = shard.name in first_of_tar and not has_tar(shard)
+            lacks_index = target.url(shard.index_name) not in sizes
             if is_missing:
                 fetch_and_put(shard.name, shard.bytes, shard.sha256)
-            if target.url(shard.index_name) not in sizes:
+            if lacks_index:
                 target.put(shard.index_name, read_index_bytes(source, shard))
+            if is_missing or lacks_index:
+                confirm(shard.name, shard.index_name)
             return is_missing
 
         def copy_column(file: ColumnFile) -> None:
             if sizes.get(target.url(file.name)) != file.bytes:
                 fetch_and_put(file.name, file.bytes, file.sha256)
+                confirm(file.name)
 
         copied_bytes: list[int] = []
         found_bytes: list[int] = []
@@ -132,9 +142,11 @@ def sync(
         if lock is None:
             clean_up(target)
         else:
-            for name in (*dataset.manifest.receipt_names, *dataset.manifest.removal_names):
+            records = (*dataset.manifest.receipt_names, *dataset.manifest.removal_names)
+            for name in records:
                 with contextlib.suppress(NotFoundError):
                     target.put(name, source.read(name))
+            lock.confirm(records)
             if (record := dataset.read_quarantine()) is not None:
                 lock.put(*record)
             lock.check()

@@ -31,8 +31,11 @@ from shardflow.errors import (
 from shardflow.formats import manifest, quarantine
 from shardflow.storage.interface import TEMPORARY, Storage, Writer
 
+from .own_files import withdraw
+
 FILE_NAME = "unfinished.json"
 _LOCK = re.compile(r"unfinished(-[0-9a-f]{64})?\.json")
+_CONTENT = re.compile(rb'\{\s*"content": ".*"\s*\}\s*')
 _LEFTOVER = f"{TEMPORARY}{manifest.FILE_NAME}."
 _NO_TAG = f'"{"0" * 32}"'  # of no blob
 
@@ -71,6 +74,17 @@ class WriteLock:
         message = f"{self.storage.url(self.name)}, the write lock of this run, was removed or replaced meanwhile"
         raise StoreError(f"{message}; leave it alone while a process writes there, and run the same command again")
 
+    def confirm(self, published: Collection[str]) -> None:
+        """Check the lock after files were published; withdraw them if another version was committed meanwhile.
+
+        A purge removes void locks before it lists files: it finds these files, or this finds the lock gone.
+        """
+        try:
+            self.check()
+        except DatasetExistsError:
+            withdraw(self.storage, published)
+            raise
+
     def read_version(self) -> tuple[bytes, str]:
         """Return the manifest of the version that is extended, and its tag; DatasetExistsError if another is there."""
         version = self.storage.version(manifest.FILE_NAME)  # before the content, so that it is not of a later one
@@ -98,6 +112,7 @@ class WriteLock:
                     self.storage.put(name, data, replaces=version.tag)
                 else:  # without conditional writes, the check has to do
                     self.storage.put(name, data)
+                self.confirm([name])
                 return
             except DatasetExistsError:  # a twin was faster
                 if attempt == _ATTEMPTS - 1:
@@ -173,6 +188,14 @@ def refuse_dataset(storage: Storage) -> None:
         raise DatasetExistsError(f"{storage} already holds a dataset; {remedy}")
 
 
+def refuse_purged(storage: Storage, version: str, published: Collection[str] = ()) -> None:
+    """Raise a DatasetExistsError if the version of a fingerprint was purged, after withdrawing files of it."""
+    current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+    if current.fingerprint != version and storage.version(manifest.kept_name(version)) is None:
+        withdraw(storage, published)
+        raise DatasetExistsError(f"{storage} has another version, and this one was purged; run the command again")
+
+
 def is_lock(name: str) -> bool:
     """Return whether a blob of this name is that of a lock."""
     return bool(_LOCK.fullmatch(name))
@@ -185,7 +208,8 @@ def clean_up(storage: Storage) -> None:
         left = [name for name in storage.listing() if is_lock(name) or name.startswith(_LEFTOVER)]
         current = manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint
         for name in left:
-            if name != _name(current):  # its extension is running, or can be resumed
+            # The extension of the current one is running, or can be resumed.
+            if name != _name(current) and (name.startswith(_LEFTOVER) or _CONTENT.fullmatch(storage.read(name))):
                 storage.remove(name)
 
 

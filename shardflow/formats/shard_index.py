@@ -192,6 +192,11 @@ def _header(length: int) -> bytes:
     return _MAGIC + len(text).to_bytes(2, "little") + text.encode("ascii")
 
 
+def is_index(head: bytes) -> bool:
+    """Return whether a file that begins like this is an index, of any length."""
+    return head.startswith(_MAGIC) and head[len(_MAGIC) + 2 :].startswith(f"{{'descr': {DTYPE.descr!r}".encode())
+
+
 def _check(index: Index, samples: int, tar_bytes: int) -> None:
     for rows in (index, index[index["part"] != KEY_PART]):
         records = rows["record"].astype(np.int64)

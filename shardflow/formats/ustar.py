@@ -6,6 +6,8 @@ extensions, and a fixed value in every field that could differ between two machi
 
 from __future__ import annotations
 
+import contextlib
+
 from shardflow.errors import TarError
 
 BLOCK = 512
@@ -38,3 +40,10 @@ def header(name: str, size: int) -> bytes:
     block[257:265] = b"ustar\x0000"
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)
+
+
+def is_header(block: bytes) -> bool:
+    """Return whether a block is a header that `header` returns."""
+    with contextlib.suppress(ValueError, TarError):
+        return header(block[:100].rstrip(b"\0").decode(), int(block[124:135], 8)) == block
+    return False

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardflow.dataset.own_files import job_files
+from shardflow.dataset.write_lock import WriteLock
 from shardflow.errors import (
     ConfigError,
     DecodeError,
@@ -63,6 +65,7 @@ class Job:
     recipe: SampleRecipe
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     staging: Path = Path()  # local directory for the partial tars; a plan leaves it to the run
+    lock: WriteLock | None = field(default=None, repr=False)  # None where no other process can write to dst
 
     @property
     def items_sha256(self) -> str:
@@ -257,6 +260,8 @@ class Finish:
             identities=job.identities,
         )
         storage.put(receipt_name, receipt.to_bytes())
+        if job.lock is not None:
+            job.lock.confirm(job_files(job.name))
         with map_os_errors(job.staging):
             for path, _ in partials:
                 path.unlink(missing_ok=True)

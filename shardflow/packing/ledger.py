@@ -1,23 +1,22 @@
 """The ledger: the receipts in a destination, and which of the files there belong to a pack.
 
 `quarantine.jsonl` is the first file that a pack writes: without it a directory must be empty; with it, only files that
-have a pack's names are ever replaced or removed. In a bucket nothing is removed, because a process that wakes up late
-could remove what another one has written since.
+have a pack's names are ever replaced, and of those only what shardflow wrote is removed. In a bucket nothing is,
+because a process that wakes up late could remove what another one has written since.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardflow.dataset.leftovers import remove_leftovers
+from shardflow.dataset.own_files import is_job_name, is_own
 from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.dataset.write_lock import WriteLock, acquire, refuse_dataset
 from shardflow.errors import ConfigError, DatasetExistsError, StoreError
-from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
@@ -29,7 +28,6 @@ from shardflow.storage.urls import url_text
 
 from .jobs import Job, content_of
 
-_SHARD = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
 _RECEIPTS_AT_A_TIME = 8
 
 
@@ -107,7 +105,8 @@ class Ledger:
         """Remove what earlier attempts left on a disk: temporary files, and shards of other jobs than these."""
         planned = set(names)
         for name in self.listing:
-            if _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned:
+            is_other = is_job_name(name) and name.rpartition(".")[0] not in planned
+            if is_other and is_own(self.storage, name):
                 self.storage.remove(name)
         remove_leftovers(self.storage.local_path(""))
 

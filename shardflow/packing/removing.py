@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import time
 import zlib
 from collections import Counter
@@ -23,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from shardflow.dataset.column_files import decode, encode, is_ours
+from shardflow.dataset.column_files import decode, encode
 from shardflow.dataset.columns import publish_version, write_file
 from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, Split, open_dataset
+from shardflow.dataset.own_files import has_our_form, is_own, job_files, kept_manifests, read_removal, refuse_foreign
 from shardflow.dataset.sample_table import select
 from shardflow.dataset.selection import Mask
 from shardflow.dataset.shard_rows import ShardRows, read_index
@@ -37,11 +37,11 @@ from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFo
 from shardflow.formats import manifest, quarantine, ustar
 from shardflow.formats import receipt as receipts
 from shardflow.formats.annotations import image_stem
-from shardflow.formats.columns import MAX_FILE_BYTES, ColumnFiles, file_name
+from shardflow.formats.columns import ColumnFiles, file_name
 from shardflow.formats.coordinates import read_coordinates
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
-from shardflow.formats.manifest import SPLITS, Manifest, removal_name
+from shardflow.formats.manifest import Manifest, removal_name
 from shardflow.formats.receipt import UNREAD, Receipt
 from shardflow.formats.shard import OnShard, Shard
 from shardflow.formats.shard_layout import job_name
@@ -54,10 +54,6 @@ from . import shard_writer
 from .base_version import BaseVersion
 from .sample_recipe import count_annotations
 
-_OURS = re.compile(
-    rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json|(tar\.)?idx|\w+(-\d+)?\.parquet)"
-    r"|(manifests|removals)/[0-9a-f]{64}\.json|quarantine-[0-9a-f]{64}\.jsonl"
-)
 _CHUNK_BYTES = 1 << 20
 
 
@@ -71,6 +67,7 @@ class RemovalReport:
         shards: Number of shards that were rewritten.
         receipt: Place of the record of what was removed, "" where this call removed nothing.
         purged, purged_bytes: Files of earlier versions that were deleted.
+        left: Names like those of such files, of files that shardflow did not write, or that are damaged; they stay.
     """
 
     fingerprint: str
@@ -79,6 +76,7 @@ class RemovalReport:
     receipt: str
     purged: int
     purged_bytes: int
+    left: tuple[str, ...] = ()
 
 
 def remove(
@@ -125,7 +123,8 @@ def remove(
     rule = rule if keys is None else {"keys": len(set(keys))}
     with dataset.storage.exclusive_writer() as writer:
         dataset = open_dataset(url, storage_options=storage_options)
-        removed, shards, record, purged = Counter[str](), 0, "", (0, 0)
+        removed, shards, record = Counter[str](), 0, ""
+        purged: tuple[int, int, tuple[str, ...]] = 0, 0, ()
         records = list(_records(dataset.storage, dataset.manifest))
         if keys is not None:
             gone = {key for each in records for split in each["samples"] for key in each["samples"][split]}
@@ -155,6 +154,7 @@ def remove(
         receipt=record,
         purged=purged[0],
         purged_bytes=purged[1],
+        left=purged[2],
     )
 
 
@@ -173,11 +173,10 @@ def _records(storage: Storage, version: Manifest) -> Iterator[dict[str, Any]]:
     """Yield the records of the removals of a version and of those before it."""
     for name in version.removal_names:
         try:
-            found = json.loads(storage.read(name))
-            yield {"rule": found["rule"], "files": list(found["files"]), "samples": dict(found["samples"])}
+            yield read_removal(storage.read(name))
         except NotFoundError:
             continue
-        except (ValueError, KeyError, TypeError) as error:
+        except FormatError as error:
             raise FormatError(f"{storage.url(name)} is not a record of a removal: restore it, or remove it") from error
 
 
@@ -223,10 +222,9 @@ def _remove(
 
 
 def _contents(storage: Storage, current: Manifest, jobs: Collection[str]) -> set[str]:
-    """Return the SHA-256s of the tars and indexes of jobs, and of the their columns in all versions."""
-    old = [name for name in storage.listing() if re.fullmatch(r"manifests/[0-9a-f]{64}\.json", name)]
+    """Return the SHA-256s of the tars and indexes of jobs, and of their columns in all versions."""
     found: set[str] = set()
-    for each in (current, *(manifest.from_bytes(storage.read(name)) for name in old)):
+    for each in (current, *dict(kept_manifests(storage, storage.listing())).values()):
         for split, shards in each.splits.items():
             for number, shard in enumerate(shards):
                 if shard.name.removesuffix(".tar") in jobs:
@@ -331,6 +329,8 @@ class _Rewriting:
         removed = tuple(sorted(absent))
         if (made := self._finished(name, removed)) is not None:
             return made
+        names = job_files(name)
+        refuse_foreign(storage, names)
         if storage.local_path("") is not None:
             storage.remove(f"{name}.json")  # a receipt of another attempt must not stand for the new tar
         folder, _, base = self.shard.name.rpartition("/")
@@ -357,6 +357,7 @@ class _Rewriting:
             removed=removed,
         )
         storage.put(f"{name}.json", made.to_bytes())
+        self.lock.confirm(names)
         return made
 
     def _finished(self, name: str, removed: tuple[int, ...]) -> Receipt | None:
@@ -428,25 +429,36 @@ def _without(digits: str, slots: Collection[int]) -> str:
     return "".join(UNREAD if slot in slots else piece for slot, piece in enumerate(pieces))
 
 
-def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int]:
-    """Delete the files of all versions but this one; return their number and their size. May be repeated.
+def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int, tuple[str, ...]]:
+    """Delete the files of all versions but this one; return their number and size, and those left. May be repeated.
 
-    Manifests go first, so that nothing names a file that is gone.
+    Void locks go first: a process that has slept on one withdraws what it then writes. Manifests go next, so that
+    nothing names a file that is gone.
     """
     lock = acquire_to_extend(storage, lambda: "purge", fingerprint, writer)
+    clean_up(storage)
     current = manifest.from_bytes(lock.read_version()[0])
-    kept = {*current.file_names(), quarantine.version_name(fingerprint)}
-    tars = {name for name in kept if name.endswith(".tar")}
-    kept |= {name for tar in tars for name in (f"{tar}.idx", f"{tar.removesuffix('.tar')}.idx")}  # of Energon and DALI
+    kept = _with_indexes({*current.file_names(), quarantine.version_name(fingerprint)})
     purged = size = 0
+    old, left = set[str](), list[str]()
     for where in ("manifests/", ""):
         listing = storage.listing()  # a repair that wakes up between the two has its files in the second
-        for name in listing:
-            is_doomed = name.startswith(where) and name not in kept and _OURS.fullmatch(name)
-            if is_doomed and (not name.endswith(".parquet") or is_ours(storage.read(name, most_bytes=MAX_FILE_BYTES))):
+        for name, each in kept_manifests(storage, listing):
+            old |= _with_indexes({name, *each.file_names(), quarantine.version_name(each.fingerprint)})
+        doomed = [name for name in listing if name.startswith(where) and name not in kept and has_our_form(name)]
+        for name in sorted(doomed, key=lambda name: not name.endswith(".idx")):  # which are known by their tars
+            if name in old or is_own(storage, name):
                 storage.remove(name)
                 purged, size = purged + 1, size + max(0, listing[name].size)
+            elif not where:
+                left.append(name)
     remove_leftovers(storage.local_path(""))
     Cache(None).remove_contents(_removed_contents(storage, current))
     lock.release()
-    return purged, size
+    return purged, size, tuple(left)
+
+
+def _with_indexes(names: set[str]) -> set[str]:
+    """Return names of files, and those of the indexes that Energon and DALI need of the tars among them."""
+    tars = {name.removesuffix(".tar") for name in names if name.endswith(".tar")}
+    return names | {f"{tar}{end}" for tar in tars for end in (".idx", ".tar.idx")}

@@ -24,8 +24,9 @@ from shardflow.dataset.shard_rows import read_index_bytes
 from shardflow.dataset.tar_file import open_tar
 from shardflow.dataset.verifying import Finding, verify_columns, verify_dataset, verify_records, verify_shard
 from shardflow.dataset.virtual_dataset import refuse_virtual
+from shardflow.dataset.write_lock import refuse_purged
 from shardflow.errors import DatasetExistsError, FormatError, IntegrityError, NotFoundError, ShardflowError
-from shardflow.formats import manifest, quarantine, shard_index
+from shardflow.formats import quarantine, shard_index
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import OnShard, Shard
@@ -234,19 +235,9 @@ def _put(dataset: Dataset, name: str, content: bytes | Path) -> None:
 
     A purge deletes the manifest of a version before it lists files: it finds the file, or this finds no manifest.
     """
-    _refuse_purged(dataset)
+    refuse_purged(dataset.storage, dataset.fingerprint)
     dataset.storage.put(name, content)
-    _refuse_purged(dataset, published=name)
-
-
-def _refuse_purged(dataset: Dataset, published: str = "") -> None:
-    """Refuse a version that was purged; remove a published file of it, unless the current version has the file too."""
-    storage, version = dataset.storage, dataset.fingerprint
-    current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-    if current.fingerprint != version and storage.version(manifest.kept_name(version)) is None:
-        if published not in {"", *current.file_names(), quarantine.version_name(current.fingerprint)}:
-            storage.remove(published)
-        raise DatasetExistsError(f"{storage} has another version, and this one was purged; run the command again")
+    refuse_purged(dataset.storage, dataset.fingerprint, [name])
 
 
 def _repair_shard(dataset: Dataset, shard: Shard, repair_source: RepairSource | None) -> list[str]:

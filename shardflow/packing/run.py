@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from shardflow._wording import plural
 from shardflow.dataset.leftovers import remove_leftovers
+from shardflow.dataset.own_files import job_files, refuse_foreign
 from shardflow.dataset.write_lock import WriteLock, acquire_to_extend
 from shardflow.errors import StoreError
 from shardflow.formats.quarantine import Quarantined
@@ -81,7 +82,9 @@ def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLi
     unfinished = []
     for job in plan.jobs:
         if (receipt := ledger.finished(job)) is None:
-            unfinished.append(replace(job, staging=writer.staging))
+            if plan.base is not None:
+                refuse_foreign(ledger.storage, [name for name in job_files(job.name) if name in ledger.listing])
+            unfinished.append(replace(job, staging=writer.staging, lock=None if lock.blob is None else lock))
         else:
             totals.add(job.name, receipt)
     if again := sum(f"{job.name}.json" in ledger.listing for job in unfinished):

@@ -37,7 +37,7 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("000000004\n\n000000020\n")
     few = tmp_path / "few"
-    _, printed = run("subset", dataset, few, "--samples", keys)
+    _, printed = run("subset", dataset, few, "--keys", keys)
     assert printed == (
         f"dataset       {few} (the tars stay where they are)\n"
         "train         2 samples in 2 shards\n"
@@ -47,7 +47,7 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
     assert re.search(r"labels +class1 1, class2 2, .*--classes FILE", printed)
     assert "train         2 samples in 1 shard\n" in printed
     result = CliRunner().invoke(
-        shardflow, ["subset", str(dataset), str(tmp_path / "both"), "--classes", "class4", "--samples", str(keys)]
+        shardflow, ["subset", str(dataset), str(tmp_path / "both"), "--classes", "class4", "--keys", str(keys)]
     )
     assert "reading: 100%" in result.stderr
     _, printed = run("info", few)

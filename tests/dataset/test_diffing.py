@@ -35,7 +35,7 @@ def test_the_same_and_a_part(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "a", {"train": [10, 10], "val": [4]})
     shutil.copytree(dataset, tmp_path / "copy")
     assert sf.diff(dataset, tmp_path / "copy").same
-    sf.subset(dataset, tmp_path / "part", samples=["000000015"])
+    sf.subset(dataset, tmp_path / "part", keys=["000000015"])
     found = sf.diff(dataset, tmp_path / "part")
     train, val = found.splits["train"], found.splits["val"]
     assert (train.by, train.samples, train.same_shards, train.both, train.only) == ("content", (20, 1), 1, 1, (19, 0))

@@ -80,11 +80,11 @@ def test_every_reader_finds_the_keys(virtual: Path) -> None:
 
 def test_virtual_datasets_of_virtual_datasets_keep_the_keys(virtual: Path, tmp_path: Path) -> None:
     """Subset by key, split, merge, sync, pack and preview find the samples."""
-    sf.subset(virtual, tmp_path / "few", samples=[KEYS[1], KEYS[5]])
+    sf.subset(virtual, tmp_path / "few", keys=[KEYS[1], KEYS[5]])
     assert keys(tmp_path / "few") == [KEYS[1], KEYS[5]]
     sf.split(virtual, tmp_path / "parted", val=0.5)
     assert sorted(keys(tmp_path / "parted")) == sorted(KEYS)
-    sf.subset(virtual, tmp_path / "others", samples=[KEYS[2], KEYS[1], KEYS[0]])
+    sf.subset(virtual, tmp_path / "others", keys=[KEYS[2], KEYS[1], KEYS[0]])
     sf.merge([tmp_path / "few", tmp_path / "others"], tmp_path / "merged")
     assert keys(tmp_path / "merged") == [KEYS[0], KEYS[1], KEYS[2], KEYS[5]]
     assert sf.merge([tmp_path / "others", tmp_path / "few"], tmp_path / "again").fingerprint == (

@@ -42,8 +42,8 @@ def test_two_datasets_as_one(tmp_path: Path) -> None:
 def test_a_sample_of_both_comes_once(tmp_path: Path) -> None:
     """Overlapping subsets of one dataset are united: each sample comes once, in the order of the tar."""
     dataset = make_dataset(tmp_path / "set", [10, 10])
-    sf.subset(dataset, tmp_path / "a", samples=[f"{n:09}" for n in (1, 3, 5, 12)])
-    sf.subset(dataset, tmp_path / "b", samples=[f"{n:09}" for n in (0, 3, 4, 5, 9)])
+    sf.subset(dataset, tmp_path / "a", keys=[f"{n:09}" for n in (1, 3, 5, 12)])
+    sf.subset(dataset, tmp_path / "b", keys=[f"{n:09}" for n in (0, 3, 4, 5, 9)])
     assert sf.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both").samples == {"train": 7}
     found = [int(sample["__key__"]) for sample in sf.open(tmp_path / "both")["train"]]
     assert found == [0, 1, 3, 4, 5, 9, 12]

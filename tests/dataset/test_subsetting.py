@@ -36,13 +36,13 @@ def test_classes(dataset: Path, tmp_path: Path) -> None:
 
 def test_samples(dataset: Path, tmp_path: Path) -> None:
     """`samples` keeps the samples with these keys; a key that several splits have needs its split."""
-    sf.subset(dataset, tmp_path / "virtual", samples=["000000040", "train:000000001", "val:000000004"])
+    sf.subset(dataset, tmp_path / "virtual", keys=["000000040", "train:000000001", "val:000000004"])
     assert keys(tmp_path / "virtual") == ["000000001", "000000040"]
     assert keys(tmp_path / "virtual", "val") == ["000000004"]
     with pytest.raises(ConfigError, match="'train:000000001'"):
-        sf.subset(dataset, tmp_path / "no", samples=["000000001"])
+        sf.subset(dataset, tmp_path / "no", keys=["000000001"])
     with pytest.raises(ConfigError, match=r"2.*3.*'x', 'y'"):
-        sf.subset(dataset, tmp_path / "no", samples=["x", "y", "000000040"])
+        sf.subset(dataset, tmp_path / "no", keys=["x", "y", "000000040"])
 
 
 def test_shares_are_exact_repeatable_and_nested(dataset: Path, tmp_path: Path) -> None:

@@ -122,15 +122,17 @@ def test_a_dataset_is_locked_to_extend_it(storage: Storage, tmp_path: Path) -> N
 
 
 def test_the_lock_of_an_older_version_is_void(storage: Storage, tmp_path: Path) -> None:
-    """A lock to extend a version that was replaced keeps no writer out, and is cleaned up."""
+    """A lock to extend a version that was replaced keeps no writer out, and is cleaned up; other files stay."""
     old = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
     new = acquire_to_extend(storage, theirs, extended(storage, tmp_path), SHARED)
     assert old.name != new.name
     with pytest.raises(DatasetExistsError, match=r"extended.*meanwhile"):
         acquire_to_extend(storage, ours, old.extends, SHARED)
-    storage.put(old.name, b"left")
+    foreign = f"unfinished-{'a' * 64}.json"
+    storage.put(old.name, old.blob or b"")
+    storage.put(foreign, b"{}")
     clean_up(storage)
-    assert sorted(storage.listing()) == sorted([manifest.FILE_NAME, new.name])
+    assert sorted(storage.listing()) == sorted([manifest.FILE_NAME, new.name, foreign])
     new.check()
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from PIL import Image
 
 import shardflow as sf
@@ -57,8 +58,13 @@ class Scenario:
             write_tree(folder / name, {**files, **({} if name == "h" else {f"{label}/bad.png": b""})})
         sf.pack(folder / "base", folder / "copy", **SETTINGS)
         copy = contents(folder / "copy")
-        self._removed = sf.open(folder / "copy")["train"][-1]["__key__"]
+        self._keys = [sample["__key__"] for sample in sf.open(folder / "copy")["train"]]
+        self._removed = self._keys[-1]
+        self.undamaged = {} if begins else copy
         self.initial = {} if begins else {**copy, DAMAGED: b"damaged"}
+        sf.sync(folder / "copy", folder / "more")
+        self._extend("g")(str(folder / "more"), {})
+        self._last = sf.open(folder / "more")["train"][-1]["__key__"]
         self.versions: dict[str, Version] = {}
         self._add_versions(copy, ["base"])
         if begins:
@@ -87,6 +93,15 @@ class Scenario:
     def remove(self, url: str, options: dict[str, Any], *, purge: bool = False) -> Any:
         """Remove a sample; in the model, that is a source of its own."""
         return sf.remove(url, keys=[self._removed], purge=purge, storage_options=options)
+
+    def remove_more(self, url: str, options: dict[str, Any], *, purge: bool = False) -> Any:
+        """Remove a sample of base, and the last one of g."""
+        return sf.remove(url, keys=[self._keys[0], self._last], purge=purge, storage_options=options)
+
+    def add_column(self, url: str, options: dict[str, Any]) -> Any:
+        """Add a column to the samples of base."""
+        table = pa.table({"key": self._keys, "note": [f"note on {key}" for key in self._keys]})
+        return sf.columns.add(url, table, key="key", storage_options=options)
 
     def _after(self, files: Mapping[str, bytes], command: Command) -> dict[str, bytes]:
         place = MemoryPlace(files)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardflow.dataset.write_lock import is_lock
-from shardflow.errors import ShardflowError, StoreError
+from shardflow.errors import DatasetExistsError, ShardflowError, StoreError
 from shardflow.formats import manifest
 from tests.helpers.interleaving import MemoryPlace, Place, ServerPlace, scheduled
 from tests.helpers.s3_server import Server
@@ -88,43 +88,67 @@ def test_a_command_that_wakes_up_does_no_harm(
     assert begun > 4
 
 
-@pytest.mark.parametrize("until", [None, "remove manifests/"])
-def test_a_repair_that_wakes_up_brings_nothing_back(
-    scenarios: Mapping[str, Scenario], until: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "sleeper", "until"),
+    [
+        ("extends", "repair", None),
+        ("extends", "repair", "remove manifests/"),
+        ("extends", "sync", None),
+        ("extends", "extend g", None),
+        ("extends", "remove x", None),
+        ("extends", "columns add", None),
+        ("begins", "pack base", None),
+        ("begins", "sync", None),
+    ],
+)
+def test_a_command_that_sleeps_through_a_purge_brings_nothing_back(
+    scenarios: Mapping[str, Scenario],
+    name: str,
+    sleeper: str,
+    until: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Asleep before whichever request while another repair, a removal and a purge run, a repair restores nothing.
+    """A command sleeps before whichever request while its twin, an extension, a removal and a purge run.
 
-    Not even what was lost before the purge.
+    When it wakes up, amid the purge or after it, no file of an earlier version comes back but its manifest, which holds
+    no sample. That also holds for files that were lost before the purge.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of which a purge deletes what other tests read
-    scenario = scenarios["extends"]
-    repair, begun, ended = scenario.commands["repair"], 0, False
-    commands = {"repair": repair, "too": repair, "remove": scenario.remove}
-    commands["purge"] = functools.partial(scenario.remove, purge=True)
-    lost = {name for name in scenario.initial if name.startswith("train/")}
+    scenario, begun, ended = scenarios[name], 0, False
+    commands = {**scenario.commands, "columns add": scenario.add_column, "remove": scenario.remove_more}
+    commands = {key: commands[key] for key in (sleeper, "extend g", "remove")} | {"too": commands[sleeper]}
+    commands["purge"] = functools.partial(scenario.remove_more, purge=True)
+    kinds = {"repair": ".", "sync": ".tar"}.get(sleeper, "none")
+    lost = {each for each in scenario.undamaged if each.startswith("train/") and kinds in each}
     left: set[frozenset[str]] = set()
     while not ended:
-        place = MemoryPlace({name: data for name, data in scenario.initial.items() if name not in lost})
+        place = MemoryPlace({each: data for each, data in scenario.undamaged.items() if each not in lost})
         with scheduled(place, commands) as schedule:
             for _ in range(begun + 1):
-                schedule.step("repair")
-            ended = schedule.processes["repair"].has_ended
-            schedule.run("too")
-            schedule.run("remove")
+                schedule.step(sleeper)
+            ended = schedule.processes[sleeper].has_ended
+            for each in ("too", "extend g", "remove"):
+                if each != sleeper:
+                    schedule.run(each)
             current = manifest.from_bytes(place.blobs[manifest.FILE_NAME]).file_names()
-            place.blobs = {name: data for name, data in place.blobs.items() if name not in lost - current}
+            place.blobs = {each: data for each, data in place.blobs.items() if each not in lost - current}
             schedule.run("purge", until=until)
-            for name in ("repair", "purge"):
-                if name in schedule.live():
-                    schedule.run(name)
-            errors = [process.error for process in schedule.processes.values()]
-            assert errors[1:] == [None] * 3
-            assert errors[0] is None or isinstance(errors[0], ShardflowError)
-        left.add(frozenset(place.blobs))
+            for each in (sleeper, "purge"):
+                if each in schedule.live():
+                    schedule.run(each)
+            errors = {each: process.error for each, process in schedule.processes.items()}
+            error = errors.pop(sleeper)
+            assert error is None or isinstance(error, ShardflowError)
+            twin = errors.pop("too")  # refused where the dataset is there already
+            assert twin is None or isinstance(twin, DatasetExistsError)
+            assert set(errors.values()) == {None}, errors
+        if error is not None or sleeper != "extend g":  # which has begun after the purge, and adds g again
+            left.add(frozenset(each for each in place.blobs if not each.startswith("manifests/")))
         assert manifest.from_bytes(place.blobs[manifest.FILE_NAME]).file_names() <= place.blobs.keys()
         begun += 1
     assert len(left) == 1, [names ^ min(left, key=len) for names in left]
-    assert begun > 20
+    assert begun > 8
 
 
 @pytest.mark.parametrize("until", ["fetch unfinished", "listing"])

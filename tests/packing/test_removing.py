@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from tests.helpers.command import run
 from tests.helpers.examples import examples
 from tests.helpers.folders import contents, image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset
+from tests.helpers.s3_server import Server
 from tests.helpers.store import Store
 from tests.helpers.tars import write_tar
 
@@ -162,12 +164,62 @@ def test_a_record_does_not_quote_its_condition(dataset: Path) -> None:
     assert sf.remove(dataset, where=where, purge=True).removed == {}
 
 
-def test_only_its_own_files_are_purged(dataset: Path) -> None:
-    """Files that shardflow did not write stay, those with names like ours among them."""
-    others = {"notes.txt": b"1", "train/notes.json": b"2", "train/000001.mine.parquet": b"3", "manifests/a.json": b"4"}
-    write_tree(dataset, others)
-    sf.remove(dataset, keys=[keys_of(dataset)[0]], purge=True)
-    assert {name: data for name, data in contents(dataset).items() if name in others} == others
+def foreign(root: Path) -> dict[str, bytes]:
+    """Return files that shardflow did not write, all with names as it gives them."""
+    write_tar(root / "mine.tar", [("000000000.jpg", b"mine"), ("000000001.jpg", b"mine")])
+    pq.write_table(pa.table({"note": ["mine"]}), root / "mine.parquet")
+    np.save(root / "mine.npy", np.arange(9))
+    named = {f"train/000099.{kind}": (root / f"mine.{kind}").read_bytes() for kind in ("tar", "npy")}
+    named |= {"train/000099.idx": b"mine", "train/000099.tar.idx": b"mine", "train/000099.json": b"{}"}
+    named["train/000001.mine.parquet"] = (root / "mine.parquet").read_bytes()
+    folders = {"manifests/": ".json", "removals/": ".json", "quarantine-": ".jsonl", "unfinished-": ".json"}
+    return named | {f"{folder}{number:064x}{end}": b"mine" for number, (folder, end) in enumerate(folders.items())}
+
+
+@pytest.mark.parametrize("kind", ["disk", "server"])
+def test_only_its_own_files_are_purged(
+    kind: str, dataset: Path, tmp_path: Path, prefix: str, request: pytest.FixtureRequest
+) -> None:
+    """A purge leaves files that shardflow did not write, and names those whose names are like ours.
+
+    The shard that a killed command has left, which no manifest names, is deleted.
+    """
+    others = {"notes.txt": b"1", "train/notes.json": b"2", "manifests/a.json": b"3", **foreign(tmp_path)}
+    left = {f"train/000050.{end}": (dataset / f"train/000000.{end}").read_bytes() for end in ("tar", "npy", "json")}
+    url, options, key = str(dataset), None, keys_of(dataset)[0]
+    write_tree(dataset, {**others, **left})
+    if kind == "server":
+        store: Server = request.getfixturevalue("server")
+        for name, data in contents(dataset).items():
+            store.storage(prefix).put(name, data)
+        url, options = store.url(prefix), store.options()
+    report = sf.remove(url, keys=[key], purge=True, storage_options=options)
+    files = contents(dataset) if kind == "disk" else store.contents(prefix)
+    assert {name: data for name, data in files.items() if name in others} == others
+    named = {name for name in foreign(tmp_path) if not name.startswith("unfinished-")}
+    assert set(report.left) == named
+    assert files.keys().isdisjoint(left)
+    if kind == "disk":
+        again = run("remove", dataset, "--keys", write_tree(tmp_path, {"keys": key.encode()}) / "keys", "--purge")
+        assert again.returncode == 1
+        assert f"{len(named)} files that shardflow did not write" in again.stdout
+        assert {name: data for name, data in contents(dataset).items() if name in others} == others
+
+
+def test_no_foreign_file_is_overwritten(dataset: Path, tmp_path: Path) -> None:
+    """A removal and an extension refuse to write where a file is that shardflow did not write, and change nothing."""
+    source = write_tree(tmp_path / "more", {"a/new.jpg": photo(40)})
+    for name in ("train/000003.tar", "train/000003.npy", "train/000003.json"):
+        write_tree(dataset, {name: b"mine"})
+        before = contents(dataset)
+        for attempt in (
+            lambda: sf.remove(dataset, keys=[keys_of(dataset)[0]]),
+            lambda: sf.extend(source, dataset, executor="serial"),
+        ):
+            with pytest.raises(ConfigError, match=rf"{name} exists, and shardflow did not write it"):
+                attempt()
+            assert contents(dataset) == before
+        (dataset / name).unlink()
 
 
 def test_a_removal_that_was_never_completed_does_not_count(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +344,7 @@ def test_removing_and_the_subset_of_the_others_are_equal(
     url = write_tree(root / "set", contents(made))
     keys = keys_of(url)
     gone = [keys[number] for number in sorted(numbers)]
-    sf.subset(url, root / "others", samples=sorted(set(keys) - set(gone)))
+    sf.subset(url, root / "others", keys=sorted(set(keys) - set(gone)))
     cut = int(np.random.default_rng(seed).integers(0, len(gone)))
     for some in (gone[:cut], gone[cut:]):
         if some:

@@ -1,0 +1,111 @@
+"""The files in a place that shardflow wrote: their content says so, not their names alone.
+
+Commands that delete or overwrite files leave others alone. A killed command publishes whole files, so that what it left
+is recognised too. Damage can make a file unrecognisable; the manifests that name it still tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shardflow.errors import ConfigError, FormatError, IntegrityError, ManifestError, NotFoundError
+from shardflow.formats import manifest, quarantine, receipt, shard_index, ustar
+from shardflow.formats.columns import MAX_FILE_BYTES
+from shardflow.formats.manifest import SPLITS, Manifest
+from shardflow.storage.interface import Storage
+
+from . import column_files
+
+_JOB = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
+_OTHER = re.compile(
+    rf"({'|'.join(SPLITS)})/\d{{6,}}\.((tar\.)?idx|\w+(-\d+)?\.parquet)"
+    r"|(manifests|removals)/[0-9a-f]{64}\.json|quarantine-[0-9a-f]{64}\.jsonl"
+)
+_KEY = re.compile(rb"\d{9,}\.")
+
+
+def is_job_name(name: str) -> bool:
+    """Return whether a name has the form of those of tars, their indexes, and receipts."""
+    return bool(_JOB.fullmatch(name))
+
+
+def has_our_form(name: str) -> bool:
+    """Return whether a name has the form of those of a dataset's files, other than the current manifest."""
+    return is_job_name(name) or bool(_OTHER.fullmatch(name))
+
+
+def job_files(name: str) -> list[str]:
+    """Return the names of tar, index and receipt of the job of a name."""
+    return [f"{name}.{kind}" for kind in ("tar", "npy", "json")]
+
+
+def refuse_foreign(storage: Storage, names: Iterable[str]) -> None:
+    """Raise a ConfigError if there is a file of one of these names that shardflow did not write."""
+    for name in names:
+        if storage.version(name) is not None and not is_own(storage, name):
+            message = f"{storage.url(name)} exists, and shardflow did not write it, or it is damaged"
+            raise ConfigError(f"{message}; move it away, and run the same command again")
+
+
+def version_names(storage: Storage) -> set[str]:
+    """Return the names of all files of the current version and of the earlier ones that are kept."""
+    current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+    versions = [current, *dict(kept_manifests(storage, storage.listing())).values()]
+    files = {name for each in versions for name in each.file_names()}
+    return files | {quarantine.FILE_NAME, *(quarantine.version_name(each.fingerprint) for each in versions)}
+
+
+def withdraw(storage: Storage, names: Iterable[str]) -> None:
+    """Remove files that were published too late, after a purge, unless a version has them: they must not come back."""
+    for name in sorted({*names} - version_names(storage)):
+        storage.remove(name)
+
+
+def is_own(storage: Storage, name: str) -> bool:
+    """Return whether shardflow wrote a file whose name has our form. Indexes of other loaders count with their tars."""
+    if name.endswith(".idx"):
+        return is_own(storage, f"{name.removesuffix('.idx').removesuffix('.tar')}.tar")
+    with contextlib.suppress(NotFoundError, FormatError, IntegrityError, ValueError, RecursionError):
+        if name.endswith((".tar", ".npy")):
+            head = storage.read_range(name, 0, ustar.BLOCK)
+            return shard_index.is_index(head) if name.endswith(".npy") else _is_tar(head)
+        if name.endswith(".parquet"):
+            return column_files.is_ours(storage.read(name, most_bytes=MAX_FILE_BYTES))
+        data = storage.read(name)
+        if name.startswith("manifests/"):
+            return manifest.kept_name(manifest.from_bytes(data).fingerprint) == name
+        if name.startswith("removals/"):
+            read_removal(data)
+        elif name.endswith(".jsonl"):
+            quarantine.from_bytes(data)
+        else:
+            receipt.from_bytes(data)
+        return True
+    return False
+
+
+def _is_tar(head: bytes) -> bool:
+    return ustar.is_header(head) and bool(_KEY.match(head))
+
+
+def read_removal(data: bytes) -> dict[str, Any]:
+    """Return rule, files and samples of the record of a removal; FormatError if it is not one."""
+    try:
+        found = json.loads(data)
+        return {"rule": found["rule"], "files": list(found["files"]), "samples": dict(found["samples"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"it is not a record of a removal: {error}") from error
+
+
+def kept_manifests(storage: Storage, names: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
+    """Yield names and content of those of these files that are manifests of earlier versions."""
+    for name in names:
+        if name.startswith("manifests/") and has_our_form(name):
+            with contextlib.suppress(NotFoundError, ManifestError):
+                found = manifest.from_bytes(storage.read(name))
+                if manifest.kept_name(found.fingerprint) == name:
+                    yield name, found
