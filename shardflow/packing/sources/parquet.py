@@ -39,7 +39,7 @@ from shardflow.storage.urls import (
 
 from .items import Item, Items, encode_more, identity_of
 from .labelling import number_labels, unlabelled_input
-from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema
+from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema, object_class_names
 from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
 from .sample_adapter import IMAGE_KEYS, MASK_PART, caption_text, label_column, to_json
 from .source import Source, SourceKind
@@ -76,7 +76,8 @@ class Parquet(SourceKind):
             (`train-00000-of-00008.parquet`), or of their folders; without any, all rows are for training.
         image: Column of the images; None for the only one of Hugging Face's type Image, or else of bytes.
         label: Column with the number or name of a class, or a list of those; None for "label" or "cls", or else the
-            only one of the type ClassLabel.
+            only one of the type ClassLabel, or else the only field of objects of this type, as `objects.category`: an
+            image has the classes of its objects.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if there is one.
         caption: Column with a text for `.txt`; None for "caption", where it has one.
         mask: Column of masks, images like those in `image`, for `.mask.png`, which is declared as a mask.
@@ -121,7 +122,8 @@ class Parquet(SourceKind):
         root, splits = self._files()
         storage = open_storage(root, remote_options(root, self.storage_options))
         first = ParquetFile(storage, next(iter(splits)))
-        columns, names = self._columns(first.schema), class_names(first.schema)
+        columns = self._columns(first.schema)
+        names = {**class_names(first.schema), **object_class_names(first.schema)}
         read = functools.partial(_list_file, storage, first, columns)
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
             listed = list(pool.map(read, splits))
@@ -198,6 +200,8 @@ class Parquet(SourceKind):
             )
         classes = class_names(schema)
         label = label_column(self.label, names, classes, self)
+        if label is None and len(of_objects := object_class_names(schema)) == 1:
+            (label,) = of_objects
         split = self.split or ("split" if "split" in names else None)
         caption = self.caption or ("caption" if "caption" in names else None)
         used = {image, label, split, caption, self.mask}

@@ -57,7 +57,8 @@ class ParquetFile:
         with self._readable():
             file = _BlobFile(storage, name, version)
             metadata = self._pyarrow.parquet.read_metadata(file)
-            leaves = map(metadata.schema.column, range(metadata.num_columns))
+            leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+            self._paths = [leaf.path for leaf in leaves]
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and _is_of(leaf.path, small)]
             self.schema = metadata.schema.to_arrow_schema()
             self._file = self._pyarrow.parquet.ParquetFile(
@@ -91,19 +92,24 @@ class ParquetFile:
         return max((rows for rows, _ in self._sizes), default=0)
 
     def column(self, name: str | None) -> list[Any]:
-        """Return a small column; as many None without a name."""
+        """Return a small column, or the classes of a row's objects for a path; as many None without a name."""
         if name is None:
             return [None] * (self._ends[-1] if self._ends else 0)
         found: list[Any] = []
-        size = 0
+        size, (column_name, _, field) = 0, name.rpartition(".")
+        is_field = name not in self.schema.names
+        paths = [path for path in self._paths if path.startswith(f"{column_name}.") and field in path.split(".")]
         for group in range(len(self._sizes)):
             with self._readable(f"row group {group}: "):
-                column = self._file.read_row_group(group, [name], use_threads=False).column(0)
+                column = self._file.read_row_group(group, paths if is_field else [name], use_threads=False).column(0)
                 size += sum(map(_bytes_of, column.chunks))
                 if size > MAX_SMALL_BYTES:
                     message = f"{self.url}: column {name!r} has more than {MAX_SMALL_BYTES:,} bytes"
                     raise ConfigError(f"{message}; is it the label? Name it with label= or --label-column")
-                found += column.to_pylist()
+                values = column.to_pylist()
+                if is_field:
+                    values = [_classes_of_objects(value, field) for value in values]
+                found += values
         return found
 
     def row(self, number: int) -> dict[str, Any]:
@@ -152,16 +158,21 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 
 def _bytes_of(array: Any) -> int:
-    """Return how many bytes an array has at most when what its rows share is written for each."""
+    """Return how many bytes an array has when what its rows share is written for each."""
     pa, kind = import_pyarrow("a column"), array.type
     if pa.types.is_struct(kind):
         return sum(map(_bytes_of, array.flatten()))
     if pa.types.is_nested(kind):
         return _bytes_of(array.values if pa.types.is_map(kind) else array.flatten())
-    if not pa.types.is_dictionary(kind) or len(array) == 0:
+    if not pa.types.is_dictionary(kind):
         return int(array.nbytes)
-    longest = pa.compute.max(pa.compute.binary_length(array.dictionary.cast("large_binary"))).as_py() or 0
-    return len(array) * max(8, longest)
+    if array.null_count == len(array):
+        return 8 * len(array)
+    used = array.indices.drop_null().value_counts()  # not all of the dictionary, which other rows have too
+    lengths = pa.compute.binary_length(array.dictionary.take(used.field("values")).cast("large_binary"))
+    return 8 * len(array) + int(
+        pa.compute.sum(pa.compute.multiply(lengths, used.field("counts").cast("int64"))).as_py()
+    )
 
 
 class _BlobFile(io.RawIOBase):
@@ -207,16 +218,41 @@ def byte_columns(schema: Any) -> dict[str, bool]:
 
 def describe_schema(schema: Any) -> object:
     """Return what must be equal in files that are read alike: names, columns of bytes, and names of classes."""
-    return sorted(schema.names), byte_columns(schema), class_names(schema)
+    return sorted(schema.names), byte_columns(schema), class_names(schema), object_class_names(schema)
 
 
 def class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     """Return the columns of Hugging Face's type ClassLabel, or lists of it, each with the names of its classes."""
-    found: dict[str, tuple[str, ...]] = {}
+    return {path: names for path, lists, names in _class_labels(schema) if path in schema.names and lists < 2}
+
+
+def object_class_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Return the fields of this type in lists of objects, by their paths: `objects.category`."""
+    found = {path: names for path, lists, names in _class_labels(schema) if lists == 1}
+    return {path: names for path, names in found.items() if path.count(".") == 1 and path.split(".")[0] in schema.names}
+
+
+def _class_labels(schema: Any) -> list[tuple[str, int, tuple[str, ...]]]:
+    """Return path, number of lists around it, and names of each ClassLabel in the metadata that Hugging Face writes."""
+    found: list[tuple[str, int, tuple[str, ...]]] = []
+
+    def walk(feature: Any, path: str, lists: int) -> None:
+        if isinstance(feature, list):
+            walk(feature[0], path, lists + 1)
+        elif not isinstance(kind := feature.get("_type"), str):
+            for name, field in feature.items():
+                walk(field, f"{path}.{name}" if path else name, lists)
+        elif "feature" in feature:
+            walk(feature["feature"], path, lists + 1)
+        elif kind == "ClassLabel" and isinstance(feature.get("names"), list):
+            found.append((path, lists, tuple(map(str, feature["names"]))))
+
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        for column, feature in features.items():
-            one = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
-            if column in schema.names and one.get("_type") == "ClassLabel" and isinstance(one.get("names"), list):
-                found[column] = tuple(map(str, one["names"]))
+        walk(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"], "", 0)
     return found
+
+
+def _classes_of_objects(value: Any, field: str) -> tuple[Any, ...]:
+    """Return the classes of a row's objects, a struct of lists or a list of structs; -1 stands for none."""
+    found = value.get(field) if isinstance(value, dict) else [each[field] for each in value or () if each]
+    return tuple(sorted({one for one in found or () if one not in (None, -1)}))

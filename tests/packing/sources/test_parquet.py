@@ -3,9 +3,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -252,6 +254,68 @@ def test_what_rows_share_does_not_grow_without_limit(tmp_path: Path, column: str
     with pytest.raises((ConfigError, SampleError), match=f"'{column}'"), list_source(path) as source:
         source.reader.read(source.splits["train"][0])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (200 << 10)
+
+
+def test_only_the_row_of_a_large_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that share a dictionary with one value that is too large, that of the value alone is quarantined."""
+    monkeypatch.setattr(parquet_file, "MAX_SMALL_BYTES", 1 << 20)
+    more = pyarrow.DictionaryArray.from_arrays(pyarrow.array([1, 0, None, 1], pyarrow.int32()), ["x" * (2 << 20), "y"])
+    path = tmp_path / "t.parquet"
+    columns = {"image": [photo(number) for number in range(4)], "more": more}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, dictionary_pagesize_limit=1 << 30)
+    sf.pack(path, tmp_path / "out", max_errors=4, **SMALL)
+    (bad,) = quarantined(tmp_path / "out")
+    assert (bad["path"], "2,097,1" in bad["reason"]) == ("t.parquet#1", True)
+
+
+def test_a_page_whose_header_lies_is_a_bad_sample(tmp_path: Path) -> None:
+    """A page of 4 KB that says it has 2 GB takes below 300 MB, and is a bad sample also where 1 GB is all there is."""
+    path = tmp_path / "t.parquet"
+    options: Any = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    pyarrow.parquet.write_table(pyarrow.table({"image": [bytes(140_000_000)]}), path, **options)
+    said = re.compile(rb"\x15[\x80-\xff]{4}\x01\x15")  # a number of 28 bits: twice the size, as Thrift writes it
+    data = path.read_bytes()
+    assert len(said.findall(data)) == 1
+    path.write_bytes(said.sub(b"\x15\xfe\xff\xff\xff\x0f\x15", data))
+    code = (
+        "import resource, sys, shardflow as sf, pyarrow.parquet\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "most = int(sys.argv[3]); most and resource.setrlimit(resource.RLIMIT_AS, (used + most,) * 2)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: sf.pack(sys.argv[1], sys.argv[2], short_side=8, executor='serial')\n"
+        "except sf.errors.PackIncompleteError as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    for most in (0, 1 << 30):
+        asked = [sys.executable, "-c", code, str(path), str(tmp_path / f"out{most}"), str(most)]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True)
+        *_, message, grown = done.stdout.splitlines()
+        assert "t.parquet#0' (read:" in message
+        assert "is not a readable Parquet file: row group 0" in message
+        assert int(grown) < 300 << 10
+
+
+@pytest.mark.parametrize("objects", ["lists", "structs"])
+def test_classes_of_objects(tmp_path: Path, objects: str) -> None:
+    """The names of classes of Hugging Face's objects become the dataset's, and an image has those of its objects."""
+    box = datasets.Sequence(datasets.Value("float32"), length=4)
+    fields = {"bbox": box, "category": datasets.ClassLabel(names=["cat", "dog", "owl"])}
+    if objects == "lists":
+        kind: Any = {name: datasets.Sequence(each) for name, each in fields.items()}
+    else:
+        kind = datasets.List(fields)
+    found: list[Any] = [([[1, 2, 30, 40]] * 3, [2, 0, 2]), ([], []), ([[1, 2, 3, 4]], [1])]
+    rows = [{"bbox": boxes, "category": numbers} for boxes, numbers in found]
+    if objects == "structs":
+        rows = [[{"bbox": b, "category": c} for b, c in zip(boxes, numbers, strict=True)] for boxes, numbers in found]
+    features = datasets.Features({"image": datasets.Image(), "objects": kind})
+    columns = {"image": [{"bytes": photo(n), "path": None} for n in range(3)], "objects": rows}
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(tmp_path / "t.parquet")
+    sf.pack(tmp_path / "t.parquet", tmp_path / "out", shuffle=False, **SMALL)
+    opened = sf.open(tmp_path / "out")
+    assert tuple(opened.classes or ()) == ("cat", "dog", "owl")
+    assert [json.loads(sample["labels.json"]) for sample in opened["train"]] == [[0, 2], [], [1]]
+    assert json.loads(opened["train"][2]["json"])["objects"] == rows[2]
 
 
 def test_an_image_that_rows_share_is_read_for_one_at_a_time(tmp_path: Path) -> None:
