@@ -29,6 +29,7 @@ from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Writer
 
 from .column_files import FilesOfColumn, Table, Values, check_installed, is_ours, load_table, take
+from .leftovers import remove_leftovers
 from .open_dataset import Dataset, Split, open_dataset
 from .receipts import find_receipt
 from .sample_table import shard_keys
@@ -220,6 +221,7 @@ def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: 
     if not names:
         raise ConfigError("nothing says which columns to drop; name one or more")
     with dataset.storage.exclusive_writer() as writer:
+        remove_leftovers(dataset.storage.local_path(""))
         if columns.keys().isdisjoint(names):
             clean_up(dataset.storage)
             return dataset.fingerprint
@@ -379,6 +381,7 @@ def _added(
         fingerprint = _add_to_view(dataset, table, rows, to, storage_options, progress)
     else:
         with dataset.storage.exclusive_writer() as writer:
+            remove_leftovers(dataset.storage.local_path(""))
             if replaces or dataset.manifest.columns.keys().isdisjoint(table.columns):
                 fingerprint = _add_version(dataset, table, rows, writer, progress)
             else:

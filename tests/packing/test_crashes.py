@@ -20,6 +20,7 @@ STRIDES = {
     ("remove", "gcs"): 0,
     ("remove", "azure"): 0,
     ("columns add", "S3"): 0,
+    ("columns add", "disk"): 0,
 }
 """One in so many points is tried here, and those below; `tools/fire kills` tries all of them."""
 
@@ -37,6 +38,7 @@ TURNING = re.compile(r"(half write|after (link|replace|put_object)) .*(manifests
 
 IN_PLACE = re.compile(
     r"after (send|put_object) (removals/|shardflow\.json|train/000000\.new)|before delete_?\w* train/000000\.tar"
+    r"|before unlink dst/manifests/|after replace dst/shardflow\.json"
 )
 """Points of the commands that make another version: before and after the commit, and in the purge."""
 
