@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import braceexpand
 
-from shardflow.errors import ConfigError, NotFoundError
+from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, StoreError
+from shardflow.formats import manifest
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.interface import Storage
+from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import divide_query, strip_file_scheme
 
 _ALL = "*.tar"
@@ -50,14 +53,20 @@ def expand_braces(pattern: str) -> list[str]:
         raise ConfigError(f"{pattern!r} is not a pattern: {error}; expected such as {{00000..00099}}.tar") from error
 
 
-def find_tars(storage: Storage, pattern: str | None, *, tagged: bool = False) -> dict[str, str]:
+def find_tars(
+    storage: Storage,
+    pattern: str | None,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    tagged: bool = False,
+) -> dict[str, str]:
     """Return the names of the tars that match a pattern, sorted, each with the tag of its content; "" if unknown.
 
     Braces alone need no listing, which may be long, and which not every server has. `tagged` lists a bucket all the
     same, because its listing has the tags.
 
     Raises:
-        ConfigError: There is no such tar, or a name in the listing leads elsewhere.
+        ConfigError: There is no such tar, one is of a packed dataset, or a name in the listing leads elsewhere.
         NotFoundError: The storage has no files.
     """
     root = storage.local_path("")
@@ -67,6 +76,7 @@ def find_tars(storage: Storage, pattern: str | None, *, tagged: bool = False) ->
     paths = [storage.local_path(one) for one in patterns]
     are_named = not any(map(has_wildcards, patterns)) and all(path is None or path.is_file() for path in paths)
     if are_named and (root is not None or not tagged or str(storage).startswith(("http:", "https:"))):
+        _refuse_packed(storage, patterns, None, storage_options)
         return dict.fromkeys(sorted(patterns, key=name_bytes), "")
     listing = storage.listing()
     if not listing:
@@ -83,7 +93,29 @@ def find_tars(storage: Storage, pattern: str | None, *, tagged: bool = False) ->
     foreign = next((name for name in found if root is None and ("://" in name or not is_below(name))), None)
     if foreign is not None:
         raise ConfigError(f"{storage} lists the tar {foreign!r}, which is not the name of a file below it; rename it")
+    _refuse_packed(storage, found, listing, storage_options)
     return {name: listing[name].tag for name in sorted(found, key=name_bytes)}
+
+
+def _refuse_packed(
+    storage: Storage, names: Iterable[str], listing: Container[str] | None, storage_options: Mapping[str, Any] | None
+) -> None:
+    """Refuse tars in a split of a packed dataset: with them are those of its other versions, and removed samples."""
+    local = storage.local_path("")
+    root = str(storage) if local is None else str(local.resolve())
+    for folder in sorted({name.rpartition("/")[0] for name in names}):
+        place, _, split = f"{root}/{folder}".rstrip("/").rpartition("/")
+        name = f"{folder.rpartition('/')[0]}/{manifest.FILE_NAME}".lstrip("/")
+        if split not in SPLITS or place.endswith(":/") or (folder and listing is not None and name not in listing):
+            continue
+        # A web server may answer anything for a missing file.
+        with contextlib.suppress(StoreError, FormatError, IntegrityError):
+            content = (storage if folder else open_storage(place, storage_options)).read(name)
+            if not manifest.from_bytes(content).roots:
+                raise ConfigError(
+                    f"{place} is a packed dataset, and its folders can hold tars of several versions: name {place} "
+                    "itself to `shardflow pack`, `subset` or `merge`, or leave it out by a pattern or other folders"
+                )
 
 
 def has_wildcards(pattern: str) -> bool:

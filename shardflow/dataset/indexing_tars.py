@@ -81,8 +81,8 @@ def index(
         progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
 
     Raises:
-        ConfigError: The tars do not exist, only some are in folders of splits, or only some of a split have labels. A
-            label has no class, samples lack the declared parts, or `to` is missing.
+        ConfigError: The tars do not exist, or are a packed dataset's. Only some are in folders of splits, or only some
+            of a split have labels. A label has no class, samples lack the declared parts, or `to` is missing.
         DatasetExistsError: `to` holds a dataset.
         PackIncompleteError: More than `max_errors` samples cannot be used.
         StoreError: A tar cannot be read, or the manifest cannot be written. A directory is tried before tars are read.
@@ -155,8 +155,9 @@ def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
         message = f"{shown_url(url)}: its tars are asked for with the query of this URL, which a manifest cannot keep"
         raise ConfigError(f"{message}; name them without it, or copy them to a disk")
     root, pattern = split_pattern(url)
-    storage = open_storage(root, remote_options(root, storage_options))
-    names = find_tars(storage, pattern)
+    options = remote_options(root, storage_options)
+    storage = open_storage(root, options)
+    names = find_tars(storage, pattern, options)
     for name in names:
         if not is_name(name):
             raise ConfigError(f"{storage.url(name)}: a name may only have the characters A-Z a-z 0-9 . _ -, rename it")

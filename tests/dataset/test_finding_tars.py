@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+import shardflow as sf
 from shardflow.dataset.finding_tars import find_tars, split_pattern, tar_splits
 from shardflow.errors import ConfigError
 from shardflow.storage.local import LocalStorage
+from tests.helpers.making import make_dataset
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,23 @@ def test_braces_and_wildcards(tmp_path: Path) -> None:
         find_tars(storage, "{a..c}.tar")
     with pytest.raises(ConfigError, match=r"'\{1.tar'.*\{00000..00099\}.tar"):
         find_tars(storage, "{1.tar")
+
+
+PATTERNS = ("", "/*/*/*.tar", "/p", "/p/train", "/p/train/*.tar", "/p/{train,val}/000000.tar", "/p/train/000000.tar")
+
+
+@pytest.mark.parametrize("store", ["disk", "memory"])
+def test_tars_of_a_packed_dataset_are_refused(tmp_path: Path, store: str) -> None:
+    """Neither `index` nor `pack` takes tars of a packed dataset: with them are those of older versions."""
+    team = str(tmp_path / "team") if store == "disk" else "memory://team"
+    sf.sync(make_dataset(tmp_path / "made", {"train": [1], "val": [1]}), f"{team}/p")
+    for pattern in PATTERNS:
+        with pytest.raises(ConfigError, match=rf"{team}/p is a packed dataset.* name {team}/p itself"):
+            sf.index(team + pattern, tmp_path / "index")
+        if pattern != "/p":
+            with pytest.raises(ConfigError, match=f"{team}/p is a packed dataset"):
+                sf.pack(team + pattern, tmp_path / "dst", short_side=32, executor="serial")
+    assert sf.pack(f"{team}/p", tmp_path / "dst", short_side=32, executor="serial").packed == 2
 
 
 @pytest.mark.parametrize(

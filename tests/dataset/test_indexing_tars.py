@@ -288,6 +288,7 @@ def test_invalid_names_are_refused(tmp_path: Path) -> None:
 def test_our_own_tars_give_what_was_packed(tmp_path: Path) -> None:
     """The index made of a packed tar is the packed index, byte for byte."""
     packed = make_dataset(tmp_path / "set", [5])
+    (packed / "shardflow.json").unlink()
     sf.index(f"{packed}/train/*.tar", tmp_path / "virtual")
     assert (tmp_path / "virtual/train/0/000000.npy").read_bytes() == (packed / "train/000000.npy").read_bytes()
 

@@ -77,9 +77,11 @@ def test_pages_run(
         shutil.copytree(photos.parent / "photos256", "photos256")
     translated = on_this_machine
     if "s3://bucket" in code:
-        translated = _with_bucket(request.getfixturevalue("server"), request.getfixturevalue("prefix"), monkeypatch)
+        server, prefix = request.getfixturevalue("server"), request.getfixturevalue("prefix")
+        translated = _with_bucket(server, prefix, monkeypatch)
         if not re.search(r"(pack|sync) \S+ s3://bucket/photos256", code):
             shardflow.sync(photos.parent / "photos256", translated("s3://bucket/photos256"))
+        server.put(f"{prefix}/tars/train", photos.parent / "photos256/train")
     names = run_page(PAGES[page], _names(), translated)
     if "accuracy =" in code:
         _check_accuracy(names)

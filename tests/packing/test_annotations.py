@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -411,7 +412,7 @@ def test_options_of_the_commands(tmp_path: Path) -> None:
     declared = ["--mask", "mask.png", "--boxes", "json:boxes:xyxy", "--box-field", "labels=labels"]
     packed = CliRunner().invoke(shardflow, ["pack", str(src), str(dst), "--short-side", "32", *declared])
     assert packed.exit_code == 0, packed.output
-    tars = [str(dst / "train/*.tar"), "--to", str(tmp_path / "index")]
+    tars = [str(shutil.copytree(dst / "train", tmp_path / "tars")), "--to", str(tmp_path / "index")]
     indexed = CliRunner().invoke(shardflow, ["index", *tars, *declared])
     assert indexed.exit_code == 0, indexed.output
     for made in (dst, tmp_path / "index"):

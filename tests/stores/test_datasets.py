@@ -97,7 +97,7 @@ WRITES: dict[str, Callable[[Path, Path, str], object]] = {
     "pack": lambda missing, _, url: sf.pack(missing, url),
     "extend": lambda missing, _, url: sf.extend(missing, url),
     "sync": lambda _, local, url: sf.sync(local, url),
-    "index": lambda _, local, url: sf.index(f"{local}/train/{{000000..000003}}.tar", to=url),
+    "index": lambda *places: sf.index("http://127.0.0.1:1/tars/{000000..000003}.tar", to=places[2]),
     "subset": lambda _, local, url: sf.subset(local, url, fraction=0.5),
 }
 

@@ -77,7 +77,7 @@ class Shards(SourceKind):
         reader = Reader.at(storage, root, self.storage_options)
         if pattern is None and _is_dataset(storage):
             return replace(self._list_dataset(storage, root, reader), is_dataset=True)
-        return self._list_tars(storage, reader, find_tars(storage, pattern, tagged=True))
+        return self._list_tars(storage, reader, find_tars(storage, pattern, self.storage_options, tagged=True))
 
     def _list_dataset(self, storage: Storage, url: str, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
