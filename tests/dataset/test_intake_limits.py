@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,10 @@ from tests.formats.test_receipt import example
 from tests.helpers import bombs
 from tests.helpers.folders import image_folder, photo, quarantined, write_tree
 from tests.helpers.tars import TarInMemory, plain_tar
+from tests.helpers.warm_python import python
 
 MEMORY_BYTES = 400_000_000
+M_ARENA_MAX = -8  # of glibc's malloc.h
 PART = 500_000_000  # more than a process may have here
 HOLE = 560_000_000  # more than a process may have here, and than a sample may have
 
@@ -39,9 +40,9 @@ HOLE = 560_000_000  # more than a process may have here, and than a sample may h
 def run_alone(function: str, *arguments: object) -> None:
     """Call a function of this module in a process of its own, whose threads share the space for small objects."""
     code = f"import sys; from tests.dataset import test_intake_limits; test_intake_limits.{function}(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    code = f"import ctypes; ctypes.CDLL(None).mallopt({M_ARENA_MAX}, 2); {code}"
+    command = [python(), "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlcroissant
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -21,6 +20,8 @@ from tests.helpers.making import jpeg, make_dataset, write_dataset
 @pytest.mark.filterwarnings("ignore")  # of mlcroissant and its dependencies
 def test_croissant_metadata_is_valid(tmp_path: Path) -> None:
     """mlcroissant finds no error in the metadata, and the splits, classes and files that the dataset has."""
+    import mlcroissant
+
     root = make_dataset(tmp_path / "set", {"train": [5, 7], "val": [3]})
     done = CliRunner().invoke(export, ["card", str(root), "--license", "cc-by-4.0", "--name", "Five and seven"])
     assert done.exit_code == 0, done.output

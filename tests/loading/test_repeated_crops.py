@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import albumentations
-import kornia.augmentation
 import numpy as np
 import numpy.typing as npt
 import pytest
-import timm.data
 import torch
 import torchvision
 from PIL import Image
@@ -65,13 +63,6 @@ PIPELINES = {
     "too large": (v2.Compose([v2.Resize(40), v2.CenterCrop(48)]), None),
     "padded": (v2.RandomCrop(32, padding=4), None),
     "preset": (torchvision.models.ResNet18_Weights.DEFAULT.transforms(), None),
-    "timm": (timm.data.create_transform(32, is_training=True), "decoder=shardflow.decoders.RandomResizedCrop(32),"),
-    "timm, evaluation": (timm.data.create_transform(32, crop_pct=0.8), "shardflow.decoders.CenterCrop(32, resize=40),"),
-    "albumentations": (
-        Wrapped(albumentations.Compose([albumentations.RandomResizedCrop((32, 32)), albumentations.HorizontalFlip()])),
-        "decoder=shardflow.decoders.RandomResizedCrop(32),",
-    ),
-    "kornia": (kornia.augmentation.AugmentationSequential(kornia.augmentation.RandomResizedCrop((32, 32))), None),
     "sequential": (torch.nn.Sequential(v2.RandomApply([v2.CenterCrop(32)])), None),
     "function": (calls_a_global, "decoder=shardflow.decoders.CenterCrop(32, resize=40),"),
     "closure": ((lambda pipeline: lambda image: pipeline(image))(VAL), "CenterCrop(32, resize=40),"),
@@ -81,10 +72,36 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+def of_timm(**options: Any) -> Any:
+    """The transform that timm makes; imported here, as the other libraries are, for no other test needs them."""
+    return importlib.import_module("timm.data").create_transform(32, **options)
+
+
+def of_albumentations() -> Any:
+    """A pipeline of albumentations."""
+    albumentations = importlib.import_module("albumentations")
+    crop, flip = albumentations.RandomResizedCrop((32, 32)), albumentations.HorizontalFlip()
+    return Wrapped(albumentations.Compose([crop, flip]))
+
+
+def of_kornia() -> Any:
+    """A pipeline of Kornia."""
+    kornia = importlib.import_module("kornia.augmentation")
+    return kornia.AugmentationSequential(kornia.RandomResizedCrop((32, 32)))
+
+
+LIBRARIES: dict[str, tuple[Callable[[], Any], str | None]] = {
+    "timm": (lambda: of_timm(is_training=True), "decoder=shardflow.decoders.RandomResizedCrop(32),"),
+    "timm, evaluation": (lambda: of_timm(crop_pct=0.8), "shardflow.decoders.CenterCrop(32, resize=40),"),
+    "albumentations": (of_albumentations, "decoder=shardflow.decoders.RandomResizedCrop(32),"),
+    "kornia": (of_kornia, None),
+}
+
+
+@pytest.mark.parametrize("name", [*PIPELINES, *LIBRARIES])
 def test_a_pasted_pipeline_is_said_to_crop_twice(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Known croppers are found wherever they are; the decoder that does the same is named as code, if there is one."""
-    transform, same = PIPELINES[name]
+    transform, same = (LIBRARIES[name][0](), LIBRARIES[name][1]) if name in LIBRARIES else PIPELINES[name]
     message = warning(caplog, RandomResizedCrop(), transform, is_default=True)
     assert "cropped twice" in message
     assert WHOLE in message
@@ -127,8 +144,7 @@ def test_views_and_batches_are_looked_at(caplog: pytest.LogCaptureFixture) -> No
         message = warning(caplog, decoder, TRAIN)
         assert "leave RandomResizedCrop and RandomHorizontalFlip out of transform" in message
         assert "decoder=" not in message
-    kornia_crop = kornia.augmentation.RandomResizedCrop((32, 32))
-    message = warning(caplog, RandomResizedCrop(32), None, kornia_crop)
+    message = warning(caplog, RandomResizedCrop(32), None, of_kornia())
     assert "out of batch_transform" in message
     assert WHOLE not in message  # whole images of several sizes form no batch
 

@@ -9,9 +9,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -52,6 +50,8 @@ def test_a_list_of_classes(tmp_path: Path) -> None:
 
 def test_arrays_become_lists(tmp_path: Path) -> None:
     """Arrays and numbers of numpy and torch are lists and numbers in `.json`, whole, and what is missing is null."""
+    import pandas as pd
+
     others: dict[str, Any] = {
         "long": np.arange(2000),
         "boxes": [torch.tensor([1.5, 2.0])],
@@ -197,6 +197,7 @@ def test_classes_that_look_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["object", "parquet"])
 def test_columns_with_classes(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A column named label comes first; of several with classes none is chosen; one that was perhaps meant is named."""
+    import datasets
 
     def packed(name: str, **columns: Any) -> tuple[str, ...] | None:
         kinds = {"cls": datasets.ClassLabel(names=["x", "y"]), "int": datasets.Value("int64")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from azure.storage.blob import BlobServiceClient
 
 from shardflow.errors import AccessDeniedError, DatasetExistsError
 from shardflow.storage.azure_transport import _BLOCK_BYTES as BLOCK_BYTES
@@ -15,6 +14,8 @@ from tests.helpers.store import Store
 
 def _blocks(store: Store, name: str) -> tuple[list[str], list[str]]:
     """Return the names of the blocks of a blob, and of those that were sent and belong to none yet."""
+    from azure.storage.blob import BlobServiceClient
+
     with BlobServiceClient.from_connection_string(store.options()["connection_string"]) as service:
         committed, others = service.get_blob_client("tests", name).get_block_list("all")
     return [block.id for block in committed], [block.id for block in others]

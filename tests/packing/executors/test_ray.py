@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 import shardflow as sf
 from shardflow.errors import ConfigError, StoreError
@@ -59,6 +58,8 @@ class Elsewhere(SampleRecipe):
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a Ray cluster on this machine with three cores, to which this process is connected."""
+    import ray
+
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,14 +37,16 @@ def _pixels(sample: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def hugging() -> datasets.Dataset:
+def hugging() -> Any:
     """A Hugging Face dataset with images as files, classes by name, and texts."""
+    import datasets
+
     columns = {"pic": [photo(n) for n in range(6)], "kind": [0, 1, 2, 0, 1, -1], "says": [f"no {n}" for n in range(6)]}
     types = (datasets.Image(), datasets.ClassLabel(names=["cat", "dog", "eel"]), datasets.Value("string"))
     return datasets.Dataset.from_dict(columns, features=datasets.Features(zip(columns, types, strict=True)))
 
 
-def test_hugging_face(hugging: datasets.Dataset, tmp_path: Path) -> None:
+def test_hugging_face(hugging: Any, tmp_path: Path) -> None:
     """Image and class columns are found by their types, and files are taken as they are."""
     sf.pack(hugging.select(range(5)), tmp_path / "dst", preset="original", executor="serial", shuffle=False)
     samples = list(sf.open(tmp_path / "dst")["train"])
@@ -55,7 +56,7 @@ def test_hugging_face(hugging: datasets.Dataset, tmp_path: Path) -> None:
     assert json.loads(samples[3]["json"]) == {"says": "no 3"}
 
 
-def test_samples_without_labels(hugging: datasets.Dataset, tmp_path: Path) -> None:
+def test_samples_without_labels(hugging: Any, tmp_path: Path) -> None:
     """-1 and None are no label: a split may have none at all, but a sample without one among others is quarantined."""
     hidden = [(PIXELS, None), PIXELS]
     report = sf.pack({"train": hugging, "test": hidden}, tmp_path / "dst", **SMALL, max_errors=1)
@@ -67,8 +68,10 @@ def test_samples_without_labels(hugging: datasets.Dataset, tmp_path: Path) -> No
     assert sf.verify(tmp_path / "dst") == []
 
 
-def test_hugging_face_splits_and_streams(hugging: datasets.Dataset, tmp_path: Path) -> None:
+def test_hugging_face_splits_and_streams(hugging: Any, tmp_path: Path) -> None:
     """A dictionary of datasets has splits, a column can be named as the caption, and a stream is gone through once."""
+    import datasets
+
     both = datasets.DatasetDict({"train": hugging.select([4, 2]), "validation": hugging.select(range(5))})
     sf.pack(sf.sources.Collection(both, caption="says"), tmp_path / "dst", **SMALL)
     dataset = sf.open(tmp_path / "dst")
@@ -82,6 +85,8 @@ def test_hugging_face_splits_and_streams(hugging: datasets.Dataset, tmp_path: Pa
 @pytest.mark.parametrize("kind", ["loaded", "streamed", "concatenated", "saved"])
 def test_hugging_face_rows_do_not_name_files(kind: str, tmp_path: Path) -> None:
     """A path in the rows of a loaded file, which may be anyone's, is not opened: a file of this machine stays here."""
+    import datasets
+
     image_folder(tmp_path / "own", 2)
     own = sorted(map(str, (tmp_path / "own").rglob("*.jpg")))
     rows = [{"pic": {"bytes": photo(0), "path": "a.jpg"}}, {"pic": {"bytes": None, "path": own[1]}}]
@@ -112,6 +117,8 @@ def test_hugging_face_rows_do_not_name_files(kind: str, tmp_path: Path) -> None:
 
 def test_hugging_face_rows_of_the_caller_name_files(tmp_path: Path) -> None:
     """Paths that the caller or the library wrote into rows are opened, and so are those of a trusted iterable."""
+    import datasets
+
     image_folder(tmp_path / "own", 2)
     own = sorted(map(str, (tmp_path / "own").rglob("*.jpg")))
     given = datasets.Dataset.from_dict({"image": own}).cast_column("image", datasets.Image())
@@ -125,7 +132,7 @@ def test_hugging_face_rows_of_the_caller_name_files(tmp_path: Path) -> None:
     assert sf.pack((row for row in trusted), tmp_path / "trusted", **SMALL).packed == 2
 
 
-def test_hugging_face_without_images(hugging: datasets.Dataset, tmp_path: Path) -> None:
+def test_hugging_face_without_images(hugging: Any, tmp_path: Path) -> None:
     """A dataset without images says which columns it has, of which types."""
     with pytest.raises(ConfigError, match=r"column.*images"):
         sf.pack(hugging.remove_columns("pic"), tmp_path / "dst")

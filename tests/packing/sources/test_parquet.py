@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -41,6 +40,8 @@ CLASSES = ["cat", "dog"]
 
 def _hugging_face(path: Path, numbers: Sequence[int], *, rows_per_group: int = 4, **columns: Sequence[Any]) -> Path:
     """Write photos as Hugging Face does: a struct of bytes and path, and the names of classes in the metadata."""
+    import datasets
+
     columns = {
         "image": [{"bytes": photo(number), "path": f"{number}.jpg"} for number in numbers],
         "label": [number % 2 for number in numbers],
