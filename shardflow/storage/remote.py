@@ -15,6 +15,7 @@ import itertools
 import multiprocessing.context
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Coroutine, Generator, Iterator, Mapping
@@ -46,6 +47,8 @@ PIECE_BYTES = 8 << 20
 PIECES = 4
 _CANCEL_TIMEOUT_S = 10.0
 _LOOP_TIMEOUT_S = 30.0  # twice: for a result, and then for a sign that the loop runs
+_LOOP_WAITS = 30
+_IDLE_S = 0.01  # of CPU time in one of these waits; the wait itself takes less
 # The lock that is held while a client is created, by process: in a forked one, a thread that is gone may hold the old.
 _connecting: dict[int, threading.Lock] = {}
 
@@ -285,11 +288,25 @@ def remote_storage(
 def _wait_for(future: Future[T]) -> T:
     """Return the result of work on the event loop. The work has deadlines; this one is for a blocked loop."""
     while not wait([future], _LOOP_TIMEOUT_S).done:
-        either: list[Future[Any]] = [asyncio.run_coroutine_threadsafe(asyncio.sleep(0), get_loop()), future]
-        if not wait(either, _LOOP_TIMEOUT_S, FIRST_COMPLETED).done:
+        if not _one_ends([asyncio.run_coroutine_threadsafe(asyncio.sleep(0), get_loop()), future]):
             message = f"the event loop of this process has not run for {_LOOP_TIMEOUT_S:g} s; restart the process"
             raise DeadlineError(f"{message}, and find the code that blocks fsspec's thread")
     return future.result()
+
+
+def _one_ends(futures: list[Future[Any]]) -> bool:
+    """Return whether one of the futures ends within `_LOOP_TIMEOUT_S` in which this process had nothing to do.
+
+    A process that was stopped, or that gets little of a busy machine, wakes up with its time over before its loop could
+    run. So each of several waits counts once, however long it took, and a quarter if the process worked meanwhile.
+    """
+    left = float(_LOOP_WAITS)
+    while left > 0:
+        used_s = time.process_time()
+        if wait(futures, _LOOP_TIMEOUT_S / _LOOP_WAITS, FIRST_COMPLETED).done:
+            return True
+        left -= 1 if time.process_time() - used_s < _IDLE_S else 0.25
+    return False
 
 
 def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, int]]:

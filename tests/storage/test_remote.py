@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,14 @@ def test_a_slow_answer_is_not_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(remote, "_LOOP_TIMEOUT_S", 0.2)
     slow = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.7, 7), get_loop())
     assert remote._wait_for(slow) == 7
+
+
+def test_a_loop_that_gets_no_core_is_not_a_blocked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While this process works, its loop is waited for four times as long."""
+    monkeypatch.setattr(remote, "_LOOP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(time, "process_time", itertools.count().__next__)
+    get_loop().call_soon_threadsafe(time.sleep, 0.9)
+    assert remote._wait_for(asyncio.run_coroutine_threadsafe(asyncio.sleep(0, 7), get_loop())) == 7
 
 
 def test_the_package_for_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
