@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from shardflow.storage.cache_eviction import spare_bytes
 from tests.helpers.examples import LONG
+from tests.helpers.huge_pages import collapse
 
 # Before torch is imported, here and in what tests start: threads that wait for each other take the cores of the other
 # processes.
@@ -85,6 +86,7 @@ def _freeze() -> None:
     global _frozen_modules
     gc.collect()
     gc.freeze()
+    collapse()
     _frozen_modules = len(sys.modules)
 
 

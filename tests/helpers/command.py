@@ -8,14 +8,15 @@ import sys
 from typing import Any
 
 from shardflow.cli.main import main
+from tests.helpers.warm_python import python
 
 COMMAND = [sys.executable, "-c", "from shardflow.cli.main import main; main()"]
 
 
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Run the command in a process of its own; `options` are those of `subprocess.run`."""
+    """Run the command in a process of its own, a warm one; `options` are those of `subprocess.run`."""
     options = {"capture_output": True, "text": True, "timeout": 120, **options}
-    return subprocess.run([*COMMAND, *map(str, arguments)], **options)
+    return subprocess.run([python(), *COMMAND[1:], *map(str, arguments)], **options)
 
 
 def exit_code(*arguments: str) -> int:

@@ -32,6 +32,7 @@ from tests.helpers.command import COMMAND
 from tests.helpers.folders import contents, encoded, write_tree
 from tests.helpers.s3_server import Server
 from tests.helpers.store import Store
+from tests.helpers.warm_python import python
 
 INSTRUMENT = Path(__file__).parent / "instrument"
 CLASSES = "ababc"  # of the images; the last one is new to an extension
@@ -204,7 +205,9 @@ class Stage:
         else:
             order = [self.command, str(self.src), dst, *ORDERS[self.command]]
         with open(self._folder / "messages", "wb") as messages:
-            process = subprocess.Popen([*COMMAND, *order], env=environment, stdout=messages, stderr=messages)
+            # One that is killed from here has to be gone then; a warm one lives a moment longer.
+            command = [python(), *COMMAND[1:]] if plan else COMMAND
+            process = subprocess.Popen([*command, *order], env=environment, stdout=messages, stderr=messages)
         try:
             yield process
         finally:

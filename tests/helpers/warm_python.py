@@ -5,8 +5,9 @@ executable of `python()` asks a server, which imported torch once, for a fork wi
 directory and streams. It forwards signals to the fork, and ends as the fork does; if it is killed, so is the fork.
 
 A fork has imported what `_LIBRARIES` names and nothing of this project. Its hash seed is that of the server, and its
-parent is the server. Where the environment or an option asks for what holds from the start of an interpreter, the
-executable becomes a plain `python`.
+parent is the server. A `sitecustomize` on PYTHONPATH is imported as at a start. Where the environment or an option
+asks for what holds from the start of an interpreter, the executable becomes a plain `python`. If it is killed, the fork
+lives a moment longer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-_LIBRARIES = "torch", "torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "torchvision", "webdataset"
+_LIBRARIES = "torch", "torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "torchvision", "webdataset", "s3fs"
 """What scripts import; optimisers import the fourth when one is made."""
 
 _FORWARDED = "SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGTERM"
@@ -82,6 +83,7 @@ def _address(folder: str) -> str:
 def ask(folder: str, executable: str, *arguments: str) -> NoReturn:
     """Be the process that a test started: ask the server for a fork, and end as it does."""
     unusual = not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m", "-u"))
+    unusual |= "UTF-8" not in os.environ.get("LC_ALL", "UTF-8")
     if unusual or any(name in os.environ for name in _FROM_THE_START):
         os.execv(executable, [executable, *arguments])
     connection = socket.socket(socket.AF_UNIX)
@@ -102,6 +104,11 @@ def ask(folder: str, executable: str, *arguments: str) -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _collapse() -> None:
+    importlib.import_module("huge_pages").collapse()  # of this file's folder, which is on the path of a script
+    del sys.modules["huge_pages"]
 
 
 def serve(folder: str) -> tuple[_Request, list[int]] | None:
@@ -166,6 +173,7 @@ def become(request: _Request, streams: list[int], path: list[str]) -> None:
     import runpy
     import types
 
+    import fsspec.config
     import numpy as np
     import torch
 
@@ -175,7 +183,10 @@ def become(request: _Request, streams: list[int], path: list[str]) -> None:
         os.close(stream)
     os.environ.clear()
     os.environ.update(request.environment)
+    # torchrun starts ranks with the former, Lightning with the latter.
+    sys.executable = os.environ.get("PYTHON_EXEC", sys.executable)
     os.chdir(request.directory)
+    fsspec.config.set_conf_env(fsspec.config.conf)  # options of stores
     np.random.seed()  # or all forks would draw the same numbers
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     if "PYTHONFAULTHANDLER" in os.environ:
@@ -186,7 +197,12 @@ def become(request: _Request, streams: list[int], path: list[str]) -> None:
     if unbuffered or "PYTHONUNBUFFERED" in os.environ:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     kind, *arguments = request.arguments[unbuffered:]
-    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    given = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    path = [*given, *path]
+    if any(Path(folder, "sitecustomize.py").exists() for folder in given):  # as at the start of an interpreter
+        sys.path[:] = path
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
     if kind == "-m":
         sys.path[:] = [request.directory, *path]
         sys.argv[:] = arguments
@@ -227,6 +243,7 @@ def main(role: str, *arguments: str) -> None:
         importlib.import_module(library)
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy the memory of all libraries
+    _collapse()
     received = serve(*arguments)
     if received is None:
         return

@@ -24,6 +24,7 @@ from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import SECRET_KEY, Server
+from tests.helpers.warm_python import python
 
 WITH_WORKERS: dict[str, Any] = {"shard_samples": 20, "short_side": 32, "workers": 2}
 SETTINGS: dict[str, Any] = {"shard_samples": 20, "short_side": 32, "executor": "serial"}
@@ -147,7 +148,7 @@ try:
 except sf.errors.DatasetExistsError:
     raise SystemExit(3)
 """
-    packers = [subprocess.Popen([sys.executable, "-c", "import shardflow.errors" + script]) for _ in range(2)]
+    packers = [subprocess.Popen([python(), "-c", "import shardflow.errors" + script]) for _ in range(2)]
     assert sorted(packer.wait(60) for packer in packers) == [0, 3]
     assert sf.verify(server.url(prefix), storage_options=server.options()) == []
     assert LOCK not in server.storage(prefix).listing()
