@@ -14,6 +14,12 @@ from tests.helpers.pages import PAGES, PROJECT, blocks, commands
 from tests.helpers.s3_server import Server
 from tests.helpers.warm_python import python
 
+TORCHRUN = """#!/bin/sh
+[ -e run.pt ] || exec {real} "$@"
+exec {warm} -m torch.distributed.run "$@"
+"""
+"""The first launcher's ranks are killed as its children, so it has to be their parent; later ones start sooner."""
+
 
 @pytest.mark.timeout(600)
 def test_the_tutorial_runs_from_top_to_bottom(server: Server, prefix: str, tmp_path: Path) -> None:
@@ -25,7 +31,11 @@ def test_the_tutorial_runs_from_top_to_bottom(server: Server, prefix: str, tmp_p
     (script,) = (block.code for block in blocks(text) if block.kind == "script")
     (tmp_path / "train.py").write_text(script)
     lines = [command for block in blocks(text) if block.kind == "console" for command, _ in commands(block.code)]
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    real = Path(sys.executable).parent
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/torchrun").write_text(TORCHRUN.format(warm=python(), real=real / "torchrun"))
+    (tmp_path / "bin/torchrun").chmod(0o700)
+    programs = f"{tmp_path / 'bin'}:{real}:{os.environ['PATH']}"
     settings = {"PATH": programs, "PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(tmp_path / "user-cache")}
     settings["PYTHON_EXEC"] = python()  # of the ranks
     done = subprocess.run(
