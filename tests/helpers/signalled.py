@@ -6,6 +6,7 @@ Arguments: the dataset, a folder and a start method. It says "ready PIDS" where 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -59,7 +60,9 @@ def main(url: str, folder: str, method: str) -> None:
         signal.signal(signum, note)
     if method != "forkserver":
         strike_workers_at_their_start()
-    workers = shardflow.Workers(2, prefetch_factor=1, multiprocessing_context=method)
+    multiprocessing.set_forkserver_preload(["shardflow.loading.loader"])
+    # A worker that is spawned imports torch by itself.
+    workers = shardflow.Workers(1 if method == "spawn" else 2, prefetch_factor=1, multiprocessing_context=method)
     decoder = shardflow.decoders.RandomResizedCrop(8)
     loader = shardflow.Loader(url, batch_size=2, tail="short", decoder=decoder, num_workers=workers, seed=3)
     state = Path(folder, "state")
