@@ -30,6 +30,9 @@ from tests.helpers.tars import write_tar
 pytestmark = pytest.mark.usefixtures("way")
 
 WIDTH, HEIGHT = 26, 18
+TURNED = ("RGB", "L", "CMYK", "RGBA", "P")
+"""Modes whose files are turned in every way, in every format; others are turned in one."""
+
 AS_THEY_ARE = Recipe(short_side=None, format="png")
 PARTS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "AVIF": "avif"}
 PROFILES = {"L": profiles.grey(3.0), "CMYK": profiles.grey_inks(), "RGB": profiles.rgb(profiles.ADOBE, 2.2)}
@@ -67,11 +70,11 @@ def _images() -> dict[str, Image.Image]:
 
 @functools.cache
 def _files() -> dict[str, bytes]:
-    """Return name → a file, in every format and mode that Pillow writes, turned in every way, and with profiles."""
+    """Return name → a file, in every format and mode that Pillow writes, turned, and with profiles."""
     named: dict[bytes, str] = {}
     formats = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", *(["AVIF"] if features.check("avif") else []))
     for kind, (mode, image) in itertools.product(formats, _images().items()):
-        for orientation in range(1, 9):
+        for orientation in range(1, 9) if mode in TURNED else (1, 6):
             extras: dict[str, Any] = {"exif": turned(orientation)} if orientation > 1 else {}
             with_key = {"transparency": key} if (key := image.info.get("transparency")) is not None else {}
             profile = PROFILES.get(image.mode, PROFILES["RGB"])
@@ -124,7 +127,7 @@ def _payloads(indexed: Path) -> Iterator[tuple[str, memoryview, npt.NDArray[np.i
 
 def test_all_kinds_are_among_the_files(packed: dict[str, npt.NDArray[np.uint8]]) -> None:
     """The files are of every format, mode and orientation, and packing refuses floating-point numbers alone."""
-    assert len(packed) > 500
+    assert len(packed) > 400
     refused = {name.partition(",")[0] for name in set(_files()) - set(packed)}
     assert refused <= {"TIFF F", "PPM F"}
 
