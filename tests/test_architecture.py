@@ -105,7 +105,7 @@ BUDGET = {
     "order": 2200,
     "packing": 8140,
     "preview": 1220,
-    "storage": 4520,
+    "storage": 4530,
     "": 1280,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
