@@ -18,6 +18,7 @@ import shardflow as sf
 from shardflow.errors import ConfigError, SampleError
 from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import image_folder, photo, quarantined, write_tree
+from tests.helpers.tars import write_tar
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
 
@@ -256,6 +257,22 @@ def test_a_tar_that_changes_while_it_is_packed(tmp_path: Path) -> None:
     other.replace(tar)
     with pytest.raises(SampleError, match="changed"):
         source.reader.read(source.splits["train"][0])
+
+
+@pytest.mark.parametrize("kind", ["tar", "list"])
+def test_an_empty_label(tmp_path: Path, kind: str) -> None:
+    """It is not the name of a class, which would be the first: the sample has no label, as others of its split have."""
+    labels = ["cat", "", "dog"]
+    if kind == "tar":
+        files = [{f"{n}.jpg": photo(n), f"{n}.cls": label.encode()} for n, label in enumerate(labels)]
+        source: Any = str(write_tar(tmp_path / "a.tar", [pair for each in files for pair in each.items()]))
+    else:
+        source = [{"image": photo(n), "label": label} for n, label in enumerate(labels)]
+    sf.pack(source, tmp_path / "dst", max_errors=1, **SMALL)
+    assert sf.open(tmp_path / "dst").classes == ("cat", "dog")
+    assert [bad["reason"] for bad in quarantined(tmp_path / "dst")] == ["has no label, as others of its split have"]
+    with pytest.raises(ConfigError, match="''"):
+        sf.pack([{"image": photo(0), "label": ["", "dog"]}], tmp_path / "other", **SMALL)
 
 
 def test_an_image_that_moves_to_another_split(tmp_path: Path) -> None:

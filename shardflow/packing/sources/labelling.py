@@ -28,10 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 def unlabelled_input(split: str, label: Named, path: str, size: int, identity: int, more: bytes = b"") -> Item:
-    """Return an input with a split and a label; raise a ConfigError for a label of another type."""
+    """Return an input with a split and a label, none for an empty text; ConfigError for a label of another type."""
+    label = None if label == "" else label
     several = label if isinstance(label, list | tuple) else (() if label is None else (label,))
     for one in several:
-        if isinstance(one, bool) or not isinstance(one, str | int):  # True would be the same key as 1
+        if isinstance(one, bool) or not isinstance(one, str | int) or one == "":  # True would be the same key as 1
             raise ConfigError(f"{path} has the label {one!r}; expected the number or the name of a class")
     if len(set(several)) < len(several) or list(several) == [1, 0]:
         raise ConfigError(
