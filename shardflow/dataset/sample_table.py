@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ from .class_labels import read_labels
 from .column_files import Values, check_installed, no_values, to_arrow
 from .open_dataset import Split, open_dataset
 from .selection import Mask
+
+logger = logging.getLogger(__name__)
 
 _TABLE_BYTES = 1 << 24  # of rows that are evaluated, or written, at a time: shards are small, and calls take a while
 _IMAGES = [part.encode() for part in IMAGE_PARTS]
@@ -76,7 +79,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     used = ["number", *(name for name in names if re.search(rf"\b{name}\b", where, re.IGNORECASE) and name != "number")]
     if len({name.lower() for name in used}) < len(used):
         raise ConfigError(f"the condition {where!r} names columns that differ in case alone, which SQL does not tell")
-    mask = np.zeros(len(split), dtype=np.bool_)
+    mask, unknown = np.zeros(len(split), dtype=np.bool_), 0
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     try:
         with contextlib.suppress(duckdb.Error):  # DuckDB 1 has no such setting, and returns NULL
@@ -90,6 +93,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
         _refuse_changing(connection, where, names)
         for table in _grouped(sample_tables(split, classes, used, progress, is_condition=True)):
             mask[connection.from_arrow(table).filter(where).project("number").fetchnumpy()["number"]] = True
+            unknown += max((table[side].null_count for side in ("width", "height") if side in used), default=0)
     except duckdb.Error as error:
         reason = str(error).partition("\n")[0]
         lacking = re.search('column "(.+?)" not found', reason)
@@ -97,6 +101,11 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
         raise ConfigError(f"the condition {where!r}: {reason}; it can name {', '.join(names)}{remedy}") from error
     finally:
         connection.close()
+    if unknown:
+        message = "split %r: the index lacks the sizes of %d of %d images, so their width and height are NULL in the "
+        logger.warning(
+            message + "condition %r; pack them, and the index has all sizes", split.name, unknown, len(split), where
+        )
     return mask
 
 

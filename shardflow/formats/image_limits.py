@@ -10,7 +10,7 @@ first, whether it is the native kernel, torchvision, Pillow or a GPU, and one nu
 
 Of TIFF, BMP, PPM and AVIF only Pillow knows the size; it is checked between opening and decoding (`_pillow`).
 
-Sources: ITU-T T.81, B.2 (JPEG); RFC 9649 (WebP); GIF89a specification, section 18.
+Sources: ITU-T T.81, B.2 (JPEG); GIF89a specification, section 18.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ def check_image(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> No
         return
     if kind.name == "JPEG":
         _check_jpeg(kind, payload, max_pixels)
-    elif kind.name == "WEBP":
-        check_size(kind, *_webp_size(payload), max_pixels)
     elif kind.name == "NPY":
         check_array(*image_array.shape(payload), max_pixels)
     elif kind.name == "GIF":
@@ -74,9 +72,6 @@ def _check(width: int, height: int, memory_bytes: int, max_pixels: int) -> None:
             f"has {width:,} x {height:,} pixels, which take {memory_bytes:,} bytes to decode in this coding; the limit "
             f"is {most:,} bytes; {REMEDY}"
         )
-
-
-# ---- JPEG ----
 
 
 def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -> None:
@@ -100,21 +95,3 @@ def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -
             if scans * frame.pixels > most:
                 problem = f"has {size} in {scans} scans or more; the limit for all scans is {most:,} pixels"
                 raise TooLargeError(f"{problem}; {REMEDY}")
-
-
-# ---- WebP ----
-
-
-def _webp_size(payload: memoryview | bytes) -> tuple[int, int]:
-    """Return width and height of the canvas; (0, 0) if no image begins with its first chunk."""
-    chunk, data = bytes(payload[12:16]), bytes(payload[20:30])
-    if len(data) < 10:
-        return 0, 0
-    if chunk == b"VP8X":
-        return 1 + int.from_bytes(data[4:7], "little"), 1 + int.from_bytes(data[7:10], "little")
-    if chunk == b"VP8L":
-        bits = int.from_bytes(data[1:5], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if chunk == b"VP8 ":
-        return int.from_bytes(data[6:8], "little") & 0x3FFF, int.from_bytes(data[8:10], "little") & 0x3FFF
-    return 0, 0

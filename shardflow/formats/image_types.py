@@ -4,7 +4,7 @@ To add a format, add a row: folders, tars and samples then know it. Pillow decod
 native kernel decodes, and torchvision where the kernel cannot, and arrays (`image_array`). `pack` writes those that
 have a name for it (`packed_as`).
 
-Width and height are read from the headers of JPEG (`jpeg_header`) and PNG (W3C PNG 11.2.2, IHDR).
+Width and height are read from the headers of JPEG (`jpeg_header`), PNG (W3C PNG 11.2.2, IHDR) and WebP (RFC 9649).
 They are a hint for planning a crop; the decoder has the last word.
 """
 
@@ -55,6 +55,21 @@ def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
     return int.from_bytes(payload[16:20], "big"), int.from_bytes(payload[20:24], "big")
 
 
+def _webp_size(payload: memoryview | bytes) -> tuple[int, int]:
+    """Return width and height of the canvas; (0, 0) if no image begins with its first chunk."""
+    chunk, data = bytes(payload[12:16]), bytes(payload[20:30])
+    if len(data) < 10:
+        return 0, 0
+    if chunk == b"VP8X":
+        return 1 + int.from_bytes(data[4:7], "little"), 1 + int.from_bytes(data[7:10], "little")
+    if chunk == b"VP8L":
+        bits = int.from_bytes(data[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if chunk == b"VP8 ":
+        return int.from_bytes(data[6:8], "little") & 0x3FFF, int.from_bytes(data[8:10], "little") & 0x3FFF
+    return 0, 0
+
+
 def _array_size(payload: memoryview | bytes) -> tuple[int, int]:
     height, width, *_ = image_array.shape(payload)
     return width, height
@@ -87,6 +102,7 @@ IMAGE_TYPES = (
         name="WEBP",
         parts=("webp",),
         signature=re.compile(rb"(?s)RIFF....WEBP"),
+        read_size=_webp_size,
         in_shards=True,
         animated=True,
         decode_bytes=16,

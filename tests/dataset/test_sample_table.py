@@ -9,14 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import shardflow as sf
 from shardflow.dataset.sample_table import select
 from shardflow.errors import ConfigError, DatasetExistsError
 from tests.helpers.command import run
 from tests.helpers.examples import examples
-from tests.helpers.folders import image_folder
+from tests.helpers.folders import encoded, image_folder, turned
 from tests.helpers.making import jpeg, make_dataset, write_dataset
+from tests.helpers.tars import write_tar
 
 SPLITS = {"train": [4, 3], "val": [2]}
 SCORES = [0.0, 0.25, 0.5, 0.75, 1.0, None, float("nan")]
@@ -154,6 +156,22 @@ def test_a_condition_that_selects_nothing(dataset: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=r"select|fulfil"):
             attempt()
+
+
+def test_images_without_a_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A condition on width has that of a WebP; a warning counts images whose size the index leaves to their headers."""
+    images = [("webp", "WEBP", {}), ("jpg", "JPEG", {}), ("jpg", "JPEG", {"exif": turned(6)})]
+    samples = [
+        (f"{number}", {part: encoded(Image.new("RGB", (30, 20)), kind, **options)})
+        for number, (part, kind, options) in enumerate(images)
+    ]
+    write_tar(tmp_path / "a.tar", [(f"{key}.{part}", data) for key, parts in samples for part, data in parts.items()])
+    sf.index(tmp_path)
+    assert chosen(tmp_path, "width > 1") == [0, 1]
+    assert "lacks the sizes of 1 of 3" in caplog.text
+    caplog.clear()
+    assert chosen(tmp_path, "bytes > 1") == [0, 1, 2]
+    assert not caplog.text
 
 
 def test_several_classes(tmp_path: Path) -> None:

@@ -94,7 +94,15 @@ def test_png(size: tuple[int, int], mode: str) -> None:
     assert image_size(plain(mode, size, "PNG")) == size
 
 
-@pytest.mark.parametrize("image_format", ["WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("size", [(1, 1), (300, 200), (16_383, 3)])
+@pytest.mark.parametrize("options", [{"quality": 5}, {"lossless": True}, {"save_all": True}], ids=str)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_webp(mode: str, size: tuple[int, int], options: dict[str, Any]) -> None:
+    """Width and height of WebPs of any coding are those that Pillow encoded."""
+    assert image_size(plain(mode, size, "WEBP", method=0, **options)) == size
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "BMP", "TIFF"])
 def test_other_formats_are_not_known(image_format: str) -> None:
     """Formats whose size is not read say (0, 0)."""
     assert image_size(plain("RGB", (30, 20), image_format)) == (0, 0)
