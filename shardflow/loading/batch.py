@@ -26,7 +26,7 @@ class Batch:
     keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
     shards: I64  # [B], where the samples lie
     records: I64
-    valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
+    valid: npt.NDArray[np.bool_]  # [B], False for repeats: in a padded tail, or for damaged samples
     bins: I64  # [B], the number of each sample's bin in the batch; its own where samples are not packed
     sources: list[int]  # [B], the number of each sample's source
     empty: bool = False  # no sample for this rank: it carries one, for its shapes and dtypes, which `Collate` removes

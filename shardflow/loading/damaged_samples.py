@@ -42,6 +42,7 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
             batch.left_out.add(index)
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         batch.sources[index] = batch.sources[good]
+        batch.valid[index] = False
         if isinstance(batch.images, RaggedImages):
             batch.images = list(batch.images)  # another image has another size
         if batch.images is not None:

@@ -236,6 +236,15 @@ def test_substitute_keeps_shapes_and_names_what_it_replaced(
     assert epochs[0] == [numbers.tolist() for _, numbers in alone]
 
 
+def test_substitutes_are_not_valid(tmp_path: Path) -> None:
+    """An evaluation counts each sample once: substitutes are not valid, whether a CRC-32, or the decoder, fails."""
+    dataset = make_dataset(tmp_path / "set", [20, 20, 20], undecodable=[20])
+    damage(dataset, [3])
+    some = loader(dataset, max_errors=2, fields=("index", "image", "valid"), shuffle=False)
+    found = [number for numbers, _, valid in some for number in numbers[valid].tolist()]
+    assert found == sorted(set(range(60)) - {3, 20})
+
+
 def test_substitute_covers_images_that_do_not_decode(tmp_path: Path) -> None:
     """The decoder's failures are replaced in the same way."""
     dataset = make_dataset(tmp_path / "set", [20, 20, 20], undecodable=[20])

@@ -99,16 +99,17 @@ class Parquet(SourceKind):
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:
         """Return whether a path or URL names such files, or a repository of the Hugging Face Hub that has some."""
         path = divide_query(strip_file_scheme(url)).place
-        storage, _, name = open_folder_of(url, storage_options)
         if url.startswith("hf://") and not path.endswith(EXTENSION):
-            # Beside tars such files say something of their samples. A card's pictures do not make a folder of images.
+            # Next to tars such files say something of their samples. A card's pictures do not make a folder of images.
             storage = open_storage(url, storage_options)
             listing = storage.listing()
             name = next((name for name in listing if name.endswith(EXTENSION)), "")
-            if any(name.endswith(".tar") for name in listing):
+            if not name or any(each.endswith(".tar") for each in listing):
                 return False
-        if not name.lower().endswith(EXTENSION) or os.path.isdir(path):
+        elif not path.lower().endswith(EXTENSION) or os.path.isdir(path):
             return False
+        else:
+            storage, _, name = open_folder_of(url, storage_options)
         if split_pattern(url).pattern is not None:
             return True
         try:
