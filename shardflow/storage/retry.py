@@ -241,4 +241,6 @@ async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # or asyncio would print it where a cancellation comes just then
     raise DeadlineError(f"{expected} within {timeout_s:.3g} s")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import pickle
 import random
 import selectors
@@ -341,6 +342,23 @@ def test_waits_are_nested() -> None:
 
 async def _current() -> object:
     return current_wait()
+
+
+def test_a_cancellation_that_meets_an_error_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """A request that fails just as it is cancelled prints no traceback: another one has failed before it."""
+
+    async def cancel() -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        wait = asyncio.ensure_future(with_timeout(answer, 7.0, "no answer"))
+        await asyncio.sleep(1)
+        answer.set_exception(OSError("no such bucket"))
+        wait.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wait
+
+    VirtualTime().run(cancel())
+    gc.collect()
+    assert not caplog.messages
 
 
 def test_an_outage_that_lasts_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
