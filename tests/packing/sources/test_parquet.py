@@ -465,7 +465,7 @@ def test_from_the_hub(the_hub: tuple[Store, Folder], prefix: str) -> None:
         assert list(source.splits) == ["validation"]
         assert [source.reader.read(item).image for item in source.splits["validation"]] == [photo(n) for n in range(3)]
     (hub.root / prefix / "data" / "0.tar").write_bytes(b"")
-    assert not Parquet.recognizes(url, options)  # it holds what the tars' writer says of them
+    assert not sf.sources.Parquet.recognizes(url, options)  # it holds what the tars' writer says of them
 
 
 def test_rows_in_any_order(tmp_path: Path) -> None:
@@ -487,3 +487,8 @@ def test_files_that_a_shell_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {split: len(samples) for split, samples in sf.open(tmp_path / "out").items()} == {"test": 1, "train": 2}
     with pytest.raises(click.UsageError, match=r"\.parquet"):
         joined_files(["a.tar", "b.tar"])
+
+
+def test_a_bucket_without_a_path_is_not_a_file() -> None:
+    """A whole bucket is a source: nothing above it is looked at, with a slash at its end or without."""
+    assert not any(sf.sources.Parquet.recognizes(url, None) for url in ("s3://bucket", "s3://bucket/", "gs://bucket"))
