@@ -103,9 +103,9 @@ BUDGET = {
     "loading": 6940,
     "native": 5820,
     "order": 2200,
-    "packing": 8140,
+    "packing": 8150,
     "preview": 1220,
-    "storage": 4530,
+    "storage": 4540,
     "": 1280,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
