@@ -142,6 +142,7 @@ class WorkerControl:
         self._steps_at = 3 + 3 * sources
         values = torch.zeros(self._steps_at + max(1, workers), dtype=torch.int64)
         self._values = values.share_memory_()  # type: ignore[no-untyped-call]
+        self._iteration = 0  # as the training process knows it
 
     def begin(self, first: int, steps: int, starts: Starts) -> int:
         """Publish a new iteration, which ends the one before it, and return its number."""
@@ -153,10 +154,15 @@ class WorkerControl:
 
     def end(self) -> None:
         """Declare the current iteration over, because the cursor has been moved."""
-        self._values[0] += 1
+        self._iteration += 1
+        self._values[0] = self._iteration
 
     def iteration(self) -> int:
-        """Return the number of the current iteration."""
+        """Return the number of the current iteration, in the training process."""
+        return self._iteration
+
+    def published(self) -> int:
+        """Return the number of the current iteration, in a worker."""
         return int(self._values[0])
 
     def begun(self) -> tuple[int, int, list[EpochStart]]:
@@ -182,7 +188,7 @@ class BatchSampler(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        iteration, plan = self._control.iteration(), self.plan
+        iteration, plan = self._control.published(), self.plan
         first, steps, starts = self._control.begun()
         done = 0
         with contextlib.ExitStack() as stack:
@@ -199,7 +205,7 @@ class BatchSampler(IterableDataset[Batch]):
                 for number, (source, start) in enumerate(zip(plan.sources, starts, strict=True))
             ]
             for step in range(worker, steps, workers):
-                if self._control.iteration() != iteration:
+                if self._control.published() != iteration:
                     return  # the iteration was left early: batches still in the queue will be thrown away
                 self._control.begin_step(worker, step)
                 starts, done = plan.advance(starts, first + done, step - done), step

@@ -18,6 +18,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,35 +29,49 @@ from torch.utils.data import get_worker_info
 from .collate import WorkerOutput
 from .decoders.decoder import allocate
 from .memory_layout import Layout, aligned, extent, places
+from .stats import BatchCounts
 
 Bytes = npt.NDArray[np.uint8]
 
 SLOTS_BEYOND_PREFETCH = 3
 """One for the batch being decoded, one for the batch that the caller holds, and one for the batch it just dropped."""
 
-_LEAST_BYTES = 1 << 16  # smaller tensors go through the pipe: a label is not worth a slot or a file descriptor
+_LEAST_BYTES = 1 << 16  # smaller tensors are copied out of the slot: who keeps the labels does not keep the images
+_ROOM_BYTES = 1 << 14  # behind the images, at first, for tensors such as labels
 _AS_NUMPY = {
-    torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64
+    torch.bool: np.bool_, torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int64,
+    torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64
 }  # fmt: skip
 
 
-class _Inline(NamedTuple):
-    """A small tensor, sent by value."""
-
-    values: npt.NDArray[Any]
-
-
-class _Large(NamedTuple):
-    """A large tensor, by its number among those of the batch."""
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor, by its number among those of the batch. Not a tuple, which would equal a `_Value`."""
 
     number: int
 
 
-class _Ragged(NamedTuple):
-    """A list of tensors: their concatenated values, and their shapes."""
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Anything else that a batch has, by its number."""
 
-    values: _Inline | _Large
-    shapes: list[torch.Size]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """A list of tensors: their concatenated values, and the list of their shapes."""
+
+    values: _Tensor
+    shapes: _Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of a batch: its fields by numbers, and where the tensors lie in a slot. It seldom changes."""
+
+    columns: Any
+    layouts: tuple[Layout, ...]
 
 
 class BatchSender:
@@ -69,7 +84,7 @@ class BatchSender:
         self._slots = slots
         self._slab: _Slab | None = None  # kept from epoch to epoch
         self._loan: tuple[_Slab, int, torch.Tensor] | None = None  # the slot that a decoder writes to, and its tensor
-        self._room = 0  # bytes that follow the tensor on loan, for the other tensors of a batch
+        self._room = _ROOM_BYTES  # bytes that follow the tensor on loan, for the other tensors of a batch
 
     def borrow(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return uint8 memory for the images of the next batch, in a slot if one is free; a decoder's `Empty`.
@@ -95,8 +110,8 @@ class BatchSender:
             slab.release(slot)
             self._loan = None
 
-    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_SlotAddress, list[Layout]] | None:
-        """Return a slot that holds the tensors, and where; None when no slot is free.
+    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_Slab, int, tuple[Layout, ...]] | None:
+        """Return a slab and its slot that holds the tensors, and where; None when no slot is free.
 
         Tensors that lie in the memory on loan stay there, and the others are put behind it. If they do not fit, all are
         copied, and the next slots have room for them.
@@ -125,7 +140,7 @@ class BatchSender:
             layouts.append(Layout.like(tensor, start))
             layouts[-1].view(slab.memory(slot)).copy_(tensor)
             start += aligned(tensor.nbytes)
-        return slab.address(slot), layouts
+        return slab, slot, tuple(layouts)
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         """Return the items, in a worker with batches replaced by their handles."""
@@ -137,12 +152,15 @@ class BatchSender:
             self.end_loan()
 
     def _handle(self, output: WorkerOutput) -> BatchHandle:
-        large: list[torch.Tensor] = []
-        output = output._replace(columns=_take_apart(output.columns, large))
-        placed = self.place(large) if large else None
+        tensors: list[torch.Tensor] = []
+        values: list[Any] = []
+        columns = _take_apart(output.columns, tensors, values)
+        rest = values, output.replaced, tuple(output.counts)
+        placed = self.place(tensors) if any(tensor.nbytes >= _LEAST_BYTES for tensor in tensors) else None
         if placed is None:  # copied all the same, because a tensor may be a view of the slot on loan
-            return BatchHandle(None, [tensor.clone() for tensor in large], output)
-        return BatchHandle(*placed, output)
+            return BatchHandle(_join, columns, [_alone(tensor) for tensor in tensors], *rest)
+        slab, slot, layouts = placed
+        return BatchHandle(_open, *slab.message(slot, _Form(columns, layouts)), *rest)
 
     def _slab_for(self, needed: int) -> _Slab:
         if self._slab is None or needed > self._slab.slot_bytes:
@@ -150,31 +168,33 @@ class BatchSender:
         return self._slab
 
 
-def _take_apart(column: Any, large: list[torch.Tensor]) -> Any:
-    """Return a field of a batch without its tensors: small ones by value, and large ones by their number in `large`."""
+def _take_apart(column: Any, tensors: list[torch.Tensor], values: list[Any]) -> Any:
+    """Return a field of a batch with numbers for its tensors and other values, which are added to the lists."""
     if type(column) is tuple:
-        return tuple(_take_apart(each, large) for each in column)
+        return tuple(_take_apart(each, tensors, values) for each in column)
     if type(column) is list and column and all(_is_plain(each) and each.dtype == column[0].dtype for each in column):
-        values = _take_apart(torch.cat([each.reshape(-1) for each in column]), large)
-        return _Ragged(values, [each.shape for each in column])
-    if not _is_plain(column):
-        return column
-    if column.nbytes < _LEAST_BYTES and column.dtype in _AS_NUMPY:
-        return _Inline(column.numpy().copy())
-    large.append(column)
-    return _Large(len(large) - 1)
+        tensors.append(torch.cat([each.reshape(-1) for each in column]))
+        values.append([each.shape for each in column])
+        return _Ragged(_Tensor(len(tensors) - 1), _Value(len(values) - 1))
+    if _is_plain(column):
+        tensors.append(column)
+        return _Tensor(len(tensors) - 1)
+    values.append(column)
+    return _Value(len(values) - 1)
 
 
-def _put_together(column: Any, large: Sequence[torch.Tensor]) -> Any:
-    """Return a field of a batch with its tensors: the inverse of `_take_apart`."""
-    if isinstance(column, _Inline):
-        return torch.from_numpy(column.values)
-    if isinstance(column, _Large):
-        return large[column.number]
-    if isinstance(column, _Ragged):
-        pieces = _put_together(column.values, large).split([shape.numel() for shape in column.shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, column.shapes, strict=True)]
-    return tuple(_put_together(each, large) for each in column) if type(column) is tuple else column
+def _put_together(column: Any, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> Any:
+    """Return a field of a batch with its tensors and values: the inverse of `_take_apart`."""
+    kind = type(column)
+    if kind is _Tensor:
+        return tensors[column.number]
+    if kind is _Value:
+        return values[column.number]
+    if kind is _Ragged:
+        shapes = values[column.shapes.number]
+        pieces = tensors[column.values.number].split([shape.numel() for shape in shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    return tuple([_put_together(each, tensors, values) for each in column])
 
 
 def _is_plain(column: Any) -> bool:
@@ -191,16 +211,6 @@ def _offset_within(tensor: torch.Tensor, memory: torch.Tensor | None) -> int | N
     return offset if 0 <= offset <= end <= memory.nbytes else None
 
 
-class _SlotAddress(NamedTuple):
-    """The slot of a batch: bytes `begin` to `end` of a slab, with the slab itself the first time."""
-
-    slab: tuple[int, int]
-    memory: torch.Tensor | None
-    slot: int
-    begin: int
-    end: int
-
-
 class _Slab:
     """Shared memory of a worker: a byte per slot that says whether the slot is in use, then the slots."""
 
@@ -215,7 +225,7 @@ class _Slab:
         self._in_use = self._memory.numpy()[:slots]
         self._in_use[:] = 0
         self._name = (os.getpid(), next(self._numbers))
-        self._sent = False
+        self._sent: _Form | None = None  # the form of the batch before
 
     def acquire(self) -> int | None:
         """Acquire the first free slot, whose pages were used most recently; return None when none is free."""
@@ -235,31 +245,92 @@ class _Slab:
         memory: torch.Tensor = self._memory[begin : begin + self.slot_bytes]
         return memory
 
-    def address(self, slot: int) -> _SlotAddress:
-        """Return the address of a slot for the training process."""
-        memory = None if self._sent else self._memory  # the pipe keeps its order, so sending the slab once is enough
-        self._sent = True
-        begin = self._start + slot * self.slot_bytes
-        return _SlotAddress(self._name, memory, slot, begin, begin + self.slot_bytes)
+    def message(self, slot: int, form: _Form) -> tuple[_Name, int, _Form | None, _Shared | None]:
+        """Return what the training process has to know of a slot: the pipe keeps its order, so what is new to it."""
+        shared = _Shared(self._memory, self._start, self.slot_bytes) if self._sent is None else None
+        changed = form if form != self._sent else None
+        self._sent = form
+        return self._name, slot, changed, shared
 
 
 class BatchHandle:
-    """A batch without its large tensors, and where these are; unpickling it returns the batch.
+    """A batch without its tensors, and where these are; unpickling it calls a function that returns the batch."""
 
-    `large` are their layouts in the slot at `address`, or without one the tensors themselves.
-    """
-
-    def __init__(
-        self, address: _SlotAddress | None, large: Sequence[Layout] | Sequence[torch.Tensor], output: WorkerOutput
-    ) -> None:
-        self._contents = address, large, output
+    def __init__(self, opener: Callable[..., WorkerOutput], *arguments: Any) -> None:
+        self._contents = opener, arguments
 
     def __reduce__(self) -> tuple[Callable[..., WorkerOutput], tuple[Any, ...]]:
-        return _open, self._contents
+        return self._contents
 
 
-_slabs: dict[tuple[int, int], torch.Tensor] = {}
-"""The slabs of this process's workers, by process number and number of the slab."""
+class _Shared(NamedTuple):
+    """The memory of a slab, as it is sent: where its slots begin, and their size."""
+
+    memory: torch.Tensor
+    start: int
+    slot_bytes: int
+
+
+class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a slot. Tensors keep the arrays that they show, and these the lease; without any, the slot is free.
+
+    A class, since an array of a slice of a plain array refers to the whole one.
+    """
+
+
+class _SlabOfWorker:
+    """A slab in the training process."""
+
+    def __init__(self, shared: _Shared) -> None:
+        self.memory, self._start, self._slot_bytes = shared
+        self._bytes = self.memory.numpy().view(_Lease)
+        self._columns: Any = None
+        self._places: list[_Place] = []
+
+    def set_form(self, form: _Form) -> None:
+        """Take over the form of the batches that follow."""
+        self._columns = form.columns
+        self._places = [*map(_Place.of, form.layouts)]
+
+    def open(self, slot: int, values: Sequence[Any]) -> Any:
+        """Return the batch in a slot, which is freed when nothing refers to its large tensors any more."""
+        begin = self._start + slot * self._slot_bytes
+        lease = self._bytes[begin : begin + self._slot_bytes]
+        weakref.finalize(lease, _release, self._bytes, slot, os.getpid()).atexit = False
+        return _put_together(self._columns, [place.view(lease) for place in self._places], values)
+
+
+class _Place(NamedTuple):
+    """A layout in numpy's terms, which are several times as fast to apply."""
+
+    shape: tuple[int, ...]
+    numpy_dtype: Any
+    offset: int
+    stride_bytes: tuple[int, ...]
+    dtype: torch.dtype
+    is_small: bool
+
+    @classmethod
+    def of(cls, layout: Layout) -> _Place:
+        """Return the place of a layout; numpy takes what it does not have for whole numbers of the same size."""
+        size = layout.dtype.itemsize
+        numpy_dtype = _AS_NUMPY.get(layout.dtype, f"i{size}" if size <= 8 else f"c{size}")
+        stride_bytes = tuple(step * size for step in layout.stride)
+        is_small = math.prod(layout.shape) * size < _LEAST_BYTES
+        return cls(layout.shape, numpy_dtype, layout.offset, stride_bytes, layout.dtype, is_small)
+
+    def view(self, memory: Bytes) -> torch.Tensor:
+        """Return the tensor in this memory, or a copy if it is small."""
+        array: npt.NDArray[Any] = np.ndarray(self.shape, self.numpy_dtype, memory, self.offset, self.stride_bytes)
+        tensor = torch.from_numpy(array.copy(order="K") if self.is_small else array)
+        return tensor if tensor.dtype is self.dtype else tensor.view(self.dtype)
+
+
+_Name = tuple[int, int]
+"""The name of a slab: the number of its worker's process, and its number there."""
+
+_slabs: dict[_Name, _SlabOfWorker] = {}
+"""The slabs of this process's workers."""
 
 
 def forget(pids: set[int]) -> None:
@@ -268,24 +339,40 @@ def forget(pids: set[int]) -> None:
         del _slabs[name]
 
 
-def _open(address: _SlotAddress | None, large: Sequence[Any], output: WorkerOutput) -> WorkerOutput:
-    if address is not None:
-        slot = _slot(address)
-        large = [layout.view(slot) for layout in large]
-    return output._replace(columns=_put_together(output.columns, large))
-
-
-def _slot(address: _SlotAddress) -> torch.Tensor:
-    """Return the bytes of a slot, which is freed when nothing refers to them any more."""
-    name, memory, slot, begin, end = address
-    if memory is not None:
+def _open(
+    name: _Name,
+    slot: int,
+    form: _Form | None,
+    shared: _Shared | None,
+    values: Sequence[Any],
+    replaced: list[str],
+    counts: tuple[int, ...],
+) -> WorkerOutput:
+    if shared is not None:
         forget({name[0]})  # the pipe keeps its order: no batch of this worker's earlier slabs follows
-        _slabs[name] = memory
-    slab = _slabs[name].numpy()
-    # torch keeps this very array alive as long as any tensor shows its bytes; when it goes, the slot is free.
-    lease: Bytes = slab[begin:end]
-    weakref.finalize(lease, _release, slab, slot, os.getpid()).atexit = False
-    return torch.from_numpy(lease)
+        _slabs[name] = _SlabOfWorker(shared)
+    slab = _slabs[name]
+    if form is not None:
+        slab.set_form(form)
+    return WorkerOutput(slab.open(slot, values), replaced, BatchCounts(*counts))
+
+
+def _join(
+    columns: Any,
+    tensors: Sequence[torch.Tensor | npt.NDArray[Any]],
+    values: Sequence[Any],
+    replaced: list[str],
+    counts: tuple[int, ...],
+) -> WorkerOutput:
+    """Return a batch that took no slot."""
+    opened = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in tensors]
+    return WorkerOutput(_put_together(columns, opened, values), replaced, BatchCounts(*counts))
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor | npt.NDArray[Any]:
+    """Return a copy to be sent: a small one by value, since it is not worth a file descriptor."""
+    is_small = tensor.nbytes < _LEAST_BYTES and tensor.dtype in _AS_NUMPY
+    return tensor.numpy().copy() if is_small else tensor.clone()
 
 
 def _release(slab: Bytes, slot: int, owner: int) -> None:

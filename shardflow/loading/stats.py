@@ -26,6 +26,9 @@ class BatchCounts(NamedTuple):
     network_bytes: int
 
 
+_COUNTED = (*BatchCounts._fields, "replaced")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """Where the time went since the current or last iteration began; its `str` says what to do about it.
@@ -128,7 +131,7 @@ class StatsRecorder:
 
     def count(self, counts: BatchCounts, replaced: int) -> None:
         """Record the counts of a batch."""
-        for name, value in (*counts._asdict().items(), ("replaced", replaced)):
+        for name, value in zip(_COUNTED, (*counts, replaced), strict=True):
             self._sums[name] += value
 
     def answered(self, *, waiting_s: float, copying_s: float = 0.0, transforms_s: float = 0.0) -> None:

@@ -31,6 +31,7 @@ from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
 from .shared_memory import forget
 from .worker_errors import SentError
+from .worker_queue import with_queues
 from .worker_settings import Workers
 
 _RUN_AGAIN = 78  # the exit code of a worker that was about to start workers
@@ -79,6 +80,8 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         if self.data_loader.num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
             os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process explains it
         is_start = self.data_loader._iterator is None
+        if is_start and self._workers.count:
+            self.data_loader.multiprocessing_context = with_queues(self.data_loader.multiprocessing_context)
         try:
             with _starting(self._workers) if is_start else contextlib.nullcontext():
                 items = iter(self.data_loader)

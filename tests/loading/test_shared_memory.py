@@ -43,7 +43,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
 
 def slots_in_use() -> list[int]:
     """How many slots are taken in each of this process's slabs."""
-    return [int(slab.numpy()[: 2 + 3].sum()) for slab in shared_memory._slabs.values()]
+    return [int(slab.memory[: 2 + 3].sum()) for slab in shared_memory._slabs.values()]
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -94,6 +94,18 @@ def test_slots_come_back_when_batches_are_dropped(dataset: Path) -> None:
     gc.collect()
     assert shared_memory._slabs
     assert set(slots_in_use()) == {0}
+
+
+def test_kept_labels_keep_no_slot(dataset: Path) -> None:
+    """A caller who collects the labels of an epoch gets all its images through slots, and the labels unchanged."""
+    through = loader(dataset, num_workers=1)
+    kept = [labels for images, labels in through if through_slots(images)]
+    kept += [labels for images, labels in through if through_slots(images)]
+    gc.collect()
+    assert slots_in_use() == [0]
+    direct = loader(dataset, num_workers=0)
+    expected = [labels for _ in range(2) for _, labels in direct]
+    assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
 
 
 def test_workers_that_end_before_the_first_batch_leave_no_slab(dataset: Path) -> None:
@@ -148,7 +160,7 @@ def test_strides_and_dtypes_survive(dataset: Path) -> None:
 
 def through_slots(images: torch.Tensor) -> bool:
     """Whether a batch lies in one of the slabs."""
-    slabs = [slab.untyped_storage() for slab in shared_memory._slabs.values()]
+    slabs = [slab.memory.untyped_storage() for slab in shared_memory._slabs.values()]
     return any(0 <= images.data_ptr() - slab.data_ptr() < slab.nbytes() for slab in slabs)
 
 
@@ -259,15 +271,14 @@ def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
             masks = torch.full((16, 64, 64), number, dtype=torch.int32)
             placed = pool.place([images[1:], masks, images[:1]])
             assert placed is not None
-            address, layouts = placed
-            slot = pool._slab.memory(address.slot)  # type: ignore[union-attr]
-            found = [layout.view(slot) for layout in layouts]
+            slab, slot, layouts = placed
+            found = [layout.view(slab.memory(slot)) for layout in layouts]
             assert all(
                 torch.equal(each, right) for each, right in zip(found, (images[1:], masks, images[:1]), strict=True)
             )
             moved.append(found[2].data_ptr() != images.data_ptr())
             pool.end_loan()
-            pool._slab.release(address.slot)  # type: ignore[union-attr]
+            slab.release(slot)
     assert moved == [True, False, False, False]
 
 
@@ -287,6 +298,35 @@ def test_transforms_may_keep_what_they_are_given(dataset: Path) -> None:
     expected = [images for images, _ in loader(dataset, num_workers=0, shuffle=False)]
     for (images, _), before in zip(delayed, [expected[0], *([expected[0]] * 6), *expected], strict=False):
         assert torch.equal(images, before)
+
+
+def test_fields_may_change_places(dataset: Path) -> None:
+    """Batches whose fields change places, dtypes and shapes from one to the next arrive as each of them is."""
+    through, direct = (loader(dataset, batch_transform=_Changing(), num_workers=number) for number in (1, 0))
+    for batch, expected in zip(through, direct, strict=True):
+        for found, right in zip(batch, expected, strict=True):
+            assert type(found) is type(right)
+            assert torch.equal(torch.as_tensor(found), torch.as_tensor(right))
+            assert torch.as_tensor(found).dtype == torch.as_tensor(right).dtype
+
+
+class _Changing:
+    """A batch transform that returns the labels as a list or as a tensor of some dtype, first or last, in turn."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
+        """Return images and labels in one of the forms."""
+        self._calls += 1
+        case = self._calls % 5
+        if case == 0:
+            return labels.tolist(), images
+        if case == 1:  # its form differs from that before in nothing but the places
+            return images, labels.tolist()
+        if case == 2:
+            return labels.to(torch.bfloat16), images, labels[:0]
+        return images[:8], labels.bool(), labels.to(torch.complex128)[::2] if case == 3 else labels[3]
 
 
 class _FirstWorkerHangs:
