@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import copy
 import functools
 import hashlib
 import math
@@ -32,12 +33,32 @@ _MOST_PARTS = 10_000  # in one upload
 _CLOCK_DIFFERENCE = timedelta(minutes=1)
 
 
+class _Services:
+    """The names of AWS's services: botocore's loader would list 400 folders to learn that S3 is one."""
+
+    def __contains__(self, name: object) -> bool:
+        return True  # an unknown one is found to have no description
+
+
 @functools.cache
 def _api_loader(path: str | None) -> Any:
     """Return botocore's loader of the descriptions of S3's API, one for all clients: reading them takes 0.2 CPU-s."""
     from botocore.loaders import create_loader
 
-    return create_loader(path)
+    loader = create_loader(path)
+    loader.list_available_services = lambda type_name: _Services()  # noqa: ARG005
+    return loader
+
+
+@functools.cache
+def _event_hooks() -> Any:
+    """Return botocore's handlers of events, to be copied: registering them takes as long as the rest of a session."""
+    from aiobotocore.hooks import AioHierarchicalEmitter
+    from aiobotocore.session import AioSession
+
+    hooks = AioHierarchicalEmitter()
+    AioSession(event_hooks=hooks)
+    return hooks
 
 
 class _Client:
@@ -49,7 +70,8 @@ class _Client:
         if fs.session is None:
             from aiobotocore.session import AioSession
 
-            fs.session = AioSession(**fs.kwargs)
+            hooks = {"event_hooks": copy.copy(_event_hooks()), "include_builtin_handlers": False}
+            fs.session = AioSession(**{**hooks, **fs.kwargs})
             data_path = fs.session.get_config_variable("data_path")
             fs.session.register_component("data_loader", _api_loader(data_path))
 
