@@ -58,11 +58,17 @@ class Loaders(harness.Workload):
         """Add the size of the work."""
         parser.add_argument("--samples", type=int, default=4000)
         parser.add_argument("--epochs", type=int, default=2, help="measured epochs of each process, after a first one")
+        parser.add_argument("--workers", type=_numbers, default=[2], metavar="1,2,4", help="a line for each number")
+
+    def cases(self) -> list[dict[str, Any]]:
+        """Return the numbers of workers."""
+        return [{"workers": number} for number in self.options.workers]
 
     def facts(self) -> dict[str, Any]:
         """Make the images."""
         origin = "cut from photographs" if self.options.images else "drawn"
-        return {"pictures": origin, **make_pictures(self), "epochs": self.options.epochs}
+        sizes = {"epochs": self.options.epochs, "workers": self.options.workers}
+        return {"pictures": origin, **make_pictures(self), **sizes}
 
     def prepare(self, row: Row, case: dict[str, Any], result: dict[str, Any]) -> None:
         """Write the format that a loader reads."""
@@ -80,10 +86,9 @@ class Loaders(harness.Workload):
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
         """Run a loader in a fresh process."""
-        del case
         sizes = {"samples": self.options.samples, "epochs": self.options.epochs, "keep_uint8": row.keep_uint8}
         arguments = {"peer": row.peer, "variant": row.variant, "data": self.data / row.format}
-        return self.call(row, "loaders.measure.measure", **arguments, **sizes)
+        return self.call(row, "loaders.measure.measure", **arguments, **sizes, **case)
 
     def costs(self, run: Run) -> dict[str, float]:
         """Return CPU-ms per image."""
@@ -108,19 +113,21 @@ class Loaders(harness.Workload):
             )
 
         columns = ("images/s", "CPU-ms/image", "memory MB", "first batch s", "epoch", "calm epochs")
-        return report.table(results, ("loader", "version", *columns), _rate, cells)
+        return report.table(_by_workers(results), ("loader", "version", *columns), _rate, cells)
 
     def caption(self, results: dict[str, Any]) -> str:
         """Say what was measured, where and when."""
         kilobytes = results["picture_bytes"] / 1000
         return (
-            f"{results['samples']:,} JPEG files of {kilobytes:.0f} kB, batch 64, two workers or threads; "
-            f"{self.where(results)[0]}."
+            f"{results['samples']:,} JPEG files of {kilobytes:.0f} kB, batch 64, {_workers(results)} workers or "
+            f"threads; {self.where(results)[0]}."
         )
 
     def bars(self, results: dict[str, Any]) -> dict[str, Any]:
         """Draw images/s and CPU time per image."""
-        rows = sorted((row for row in results["rows"] if row["rounds"]), key=lambda row: _rate(row["rounds"]))
+        rows = sorted(
+            (row for row in _by_workers(results)["rows"] if row["rounds"]), key=lambda row: _rate(row["rounds"])
+        )
         rates, cpu_ms = ([of(row["rounds"]) for row in rows] for of in (_rate, _cpu_ms))
         return {
             "names": [row["name"] for row in rows],
@@ -130,6 +137,27 @@ class Loaders(harness.Workload):
                 report.panel("CPU-ms per image (less is better)", (cpu_ms, "{:.2f}".format)),
             ],
         }
+
+
+def _numbers(text: str) -> list[int]:
+    return [*map(int, text.split(","))]
+
+
+def _workers(results: dict[str, Any]) -> str:
+    return ", ".join(map(str, results.get("workers", [2])))
+
+
+def _by_workers(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the results with a row for each number of workers."""
+    if len(numbers := results.get("workers", [2])) == 1:
+        return results
+    rows = []
+    for row in results["rows"]:
+        for number in numbers:
+            name = f"{row['name']}, {number} worker{'s' * (number > 1)}"
+            failures = [each for each in row["failures"] if each.get("workers") == number]
+            rows.append({**row, "name": name, "rounds": report.runs(row, {"workers": number}), "failures": failures})
+    return {**results, "rows": rows}
 
 
 def make_pictures(workload: harness.Workload) -> dict[str, int]:

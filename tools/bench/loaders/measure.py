@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.loaders.peers.recipe import MEAN, STD
+from bench.loaders.peers import recipe
 from bench.usage import PeakMemory, Stopwatch
 
 
@@ -22,7 +22,7 @@ class Normalise:
     """
 
     def __init__(self) -> None:
-        mean, std = torch.tensor(MEAN), torch.tensor(STD)
+        mean, std = torch.tensor(recipe.MEAN), torch.tensor(recipe.STD)
         self._factors, self._shifts = 1 / (255 * std), -mean / std
         self._buffer = torch.empty(0)
 
@@ -46,8 +46,11 @@ def prepare(peer: str, pictures: str, data: str, size: Any = None) -> None:
     importlib.import_module(f"bench.loaders.peers.{peer}").prepare(Path(pictures), Path(data), *sizes)
 
 
-def measure(peer: str, variant: str, data: str, samples: int, epochs: int, keep_uint8: bool) -> dict[str, Any]:
+def measure(
+    peer: str, variant: str, data: str, samples: int, epochs: int, keep_uint8: bool, workers: int
+) -> dict[str, Any]:
     """Return what a loader needs for its epochs; see the page for the quantities."""
+    recipe.WORKERS = workers  # before the peer's module imports it
     torch.set_num_threads(1)  # two threads that wait for each other would take the workers' cores
     normalise = Normalise()
     open_loader = importlib.import_module(f"bench.loaders.peers.{peer}").open_loader
