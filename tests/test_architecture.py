@@ -100,12 +100,12 @@ BUDGET = {
     "formats": 3470,
     "geometry": 450,
     "interop": 600,
-    "loading": 6940,
+    "loading": 7090,
     "native": 5820,
     "order": 2200,
     "packing": 8150,
     "preview": 1220,
-    "storage": 4540,
+    "storage": 4560,
     "": 1280,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
