@@ -299,6 +299,8 @@ def test_a_page_whose_header_lies_is_a_bad_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objects", ["lists", "structs"])
 def test_classes_of_objects(tmp_path: Path, objects: str) -> None:
     """The names of classes of Hugging Face's objects become the dataset's, and an image has those of its objects."""
+    import datasets
+
     box = datasets.Sequence(datasets.Value("float32"), length=4)
     fields = {"bbox": box, "category": datasets.ClassLabel(names=["cat", "dog", "owl"])}
     if objects == "lists":
