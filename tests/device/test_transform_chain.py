@@ -128,7 +128,7 @@ def test_what_is_not_mixed_beside_the_labels_is_refused(dataset: Path, field: st
 @pytest.mark.parametrize("transform", [shardflow.device.MixUp(per_pair=True), shardflow.device.CutMix(num_classes=9)])
 def test_padding_is_mixed_into_no_sample(transform: Any) -> None:
     """With the field `valid`, samples of a padded batch are mixed as they are without the padding."""
-    batch = {"image": torch.rand(5, 3, 8, 8), "label": torch.arange(5), "random_key": torch.arange(5)}
+    batch = {"image": torch.rand(5, 3, 8, 8), "label": torch.arange(5), "random_key": torch.arange(1, 6)}
     padded = {**batch, "valid": torch.tensor([True, True, True, False, False])}
     found, expected = (
         next(iter(shardflow.device.Prefetcher([each], "cpu", [transform])))
