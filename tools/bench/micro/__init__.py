@@ -13,6 +13,7 @@
     pixels      what a cache of decoded images saves                                   docs/performance.md
     views       several crops of each image, beside torchvision                        docs/performance.md
     annotations images with their boxes or masks, beside torchvision                   docs/performance.md
+    detection   the mAP of a small detector, beside torchvision's recipe
     columns     samples with an embedding from a column                                docs/performance.md
     tokens      planning bins of tokens, and loading them, beside padding and buckets    docs/performance.md
     encoded     handing over encoded files instead of crops                            docs/performance.md
@@ -38,6 +39,7 @@ ROUNDS |= {
     "pixels": 5,
     "views": 3,
     "annotations": 5,
+    "detection": 3,
     "encoded": 5,
     "packing": 1,
     "handover": 5,
@@ -76,6 +78,8 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             call(charts, "charts.sampling", path=picture, results=path)
             if options.publish:
                 shutil.copy(picture, PROJECT / "docs")
+        elif what == "detection":
+            tables = _call("detection.measure", folder=options.output, rounds=rounds)
         elif what == "packing":
             tables = _call("packing.measure", inputs=options.inputs, folder=options.output)
         else:
