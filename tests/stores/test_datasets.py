@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import shardflow as sf
@@ -51,6 +52,20 @@ def test_a_pack_and_its_extension_are_those_of_a_disk(bucket: Store, prefix: str
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A labelled dataset in four uneven shards."""
     return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
+
+
+def test_columns_are_those_of_a_disk(bucket: Store, prefix: str, local: Path, tmp_path: Path) -> None:
+    """Columns that are added, replaced and dropped in a store, the kept versions included, have the bytes of a disk."""
+    sf.sync(local, tmp_path / "set")
+    sf.sync(local, bucket.url(prefix), dst_options=bucket.options())
+    keys = [sample["__key__"] for sample in sf.open(local)["train"]]
+    for url, options in ((str(tmp_path / "set"), None), (bucket.url(prefix), bucket.options())):
+        for factor in (1, 2):
+            table = pa.table({"key": keys, "score": [factor * number for number in range(len(keys))]})
+            sf.columns.add(url, table, key="key", replace=factor == 2, storage_options=options)
+        assert sf.open(url, storage_options=options)["train"].column("score").values[3] == 6
+        sf.columns.drop(url, ["score"], storage_options=options)
+    assert bucket.contents(prefix) == contents(tmp_path / "set")
 
 
 @pytest.fixture(params=["gcs", "azure", "web", "web without ranges", "the_hub"])
