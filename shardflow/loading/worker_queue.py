@@ -9,11 +9,11 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
-import pickle
 import select
 from functools import partial
 from multiprocessing.context import BaseContext
 from multiprocessing.queues import Queue
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 
@@ -23,7 +23,7 @@ class WorkerQueue(Queue):  # type: ignore[type-arg] # not subscriptable before P
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Send an object: directly if that cannot block, and no thread has begun to send."""
         if self._thread is None and os.getpid() == self._opid and not self._closed:  # type: ignore[attr-defined]
-            message = pickle.dumps(obj)
+            message = ForkingPickler.dumps(obj)
             writable = select.poll()
             writable.register(self._writer, select.POLLOUT)  # type: ignore[attr-defined]
             # A pipe is writable if it takes PIPE_BUF bytes: these and the four that precede them.
