@@ -40,6 +40,12 @@ _READS = 32
 
 _CHUNK = 1024
 
+_COMPARED = 64
+"""About how many new inputs are looked for under other names."""
+
+_HANDFUL = 8
+"""Inputs that may always be there under other names."""
+
 
 class State(enum.IntEnum):
     """What an input of a source is to a dataset."""
@@ -110,6 +116,29 @@ class BaseVersion:
             if any(record.is_packed for record in others.named(items[row].path)):
                 states[row] = State.CHANGED  # the file moves from train to val, and would be in both
         return states
+
+    def refuse_copies(self, new: Source) -> None:
+        """Refuse new inputs of which most are in the base under other names, by the contents of a few of them."""
+        step = max(1, new.inputs // _COMPARED)
+        items = [item for items in new.splits.values() for item in items[::step]]
+        sizes = {size for receipt in self.receipts.values() for size in receipt.sizes}
+        alike = [item for item in items if item.size < 0 or item.size in sizes]
+        if len(alike) <= max(_HANDFUL, len(items) // 2):
+            return
+        with ThreadPoolExecutor(_READS) as threads:
+            found = list(threads.map(lambda item: content_now(item, new.reader), alike))
+        wanted, known = set(found), dict[str, str]()
+        for receipt in self.receipts.values():
+            for slot, path in zip(receipt.packed_slots(), receipt.sources, strict=True):
+                if (content := receipt.contents[16 * slot : 16 * slot + 16]) in wanted:
+                    known[content] = path
+        copies = [(item.path, known[content]) for item, content in zip(alike, found, strict=True) if content in known]
+        if len(copies) > max(_HANDFUL, len(items) // 2):
+            raise ConfigError(
+                f"{len(copies)} of {len(items)} new inputs that were compared, of {new.inputs}, are in the dataset by "
+                f"other names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, so that names stay, "
+                "or pack all into a new dataset; --on-conflict add packs them as further samples"
+            )
 
     def _refuse_fewer_parts(self, source: Source) -> None:
         """Refuse a source whose first samples lack a part that all samples have: training would end in mid-epoch."""

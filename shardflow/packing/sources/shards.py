@@ -108,11 +108,15 @@ class Shards(SourceKind):
         return replace(source, annotations=dataset.annotations)
 
     def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
+        repeated: list[str] = []
         unlabelled = Items.of(
             each
             for name, split in tar_splits(str(storage), tags).items()
-            for each in _tar_samples(storage, name, tags[name], split)
+            for each in _tar_samples(storage, name, tags[name], split, repeated)
         )
+        if repeated:
+            message = "%s: %s with a key that their tar had before, such as %r; each is packed by itself"
+            logger.warning(message, storage, plural(len(repeated), "sample"), repeated[0])
         if not unlabelled:
             message = f"{storage}: no sample in {plural(len(tags), 'tar')}, such as {next(iter(tags))!r}"
             raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
@@ -133,13 +137,17 @@ def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
         logger.warning("%s has %s that its index does not know: %s; index again", storage, tars, few)
 
 
-def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]:
-    """Yield the samples of a tar."""
+def _tar_samples(storage: Storage, name: str, tag: str, split: str, repeated: list[str]) -> Iterator[Item]:
+    """Yield the samples of a tar; add the paths whose key has come before."""
+    keys = set[str]()
     local = storage.local_path(name)
     identity = file_state(local)[1] if local is not None else identity_of(tag) if tag else 0
     with open_tar(storage, name) as tar:
         for sample in read_samples(tar):
             path = f"{name}/{sample.key}" if sample.key else name
+            if sample.key in keys:
+                repeated.append(path)
+            keys.add(sample.key)
             if sample.problem:
                 yield unlabelled_input(split, None, path, -1, identity, encode_more(bad=sample.problem))
                 continue

@@ -15,6 +15,7 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.packing.extending import preview_extension
 from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, image_folder, photo, quarantined
 from tests.helpers.making import flip, make_dataset
@@ -255,3 +256,27 @@ def test_tars_beside_an_index_are_named(tmp_path: Path, caplog: pytest.LogCaptur
     _foreign(tmp_path / "00001.tar", _samples(3, 3))
     assert list_source(tmp_path).inputs == 3
     assert "1 tar that its index does not know: 00001.tar" in caplog.text
+
+
+def test_an_extension_under_other_names(tmp_path: Path) -> None:
+    """Tars that are named from another directory are refused, as are their dry run; "add" packs them all."""
+    for number, name in enumerate(("train/0", "train/1", "val/0", "train/2")):
+        _foreign(tmp_path / f"team/{name}.tar", _samples(5, 5 * number))
+    dst, again = tmp_path / "dst", f"{tmp_path}/team/train/{{0..2}}.tar"
+    sf.pack(f"{tmp_path}/team/{{train/{{0..1}},val/0}}.tar", dst, **SMALL)
+    before = contents(dst)
+    for run in (sf.extend, preview_extension):
+        with pytest.raises(
+            ConfigError, match=r"10 of 15 .*: '0\.tar/00000' is 'train/0\.tar/00000'.*--on-conflict add"
+        ):
+            run(again, dst)
+    assert contents(dst) == before
+    assert sf.extend(again, dst, on_conflict="add", executor="serial").packed == 15
+
+
+def test_a_key_that_comes_twice_in_a_tar(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Both samples are packed, with keys that differ, and a warning says so."""
+    first, second = _samples(2)
+    _foreign(tmp_path / "a.tar", [first, second, first])
+    assert sf.pack(tmp_path / "a.tar", tmp_path / "dst", **SMALL).packed == 3
+    assert "1 sample with a key that their tar had before, such as 'a.tar/00000'" in caplog.text
