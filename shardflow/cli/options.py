@@ -195,7 +195,7 @@ def joined_files(sources: Sequence[str]) -> str:
     if len(sources) == 1:
         return sources[0]
     if not all(each.endswith(".parquet") and "://" not in each for each in sources):
-        raise click.UsageError("several SRC are for .parquet files; give one SRC, or quote a pattern of tars")
+        raise click.UsageError("several SRC are for .parquet files; give one SRC, or a quoted pattern: '{a,b}/*.tar'")
     paths = [os.path.abspath(each).removesuffix(".parquet") for each in sources]
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     names = (re.sub(r"([\\{},])", r"\\\1", os.path.relpath(path, folder)) for path in paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ from .selection import select_rows
 from .tar_scan import ScannedTar, scan_tar
 from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport, build_virtual_dataset
 from .write_lock import refuse_dataset
+
+logger = logging.getLogger(__name__)
 
 _TARS_AT_A_TIME = 4
 _INDEX_ANEW = (
@@ -118,6 +121,10 @@ def index(
             f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {quarantine.describe(bad)}{behind}. "
             f"Leave them out with --max-errors {len(bad)}"
         )
+    undecodable = [f"{tar.url}/{key}" for tar, scan in zip(tars, scans, strict=True) for key in scan.undecodable]
+    if undecodable:
+        some = f"{plural(len(undecodable), 'sample')} without an image in its image part, such as {undecodable[0]!r}"
+        logger.warning("%s: loading will fail there; `shardflow pack` leaves them out with --max-errors", some)
     if not any(map(len, indexes)):
         message = f"{' '.join(map(shown_url, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
         message += f" ({quarantine.describe(bad)})" if bad else ""

@@ -375,7 +375,8 @@ def open_dataset(
                 reason, remedy = "is not a dataset", command
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
         if root.exists():
-            raise NotFoundError(f"{storage} is a file, not a dataset; `shardflow pack` makes one of images") from None
+            command, inputs = ("index", "tars") if root.suffix == ".tar" else ("pack", "images")
+            raise NotFoundError(f"{storage} is a file; `shardflow {command}` makes a dataset of {inputs}") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)

@@ -131,25 +131,27 @@ def find_keys(
     gone: Collection[str] = (),
 ) -> dict[str, Mask]:
     """Return which samples of each split have these keys; ConfigError where one has none, unless it is `gone`."""
-    wanted, found, repeated = set(keys), set[str](), set[str]()
+    wanted, found = set(keys), dict[str, list[tuple[int, str, str]]]()  # key → where its samples are
     masks: dict[str, Mask] = {}
     for name, split in dataset.items():
         kept: list[bool] = []
         for number, shard in enumerate(split.shards):
             for key in shard_keys(split, number):
                 matches = {key, f"{name}:{key}"} & wanted
+                for match in matches:
+                    found.setdefault(match, []).append((len(kept), name, shard.name))
                 kept.append(bool(matches))
-                repeated |= matches & found
-                found |= matches
             if progress is not None:
                 progress(shard)
         masks[name] = np.array(kept, dtype=np.bool_)
-    if missing := sorted(wanted - found - set(gone)):
+    if missing := sorted(wanted - found.keys() - set(gone)):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
         raise ConfigError(f"{dataset.url} lacks {len(missing)} of the {len(wanted)} samples, such as {shown}")
-    if repeated:
-        key = min(repeated)
-        raise ConfigError(f"{dataset.url} has more than one sample {key!r}; name its split, as in 'train:{key}'")
+    if key := min((key for key, places in found.items() if len(places) > 1), default=None):
+        number, place, _ = found[key][0]
+        named = [f"number {at} of {one} in {dataset.storage.url(tar)}" for at, one, tar in found[key]]
+        message = f"{dataset.url} has {len(named)} samples {key!r} ({first_few(named, _SHOWN_NAMES)})"
+        raise ConfigError(f"{message}; choose one by a condition: where=\"split = '{place}' and number = {number}\"")
     return masks
 
 

@@ -17,7 +17,7 @@ from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardInde
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.coordinates import parse_json, read_coordinates
-from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
+from shardflow.formats.image_types import IMAGE_PARTS, image_type, is_jpeg
 from shardflow.formats.labels import CLASS_PART, parse_labels
 from shardflow.formats.shard import MAX_SAMPLE_BYTES
 from shardflow.formats.shard_index import KEY_PART, Index, Row
@@ -27,6 +27,8 @@ from shardflow.storage.interface import Storage
 from .selection import select_rows
 from .shard_rows import member_key
 from .tar_file import TarFile, open_tar
+
+_HEAD_BYTES = 64
 
 
 class EndSample(NamedTuple):
@@ -57,6 +59,7 @@ class ScannedTar:
     sha256: str
     index: Index
     labels: frozenset[int]
+    undecodable: list[str]  # keys of samples whose image does not begin as one
     bad: dict[str, str]  # key → why the sample cannot be used; key "" for everything behind the damage of a tar
     other_sizes: dict[int, OtherSize]  # record → a sample whose JSON has another width and height than its image
     first: EndSample
@@ -79,6 +82,7 @@ class _Usable(NamedTuple):
     key: str
     labels: tuple[int, ...]
     other_size: OtherSize | None
+    is_image: bool
 
 
 class _Scan:
@@ -89,7 +93,7 @@ class _Scan:
         self._rows = shard_index.IndexRows()
         self._members = 0
         self._usable: list[_Usable] = []  # by record
-        self._keys: set[str] = set()
+        self._keys: dict[str, frozenset[str]] = {}  # key → parts of its first sample
         self._bad: dict[str, str] = {}
         self._ends: tuple[TarSample, TarSample] | None = None
 
@@ -100,9 +104,9 @@ class _Scan:
         self._members += len(sample.parts) + 1
         shard_index.check_rows(self._members)
         try:
-            if sample.key in self._keys:
-                raise SampleError("its members do not stand together")
-            self._keys.add(sample.key)
+            if (before := self._keys.setdefault(sample.key, parts := frozenset(sample.parts))) is not parts:
+                is_twice = not before.isdisjoint(parts)
+                raise SampleError("its key comes twice in the tar" if is_twice else "its members do not stand together")
             rows, labels = _rows(sample, self._tar), _labels(sample, self._tar)
             other_size = _other_size(sample, self._tar, self._annotations)
         except (SampleError, ShardIndexError, IntegrityError) as error:
@@ -110,7 +114,7 @@ class _Scan:
             return
         for row in rows:
             self._rows.append(row._replace(record=len(self._usable)))
-        self._usable.append(_Usable(sample.key, labels, other_size))
+        self._usable.append(_Usable(sample.key, labels, other_size, _is_image(rows, self._tar)))
 
     def result(self) -> ScannedTar:
         """Return the scan of the whole tar."""
@@ -129,6 +133,7 @@ class _Scan:
             sha256=self._tar.sha256(),
             index=select_rows(self._rows.index(), is_kept),
             labels=labels,
+            undecodable=[each.key for each in kept if not each.is_image],
             bad=self._bad,
             other_sizes={record: each.other_size for record, each in enumerate(kept) if each.other_size is not None},
             first=first,
@@ -158,6 +163,12 @@ def _rows(sample: TarSample, tar: TarFile) -> list[Row]:
         rows.append(_with_shown_size(row, tar) if row.width else row)
         are_plain = are_plain and _has_key(header, row, sample.key)
     return rows if are_plain else sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
+
+
+def _is_image(rows: list[Row], tar: TarFile) -> bool:
+    """Return whether the image of a sample begins as one, whichever its name says."""
+    row = next(row for row in rows if row.part.decode() in IMAGE_PARTS)
+    return bool(row.width) or image_type(tar.read(row.offset, min(row.size, _HEAD_BYTES))) is not None
 
 
 def _has_key(header: bytes, row: Row, key: str) -> bool:

@@ -229,8 +229,10 @@ def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
     """A path that does not exist, a file, and a directory without a manifest get different messages with a remedy."""
     with pytest.raises(NotFoundError, match=r"exist; check"):
         shardflow.open(tmp_path / "none")
-    with pytest.raises(NotFoundError, match=r"dataset; `shardflow pack`"):
+    with pytest.raises(NotFoundError, match=r"file; `shardflow pack`"):
         shardflow.open(root / FILE_NAME)
+    with pytest.raises(NotFoundError, match=r"file; `shardflow index` makes a dataset of tars"):
+        shardflow.open(root / "train/000000.tar")
     with pytest.raises(NotFoundError, match=rf"{root}x.*{root}\?"):
         shardflow.open(f"{root}x")
     (root / FILE_NAME).unlink()

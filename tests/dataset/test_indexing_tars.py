@@ -100,7 +100,9 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
             *members_of([1]),
             *(("folder/", b""), ("__metadata__", b"x"), (".hidden.jpg", b"x"), ("folder/.x", b"x")),
             *(("noimage.txt", b"x"), ("noimage.cls", b"0")),
+            *(again := [("again.jpg", jpeg(13)), ("again.cls", b"0")]),
             *(("torn.jpg", jpeg(2)), ("torn.cls", b"0"), *members_of([3]), ("torn.txt", b"x")),
+            *again,
             *(("twice.jpg", jpeg(4)), ("twice.jpg", jpeg(5)), ("twice.cls", b"0")),
             *(("other\udcfc.jpg", jpeg(6)), ("other\udcfc.cls", b"0")),
             ("unlabelled.jpg", jpeg(8)),
@@ -110,13 +112,14 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
         ],
     )
     write_tar(tmp_path / "b.tar", [("parted.txt", b"x"), *members_of([12])])
-    with pytest.raises(PackIncompleteError, match=r"8,.*0: .*--max-errors 8"):
+    with pytest.raises(PackIncompleteError, match=r"9,.*0: .*--max-errors 9"):
         sf.index(tmp_path)
     assert not (tmp_path / "shardflow.json").exists()
-    report = sf.index(tmp_path, max_errors=8)
+    report = sf.index(tmp_path, max_errors=9)
     reasons = {bad.path.removeprefix(f"{tmp_path}/"): bad.reason for bad in report.bad}
     for path, reason in {
         "a.tar/noimage": "has no image among its parts: txt, cls",
+        "a.tar/again": "comes twice",
         "a.tar/torn": "do not stand together",
         "a.tar/twice": "two parts 'jpg'",
         "a.tar/other\udcfc": "its name is not UTF-8",
@@ -128,10 +131,18 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
         assert reason in reasons.pop(path)
     assert not reasons
     assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == ["00001", "00003", "UPPER", "00012"]
-    assert sf.open(tmp_path).manifest.quarantined == 8
+    assert sf.open(tmp_path).manifest.quarantined == 9
     assert sf.open(tmp_path).quarantine() == list(report.bad)
     assert sf.verify(tmp_path) == []
     assert report.lost == 0
+
+
+def test_images_that_do_not_begin_as_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Pages of errors that were saved as images are counted in a warning: an index decodes no image."""
+    write_tar(tmp_path / "a.tar", [*members_of([1]), ("page.jpg", b"<html>403</html>"), ("page.cls", b"0")])
+    sf.index(tmp_path)
+    assert "1 sample without an image" in caplog.text
+    assert f"{tmp_path}/a.tar/page" in caplog.text
 
 
 def test_samples_behind_damage_are_counted(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shardflow as sf
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from tests.helpers.folders import contents
 from tests.helpers.making import jpeg, make_dataset, write_dataset
+from tests.helpers.tars import members_of, write_tar
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +138,16 @@ def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
     unlabelled = make_dataset(tmp_path / "plain", [3], labelled=False)
     with pytest.raises(ConfigError, match=r"classes.*choose"):
         sf.subset(unlabelled, tmp_path / "virtual", classes=["a"])
+
+
+def test_keys_that_repeat_in_a_split(tmp_path: Path) -> None:
+    """The tars of samples with one key are named, and the condition in the message chooses one of them."""
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", members_of(range(3)))
+    sf.index(tmp_path)
+    for key in ("00001", "train:00001"):
+        places = r"number 1 of train in .*a\.tar, number 4 of train in .*b\.tar"
+        with pytest.raises(ConfigError, match=rf"2 samples '{key}' \({places}\)") as refusal:
+            sf.subset(tmp_path, tmp_path / "one", keys=[key])
+    sf.subset(tmp_path, tmp_path / "one", where=str(refusal.value).rpartition('where="')[2].rstrip('"'))
+    assert [sample["__key__"] for sample in sf.open(tmp_path / "one")["train"]] == ["00001"]
