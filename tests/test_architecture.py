@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2470,
-    "dataset": 6120,
+    "dataset": 6140,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7090,
     "native": 5820,
     "order": 2200,
-    "packing": 8150,
+    "packing": 8190,
     "preview": 1220,
     "storage": 4560,
     "": 1280,
