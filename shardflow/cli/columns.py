@@ -11,7 +11,7 @@ from shardflow._wording import plural
 from shardflow.dataset.columns import ALLOWED
 
 from .info import column_lines, describe_columns
-from .options import PathOrUrl, json_option, split_names
+from .options import PathOrUrl, json_option, names_option
 from .output import print_json, print_lines, resumable
 from .progress_bars import shard_bar
 from .terminal import say
@@ -36,7 +36,7 @@ def columns() -> None:
 @click.argument("table", type=PathOrUrl())
 @click.option("--key", metavar="COLUMN", help="Column with the samples' keys, such as 000000042 or train:000000042.")
 @click.option("--path", metavar="COLUMN", help="Instead of --key: column with the paths of the images when packed.")
-@click.option("--only", metavar="NAMES", help="Columns to add, separated by commas.  [default: all others]")
+@names_option("--only", help="Columns to add, separated by commas.  [default: all others]")
 @click.option("--split", help="Add values to the samples of this split only.")
 @click.option(
     "--allow",
@@ -46,7 +46,7 @@ def columns() -> None:
 )
 @click.option("--replace", is_flag=True, help="Replace columns with the same names; earlier versions keep theirs.")
 @click.option("--to", metavar="DST", type=PathOrUrl(), help="Make a virtual dataset with the columns at DST instead.")
-def add(url: str, table: str, only: str | None, to: str | None, **settings: Any) -> None:
+def add(url: str, table: str, only: list[str] | None, to: str | None, **settings: Any) -> None:
     """Add columns of TABLE, a Parquet, CSV, TSV or JSON lines file or its URL, to DATASET.
 
     Numbers, texts, and lists of numbers of one length can be added. Samples without a row have no value. Where DATASET
@@ -58,9 +58,8 @@ def add(url: str, table: str, only: str | None, to: str | None, **settings: Any)
       shardflow columns add photos256/ captions.csv --path file --only caption
       shardflow columns add s3://bucket/photos256 scores.parquet --key key --to scored256/
     """
-    names = None if only is None else split_names(only)
     with resumable(), shard_bar(shardflow.open(url).shards, "adding") as progress:
-        report = shardflow.columns.add(url, table, only=names, to=to, progress=progress, **settings)
+        report = shardflow.columns.add(url, table, only=only, to=to, progress=progress, **settings)
     lines = {
         "columns": ", ".join(f"{name} {kind}" for name, kind in report.columns.items()),
         **{

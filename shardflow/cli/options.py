@@ -38,13 +38,16 @@ class PathOrUrl(click.Path):
         return super().convert(url_text(value), param, ctx)
 
 
-def split_names(text: str) -> list[str]:
-    """Return the names of a list with commas, without the blanks around them; a name with a comma is in 'quotes'."""
+def _split_names(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> list[str] | None:  # noqa: ARG001 - click's
     try:
-        rows = list(csv.reader([text], quotechar="'", skipinitialspace=True))
+        rows = list(csv.reader(texts, quotechar="'", skipinitialspace=True))
     except csv.Error:  # a name with a line break
-        rows = [text.split(",")]
-    return [name.strip() for row in rows for name in row if name.strip()]
+        rows = [text.split(",") for text in texts]
+    return [name.strip() for row in rows for name in row if name.strip()] if texts else None
+
+
+names_option = functools.partial(click.option, multiple=True, metavar="NAMES", callback=_split_names)
+"""An option for names, separated by commas or in several such options; a name with a comma is in 'quotes'."""
 
 
 def _read_keys(ctx: click.Context, param: click.Parameter, file: Path | None) -> list[str] | None:  # noqa: ARG001 - click's
@@ -100,9 +103,8 @@ column_options = option_group(
 
 source_options = option_group(
     column_options,
-    click.option(
+    names_option(
         "--parts",
-        metavar="PARTS",
         help="Extensions to pack with each image, such as txt,json; or none: each file is an image (folders only).",
     ),
     click.option("--classes", type=PathOrUrl(), help="File with the class names in order, one per line."),
@@ -206,7 +208,7 @@ def source_of(src: str, settings: dict[str, Any]) -> Any:
     """Return the source that `source_options` describe, and remove them from the settings."""
     columns = _columns(settings)
     parts = settings.pop("parts")
-    names = None if parts is None else tuple(part.lstrip(".") for part in split_names(parts) if part != "none")
+    names = None if parts is None else tuple(part.lstrip(".") for part in parts if part != "none")
     images, classes = settings.pop("image_folder"), settings.pop("classes")
     return describe_source(src, columns=columns, parts=names, images=images, classes=classes)
 

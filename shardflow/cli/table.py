@@ -8,7 +8,7 @@ import shardflow
 from shardflow._wording import plural
 from shardflow.storage.urls import shown_url
 
-from .options import PathOrUrl, split_names
+from .options import PathOrUrl, names_option
 from .progress_bars import shard_bar
 from .terminal import say
 
@@ -16,8 +16,8 @@ from .terminal import say
 @click.command()
 @click.argument("url", metavar="DATASET", type=PathOrUrl())
 @click.argument("to", metavar="OUT", type=PathOrUrl())
-@click.option("--only", metavar="NAMES", help="Columns to write, separated by commas.  [default: all]")
-def table(url: str, to: str, only: str | None) -> None:
+@names_option("--only", help="Columns to write, separated by commas.  [default: all]")
+def table(url: str, to: str, only: list[str] | None) -> None:
     """Write a table of the samples of DATASET to OUT, a new .parquet file or its URL.
 
     It has a row per sample: split, shard, number, key, class, classes, width, height, bytes, and the columns that were
@@ -29,6 +29,5 @@ def table(url: str, to: str, only: str | None) -> None:
       shardflow table s3://bucket/photos256 s3://bucket/photos256.parquet --only key,class,score
     """
     with shard_bar(shardflow.open(url).shards, "reading") as progress:
-        names = None if only is None else split_names(only)
-        rows = shardflow.columns.to_parquet(url, to, only=names, progress=progress)
+        rows = shardflow.columns.to_parquet(url, to, only=only, progress=progress)
     say(f"wrote {plural(rows, 'row')} to {shown_url(to)}")

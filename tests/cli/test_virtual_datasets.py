@@ -43,7 +43,7 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
         "train         2 samples in 2 shards\n"
         f"fingerprint   {sf.open(few).fingerprint}\n"
     )
-    _, printed = run("subset", dataset, tmp_path / "classes", "--classes", "class1,class2")
+    _, printed = run("subset", dataset, tmp_path / "classes", "--classes", "class1", "--classes", "class2,")
     assert re.search(r"labels +class1 1, class2 2, .*--classes FILE", printed)
     assert "train         2 samples in 1 shard\n" in printed
     result = CliRunner().invoke(
