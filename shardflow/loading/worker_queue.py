@@ -14,7 +14,6 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 
