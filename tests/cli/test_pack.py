@@ -22,6 +22,7 @@ from shardflow.packing.recipe import PRESETS
 from tests.helpers import command
 from tests.helpers.command import run
 from tests.helpers.folders import encoded, image_folder, photo, turned, write_tree
+from tests.helpers.tars import members_of, write_tar
 
 
 def test_pack(tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ def test_sources(tmp_path: Path) -> None:
     done = run("pack", src, tmp_path / "2", *options, "--parts", "txt")
     assert done.returncode == 0, done.stderr
     assert shardflow.open(tmp_path / "2")["train"][0]["txt"] == b"hello"
+    (tmp_path / "1" / "shardflow.json").unlink()  # so that its tars may be packed as others
     done = run("pack", tmp_path / "1" / "train" / "{000000..000000}.tar", tmp_path / "3", *options)
     assert done.returncode == 0, done.stderr
     wrong = [["--parts", "txt", "--label-column", "kind"], ["--label-column", "nothing"], ["--classes", src / "none"]]
@@ -170,19 +172,20 @@ def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     write_tree(image_folder(tmp_path / "src", 4), {"../names": b"c\nb\na\n"})
+    write_tar(tmp_path / "tars/a.tar", members_of([1]))
     for arguments in (
         ("pack", "~/src", "~/dst", "--executor=serial", "--classes=~/names"),
         ("pack", "~/dst", "FILE:" + str(tmp_path / "again"), "--executor=serial"),
         ("subset", "~/dst", "~/part", "--classes=a"),
         ("preview", "~/dst", "--output=~/sheet.png", "--html=~/page.html"),
-        ("index", "~/dst/train/*.tar", "--to=~/index"),
+        ("index", "~/tars/*.tar", "--to=~/index"),
         ("export", "dali", "~/dst", "~/dali"),
         ("info", "~/part"),
     ):
         assert command.exit_code(*arguments) == 0, arguments
     shardflow.Cache("~/cache")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["src", "names", "dst", "again", "part", "sheet.png", "page.html", "index", "dali", "cache"]
+        ["src", "names", "dst", "again", "part", "sheet.png", "page.html", "index", "dali", "cache", "tars"]
     )
 
 
