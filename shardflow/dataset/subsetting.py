@@ -151,7 +151,11 @@ def find_keys(
         number, place, _ = found[key][0]
         named = [f"number {at} of {one} in {dataset.storage.url(tar)}" for at, one, tar in found[key]]
         message = f"{dataset.url} has {len(named)} samples {key!r} ({first_few(named, _SHOWN_NAMES)})"
-        raise ConfigError(f"{message}; choose one by a condition: where=\"split = '{place}' and number = {number}\"")
+        is_enough = len({one for _, one, _ in found[key]}) == len(named)
+        remedy = (
+            f"its split, as in '{place}:{key}'" if is_enough else f"where=\"split = '{place}' and number = {number}\""
+        )
+        raise ConfigError(f"{message}; name {remedy}")
     return masks
 
 
