@@ -261,7 +261,7 @@ class Finish:
         )
         storage.put(receipt_name, receipt.to_bytes())
         if job.lock is not None:
-            job.lock.confirm(job_files(job.name))
+            replace(job.lock, storage=storage).confirm(job_files(job.name))  # its own has lost the credentials
         with map_os_errors(job.staging):
             for path, _ in partials:
                 path.unlink(missing_ok=True)
