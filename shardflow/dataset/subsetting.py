@@ -147,13 +147,14 @@ def find_keys(
     if missing := sorted(wanted - found.keys() - set(gone)):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
         raise ConfigError(f"{dataset.url} lacks {len(missing)} of the {len(wanted)} samples, such as {shown}")
-    if key := min((key for key, places in found.items() if len(places) > 1), default=None):
-        number, place, _ = found[key][0]
-        named = [f"number {at} of {one} in {dataset.storage.url(tar)}" for at, one, tar in found[key]]
+    if several := sorted(key for key, places in found.items() if len(places) > 1):
+        key, places = several[0], found[several[0]]
+        named = [f"number {number} of {split} in {dataset.storage.url(tar)}" for number, split, tar in places]
         message = f"{dataset.url} has {len(named)} samples {key!r} ({first_few(named, _SHOWN_NAMES)})"
-        is_enough = len({one for _, one, _ in found[key]}) == len(named)
+        number, name, _ = places[0]
+        is_enough = len({split for _, split, _ in places}) == len(places)
         remedy = (
-            f"its split, as in '{place}:{key}'" if is_enough else f"where=\"split = '{place}' and number = {number}\""
+            f"its split, as in '{name}:{key}'" if is_enough else f"where=\"split = '{name}' and number = {number}\""
         )
         raise ConfigError(f"{message}; name {remedy}")
     return masks
