@@ -13,7 +13,7 @@ from shardflow.order.keyed_rng import I64
 
 
 class RaggedImages:
-    """Images one after the other, each [C, H, W] in memory, or patch by patch, [C, patch, patch] each.
+    """Concatenated images, each [C, H, W] in memory, or patch by patch, [C, patch, patch] each.
 
     Of an image in patches, `images[0]` is a copy.
 

@@ -246,7 +246,7 @@ class _Slab:
         return memory
 
     def message(self, slot: int, form: _Form) -> tuple[_Name, int, _Form | None, _Shared | None]:
-        """Return what the training process has to know of a slot: the pipe keeps its order, so what is new to it."""
+        """Return a slot, and the facts of it that are new to the training process: the pipe keeps its order."""
         shared = _Shared(self._memory, self._start, self.slot_bytes) if self._sent is None else None
         changed = form if form != self._sent else None
         self._sent = form

@@ -49,7 +49,7 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
 
 
 def _of_torchvision(transform: Any) -> Iterator[Any]:
-    """Yield the transforms that are applied one after the other, up to the first that is not of torchvision."""
+    """Yield the transforms in the order in which they are applied, up to the first that is not of torchvision."""
     module, name = type(transform).__module__, type(transform).__name__
     if name == "Compose" and module.startswith("torchvision.transforms."):
         transform = transform.transforms

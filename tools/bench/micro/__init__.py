@@ -13,7 +13,7 @@
     pixels      what a cache of decoded images saves                                   docs/performance.md
     views       several crops of each image, beside torchvision                        docs/performance.md
     annotations images with their boxes or masks, beside torchvision                   docs/performance.md
-    detection   the mAP of a small detector, beside torchvision's recipe
+    detection   the mAP of a small detector, compared with torchvision's recipe
     columns     samples with an embedding from a column                                docs/performance.md
     tokens      planning bins of tokens, and loading them, beside padding and buckets    docs/performance.md
     encoded     handing over encoded files instead of crops                            docs/performance.md
