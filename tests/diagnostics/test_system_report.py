@@ -11,7 +11,7 @@ import torch
 
 from shardflow.diagnostics.system_report import describe_system
 from shardflow.loading.run_metadata import describe_versions
-from tests.helpers.command import run
+from tests.helpers.command import COMMAND
 
 
 def test_report_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,8 @@ def test_packages_that_cannot_be_imported(tmp_path: Path) -> None:
         broken = 'raise RuntimeError("operator torchvision::nms does not exist")'
         (tmp_path / f"{package}.py").write_text(broken)
     paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = run("info", "--system", env={**os.environ, "PYTHONPATH": paths})
+    environment = {**os.environ, "PYTHONPATH": paths}  # a warm Python has imported them
+    done = subprocess.run([*COMMAND, "info", "--system"], env=environment, capture_output=True, text=True)
     assert re.search(r"\ntorchvision .*, cannot be imported: operator torchvision::nms", done.stdout), done.stderr
     assert "\nGPU           torch, cannot be imported: operator" in done.stdout
     assert done.returncode == 0

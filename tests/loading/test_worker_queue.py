@@ -52,10 +52,10 @@ def test_an_empty_queue_says_so_in_time() -> None:
 
 def test_a_loader_has_no_threads_that_send(tmp_path: Path) -> None:
     """The training process of a loader with workers has no thread for each of them, and ends them all the same."""
-    before = threads()
+    before, children = threads(), {*multiprocessing.active_children()}
     loader = shardflow.Loader(make_dataset(tmp_path / "set", [24]), batch_size=4, num_workers=2)
     batches: Any = iter(loader)
     next(batches)
     assert threads() == before
     loader.close()
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= children

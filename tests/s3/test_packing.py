@@ -91,7 +91,7 @@ def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server
 
 
 def test_requests_of_a_pack(src: Path, server: Server, proxy: Proxy, prefix: str) -> None:
-    """A pack lists the destination twice, and reads its receipts back before the commit, and on a resume before it."""
+    """A pack lists the destination twice, reads its receipts before the commit, twice on a resume, then its indexes."""
     settings = {**SETTINGS, "storage_options": server.options(proxy.endpoint)}
 
     def requests() -> tuple[int, list[str]]:
@@ -101,12 +101,12 @@ def test_requests_of_a_pack(src: Path, server: Server, proxy: Proxy, prefix: str
 
     with pytest.raises(PackIncompleteError):
         sf.pack(src, server.url(prefix), **settings)
-    receipts = [f"train/00000{number}.json" for number in range(4)]
+    receipts, indexes = ([f"train/00000{number}.{kind}" for number in range(4)] for kind in ("json", "npy"))
     assert requests() == (2, receipts)
     proxy.clear()
     server.storage(prefix).remove("train/000001.npy")
     assert sf.pack(src, server.url(prefix), **settings, max_errors=1).resumed == 51
-    assert requests() == (2, sorted(2 * receipts))
+    assert requests() == (2, sorted(2 * receipts + indexes))
 
 
 @pytest.mark.parametrize("moment", ["quarantine.jsonl", "train/000000.tar", "train/000001.json", "train/000003.npy"])

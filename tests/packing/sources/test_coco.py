@@ -37,11 +37,13 @@ CONTENT: dict[str, Any] = {
 }
 
 
-def _write(folder: Path, content: Any, *, name: str = "instances_train2017.json", images: str = "train2017") -> Path:
-    """Draw a COCO set in COCO's own layout; return the path of its JSON."""
+def _write(
+    folder: Path, content: Any, *, name: str = "instances_train2017.json", images: str = "train2017", first: int = 0
+) -> Path:
+    """Draw a COCO set in COCO's own layout, with the pictures from `first` on; return the path of its JSON."""
     path = folder / "annotations" / name
     listed = content["images"] if isinstance(content, dict) else []
-    files = {f"{images}/{image['file_name']}": photo(n) for n, image in enumerate(listed)}
+    files = {f"{images}/{image['file_name']}": photo(n) for n, image in enumerate(listed, first)}
     write_tree(folder, {**files, f"annotations/{name}": json.dumps(content).encode()})
     return path
 
@@ -143,7 +145,7 @@ def test_left_and_right_change_places(
 def test_validation_is_added_by_extending(tmp_path: Path) -> None:
     """A second set with the same categories becomes a further split; with other numbers of classes it is refused."""
     train = _write(tmp_path / "coco", CONTENT)
-    val = _write(tmp_path / "coco", CONTENT, name="instances_val2017.json", images="val2017")
+    val = _write(tmp_path / "coco", CONTENT, name="instances_val2017.json", images="val2017", first=4)
     sf.pack(train, tmp_path / "dst", **SMALL)
     assert sf.extend(val, tmp_path / "dst", executor="serial").packed == 4
     dataset = sf.open(tmp_path / "dst")
