@@ -51,17 +51,12 @@ def refuse_foreign(storage: Storage, names: Iterable[str]) -> None:
             raise ConfigError(f"{message}; move it away, and run the same command again")
 
 
-def version_names(storage: Storage) -> set[str]:
-    """Return the names of all files of the current version and of the earlier ones that are kept."""
-    current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-    versions = [current, *dict(kept_manifests(storage, storage.listing())).values()]
-    files = {name for each in versions for name in each.file_names()}
-    return files | {quarantine.FILE_NAME, *(quarantine.version_name(each.fingerprint) for each in versions)}
-
-
 def withdraw(storage: Storage, names: Iterable[str]) -> None:
     """Remove files that were published too late, after a purge, unless a version has them: they must not come back."""
-    for name in sorted({*names} - version_names(storage)):
+    current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+    versions = [current, *dict(kept_manifests(storage, storage.listing())).values()]
+    kept = {name for each in versions for name in (*each.file_names(), quarantine.version_name(each.fingerprint))}
+    for name in sorted({*names} - kept - {quarantine.FILE_NAME}):
         storage.remove(name)
 
 

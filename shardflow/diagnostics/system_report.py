@@ -73,11 +73,7 @@ def _import_error(package: str) -> str:
     """Return that a package cannot be imported, and why, to follow its version; "" if it can."""
     try:
         import_large(package)
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # a missing CUDA library is an OSError, operator a RuntimeError
+    except (ImportError, OSError, RuntimeError) as error:  # the last two: a missing CUDA library, or operator
         return f", cannot be imported: {error}"
     return ""
 
