@@ -28,7 +28,7 @@ do about it.
 >>> try:
 ...     dataset = shardflow.open("s3://bucket/photos256")
 ... except shardflow.errors.NotFoundError as error:
-...     print(error)                                                             # doctest: +SKIP
+...     print(error)
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def diff(
 ) -> Diff:
     """Compare two datasets.
 
-    >>> shardflow.diff("photos256", "s3://bucket/photos256").same      # doctest: +SKIP
+    >>> shardflow.diff("photos256", "s3://bucket/photos256").same
     True
 
     Args:

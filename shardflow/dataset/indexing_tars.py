@@ -70,8 +70,8 @@ def index(
     `train`. Files whose names are not KEY.PART are ignored. Four tars are read at a time, in blocks, so long ones take
     no more memory.
 
-    >>> shardflow.index("laion/{00000..00099}.tar")                                       # doctest: +SKIP
-    >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")            # doctest: +SKIP
+    >>> shardflow.index("laion/{00000..00099}.tar")
+    >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")
 
     Args:
         urls: Directories, tars, or patterns with braces or wildcards; on a disk, in a bucket, or behind https.

@@ -34,7 +34,7 @@ def merge(
     different splits is refused. Labels are numbers inside the tars, so these numbers must mean the same in all
     datasets: one list of classes, or lists that begin alike.
 
-    >>> shardflow.merge(["photos256", "sketches256"], "both256")      # doctest: +SKIP
+    >>> shardflow.merge(["photos256", "sketches256"], "both256")
 
     Args:
         srcs: Two or more datasets.

@@ -112,8 +112,7 @@ class Split:
 
         The shard's receipt names it, also in a dataset over the same tars that `subset`, `split` or `merge` made.
 
-        >>> shardflow.open("photos256")["train"].source(17)      # doctest: +SKIP
-        'cat/000123.jpg'
+        >>> path = shardflow.open("photos256")["train"].source(17)  # "train/sea/0123.jpg"
 
         Args:
             sample: Its number in the split, or its key, as in messages: "000000017". They differ where inputs were
@@ -136,8 +135,8 @@ class Split:
     def sources(self) -> list[str]:
         """Return the `source` of every sample, in the order of the split, which is not that of a table.
 
-        >>> train = shardflow.open("photos256")["train"]                  # doctest: +SKIP
-        >>> folds = table.set_index("path")["fold"].loc[train.sources()]  # doctest: +SKIP
+        >>> train = shardflow.open("photos256")["train"]
+        >>> folds = table.set_index("path")["fold"].loc[train.sources()]
         """
         return [self.source(number) for number in range(len(self))]
 
@@ -176,7 +175,7 @@ class Split:
     def column(self, name: str) -> Values:
         """Return the values of a column that `shardflow.columns.add` added, for all samples in order.
 
-        >>> values, present = dataset["train"].column("score")      # doctest: +SKIP
+        >>> values, present = shardflow.open("photos256")["train"].column("score")
 
         Returns:
             `values`, [N] or, of lists, [N, D]: numbers, or of text an array of str; and `present`, bool [N], whether a
@@ -341,9 +340,9 @@ def open_dataset(
 ) -> Dataset:
     """Open a dataset for reading; exported as `shardflow.open`.
 
-    >>> dataset = shardflow.open("photos256")                      # doctest: +SKIP
-    >>> len(dataset["train"]), dataset["train"][0]["jpg"][:2]      # doctest: +SKIP
-    (1281167, b'\\xff\\xd8')
+    >>> dataset = shardflow.open("photos256")
+    >>> dataset["train"][0]["jpg"][:2]
+    b'\\xff\\xd8'
 
     Args:
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".

@@ -156,7 +156,7 @@ def to_parquet(
     It has a row per sample, in order: split, shard, number (in the split), key, class (NULL unless it has exactly one),
     classes, width and height (of its image), bytes (of its parts), and all columns that were added.
 
-    >>> shardflow.columns.to_parquet("photos256", "photos256.parquet")      # doctest: +SKIP
+    >>> shardflow.columns.to_parquet("photos256", "photos256.parquet")
 
     Args:
         url: A dataset, a directory or a URL.

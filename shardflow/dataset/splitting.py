@@ -46,8 +46,8 @@ def split(
     Each class gives the same share, as nearly as whole groups of samples allow. Copies of one image are a group, also
     in different classes, and so are samples with the same value of `group`. Other splits are kept as they are.
 
-    >>> shardflow.split("photos256", "photos256-held-out", val=0.1)      # doctest: +SKIP
-    >>> shardflow.split("scans256", "scans256-held-out", val=0.1, test=0.1, group="patient")      # doctest: +SKIP
+    >>> shardflow.split("scans256", "scans256-held-out", val=0.1)
+    >>> shardflow.split("scans256", "scans256-by-patient", val=0.1, test=0.1, group="patient")
 
     Args:
         src: A dataset with a split `train`, and without the splits that are made.
@@ -121,8 +121,8 @@ def split_folds(
     Folds that somebody has made already are taken as they are: from a field, such as the column `fold` of a packed
     table, in which sample by sample the name of its fold stands. The fold 3 becomes `dst/fold3`.
 
-    >>> shardflow.split_folds("photos256", "photos256-folds", folds=5)      # doctest: +SKIP
-    >>> shardflow.split_folds("photos256", "photos256-folds", folds="fold")      # doctest: +SKIP
+    >>> shardflow.split_folds("scans256", "scans256-folds", folds=5)
+    >>> shardflow.split_folds("scans256", "scans256-given", folds="fold")
 
     Args:
         src, group, seed, src_options, dst_options, progress: As for `split`.

@@ -63,6 +63,8 @@ def sync(
     If the dataset was extended, the newest version is copied, without the manifests of older versions. The copy of a
     virtual dataset has copies of the whole tars, in `bases/`: it needs nothing else, and keeps the fingerprint.
 
+    >>> report = shardflow.sync("photos256", "s3://bucket/copy256")
+
     Args:
         src: A dataset.
         dst: A new or empty directory or URL, or a copy of the same dataset, finished or not. Files that are missing

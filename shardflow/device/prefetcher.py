@@ -27,10 +27,10 @@ from .transform_chain import DeviceTransform, PreparedBatch, TransformChain
 class Prefetcher:
     """Iterates over a loader with its batches on a device, augmented there; usable wherever the loader is.
 
-    >>> loader = shardflow.Loader(url, batch_size=256, fields=("image", "label", "random_key"))      # doctest: +SKIP
-    >>> transforms = [shardflow.device.RandomErasing(0.25), shardflow.device.Normalize()]  # doctest: +SKIP
-    >>> batches = shardflow.device.Prefetcher(loader, "cuda", transforms, dtype=torch.bfloat16)  # doctest: +SKIP
-    >>> for images, labels in batches:                                                                # doctest: +SKIP
+    >>> loader = shardflow.Loader(url, batch_size=256, fields=("image", "label", "random_key"))
+    >>> transforms = [shardflow.device.RandomErasing(0.25), shardflow.device.Normalize()]
+    >>> batches = shardflow.device.Prefetcher(loader, "cuda", transforms, dtype=torch.bfloat16)
+    >>> for images, labels in batches:
     ...     train_step(images, labels)
 
     On a CUDA device a thread copies the next batches while the training step runs, through page-locked memory and on a

@@ -49,8 +49,7 @@ _ABOUT_WAITS = "Quantiles of the wait for a batch, over the last 10,000 batches"
 class PrometheusExporter:
     """A collector of prometheus_client for a loader, a mix or a device prefetcher; it is registered when it is made.
 
-    >>> shardflow.metrics.PrometheusExporter(loader)  # doctest: +SKIP
-    >>> prometheus_client.start_http_server(9400)                   # doctest: +SKIP
+    >>> exporter = shardflow.metrics.PrometheusExporter(shardflow.Loader("photos256", batch_size=256))
 
     Args:
         loader: What training iterates over.
@@ -95,7 +94,7 @@ class PrometheusExporter:
 class OpenTelemetryExporter:
     """Observable instruments of OpenTelemetry for a loader, a mix or a device prefetcher.
 
-    >>> shardflow.metrics.OpenTelemetryExporter(loader)  # doctest: +SKIP
+    >>> exporter = shardflow.metrics.OpenTelemetryExporter(shardflow.Loader("photos256", batch_size=256))
 
     Args:
         loader: What training iterates over.

@@ -132,10 +132,9 @@ def tune(
         ShardflowError: Reading or decoding failed.
 
     Example:
-        >>> def make_loader(num_workers):                                                    # doctest: +SKIP
-        ...     return shardflow.Loader("photos256", batch_size=256, transform=mine, num_workers=num_workers)
-        >>> shardflow.tune(make_loader).settings                                             # doctest: +SKIP
-        {'num_workers': 7, 'prefetch_factor': 2}
+        >>> def make_loader(num_workers):
+        ...     return shardflow.Loader("photos256", batch_size=256, num_workers=num_workers)
+        >>> settings = shardflow.tune(make_loader, workers=[1], seconds=1).settings  # of `Workers`
     """
     if not seconds > 0:
         raise ConfigError(f"seconds must be above 0, found {seconds}")

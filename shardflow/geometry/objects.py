@@ -28,7 +28,7 @@ class CroppedBoxes:
     They are clipped to the crop. One of which too little is left is dropped, with its fields and its keypoints, and so
     is one that marks a crowd: whose field "iscrowd", which COCO sets have, is not 0.
 
-    >>> fields = ("image", shardflow.annotations.CroppedBoxes(min_visibility=0.25), "box_labels")  # doctest: +SKIP
+    >>> fields = ("image", shardflow.annotations.CroppedBoxes(min_visibility=0.25), "box_labels")
 
     Args:
         min_visibility: Least share of a box that must lie within the crop, 0 … 1: the area of the clipped box by the

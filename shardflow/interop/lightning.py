@@ -39,8 +39,8 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
             for all.
 
     Example:
-        >>> photos = DataModule("photos256", batch_size=256, transform=v2.RandomErasing())      # doctest: +SKIP
-        >>> trainer.fit(model, datamodule=photos)                                               # doctest: +SKIP
+        >>> photos = DataModule("photos256", batch_size=256, transform=v2.RandomErasing())
+        >>> trainer.fit(model, datamodule=photos)
     """
 
     def __init__(

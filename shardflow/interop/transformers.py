@@ -22,8 +22,8 @@ class Trainer(transformers.Trainer):
     `batch_transform` turns a batch into the model's arguments, usually a dict. A training that resumes from a
     checkpoint continues with the batch after it, and reads nothing twice.
 
-    >>> trainer = Trainer(model, arguments, train_dataset=loader, eval_dataset=val_loader)      # doctest: +SKIP
-    >>> trainer.train(resume_from_checkpoint=True)                                              # doctest: +SKIP
+    >>> trainer = Trainer(model, arguments, train_dataset=loader, eval_dataset=val_loader)
+    >>> trainer.train(resume_from_checkpoint=True)
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

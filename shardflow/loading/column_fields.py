@@ -23,9 +23,8 @@ from .batch import Batch
 class Filled:
     """A column among the fields of a `Loader`, with a value for the samples that have none.
 
-    >>> loader = shardflow.Loader(                                                        # doctest: +SKIP
-    ...     "photos256", batch_size=256, fields=("image", shardflow.columns.Filled("caption", ""))
-    ... )
+    >>> fields = ("image", shardflow.columns.Filled("caption", ""))
+    >>> loader = shardflow.Loader("photos256", batch_size=256, fields=fields)
 
     Args:
         name: The column.

@@ -88,8 +88,8 @@ _ELSEWHERE = {
 class Loader(Engine):
     """Streams one split of a dataset as batches; iterating it again gives the next epoch.
 
-    >>> loader = shardflow.Loader("photos256", split="train", batch_size=256)      # doctest: +SKIP
-    >>> for images, labels in loader:    # uint8 [256, 3, 224, 224], int64 [256]     # doctest: +SKIP
+    >>> loader = shardflow.Loader("photos256", split="train", batch_size=256)
+    >>> for images, labels in loader:    # uint8 [256, 3, 224, 224], int64 [256]
     ...     train_step(images, labels)
 
     Args:
@@ -302,7 +302,8 @@ class Loader(Engine):
         With `samples_per_epoch`, `epoch` counts the passes over the split. Of a sample that comes several times, the
         first. A `sample` that a reader of the split returned already is not read again.
 
-        >>> loader.explain(17, epoch=3).images[0]      # doctest: +SKIP
+        >>> loader = shardflow.Loader("photos256", batch_size=256)
+        >>> image = loader.explain(17, epoch=3).images[0]  # uint8 [3, 224, 224]
 
         Raises:
             ConfigError: The loader returns no images, or the sample does not exist, or is another.
@@ -325,7 +326,7 @@ class Loader(Engine):
 
         The same from start to end of a run, and for all its ranks on equal machines. `version=` takes `fingerprint`.
 
-        >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
+        >>> entries = shardflow.Loader("photos256", batch_size=256).describe()  # mlflow.log_dict(entries, "data.json")
         """
         source, opened = self.source, self.dataset.dataset
         plan = checkpoint.identity(opened, source, self._streams)
@@ -357,9 +358,8 @@ class Loader(Engine):
         they have the same. New worker processes are started. A state names its sampler: set it again before
         `load_state_dict`.
 
-        >>> loader = shardflow.Loader(url, batch_size=256, sampler=Weighted(1), fields=("image", "label", "index"))
-        ...     # doctest: +SKIP
-        >>> loader.set_sampler(Weighted(losses.clip(0.2, 3)))      # doctest: +SKIP
+        >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Weighted(1))
+        >>> loader.set_sampler(shardflow.samplers.Weighted(losses.clip(0.2, 3)))
 
         Raises:
             ConfigError: The sampler does not fit, the loader was made without one, or it was resumed within an epoch
@@ -394,11 +394,8 @@ class Loader(Engine):
         In the middle of an epoch, leave its loop: the next iteration continues from there, so that the epoch still
         has each sample once. New worker processes are started. A state fits any batch size.
 
-        >>> for images, labels in loader:      # doctest: +SKIP
-        ...     train_step(images, labels)
-        ...     if step == 10_000:
-        ...         loader.set_batch_size(512)
-        ...         break
+        >>> loader = shardflow.Loader("photos256", batch_size=128)
+        >>> loader.set_batch_size(256)
 
         Raises:
             ConfigError: The size does not fit, differs on another rank, or the sampler composes batches of one size.

@@ -23,8 +23,8 @@ from .stages import image_part
 class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     """The samples that a loader reads, in the split's own order, whole and without any transform.
 
-    >>> image, label = loader.dataset[17]     # uint8 [3, H, W], int      # doctest: +SKIP
-    >>> accuracy = correct / len(val.dataset)                             # doctest: +SKIP
+    >>> image, label = loader.dataset[17]     # uint8 [3, H, W], int
+    >>> accuracy = correct / len(val.dataset)
 
     It is made for looking at samples; to train, iterate the loader, which reads shards in sequence.
 

@@ -59,9 +59,9 @@ class Mix(Engine):
     Labels are the numbers in each dataset. So if labels, or whole numbers of boxes, are among the fields, each number
     must mean the same class in all datasets: one list of class names, or lists that begin alike.
 
-    >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)      # doctest: +SKIP
+    >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)
     >>> schedule = [(0, [3, 1]), (10_000, [1, 1])]  # from three quarters of photos to a half
-    >>> mix = shardflow.Mix(["photos256", "sketches256"], schedule=schedule, batch_size=256)      # doctest: +SKIP
+    >>> mix = shardflow.Mix(["photos256", "sketches256"], schedule=schedule, batch_size=256)
 
     Args:
         sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0; with `schedule`

@@ -28,8 +28,8 @@ _CHUNK = 256
 class Samples(IterableDataset[dict[str, Any]]):
     """The first stage of a `wds.DataPipeline`: yields sample dicts in the order in which `Loader` would use them.
 
-    >>> source = shardflow.samples("photos256", split="train")                                        # doctest: +SKIP
-    >>> pipeline = wds.DataPipeline(source, wds.decode("torchrgb8"), wds.to_tuple("jpg", "cls"))      # doctest: +SKIP
+    >>> source = shardflow.samples("photos256", split="train")
+    >>> pipeline = wds.DataPipeline(source, wds.decode("torchrgb8"), wds.to_tuple("jpg", "cls"))
 
     Each rank and each DataLoader worker yields its own share, so that together they yield every sample exactly once;
     shares differ by one sample at most. Each iteration yields the next epoch if the process lives on from one to the

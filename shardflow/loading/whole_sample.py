@@ -17,12 +17,11 @@ class WholeSample:
 
     Any other `transform` takes the image, which is wrong as soon as its meaning is in the text or the label too.
 
-    >>> def tokenize(sample):        # doctest: +SKIP
+    >>> def tokenize(sample):
     ...     caption = sample["txt"].replace("left", "right") if sample["flipped"] else sample["txt"]
     ...     return {"image": sample["image"], "tokens": tokenizer(caption).input_ids}
-    >>> transform = shardflow.annotations.WholeSample(tokenize, returns=("image", "tokens"))        # doctest: +SKIP
+    >>> transform = shardflow.annotations.WholeSample(tokenize, returns=("image", "tokens"))
     >>> loader = shardflow.Loader(url, batch_size=64, fields=("image", "txt", "flipped"), transform=transform)
-    ... # doctest: +SKIP
 
     Args:
         transform: Takes a dict of the loader's `fields`: images, masks, boxes and keypoints as tv_tensors (with

@@ -20,7 +20,6 @@ class Workers:
     """The worker processes of a loader; `num_workers=8` stands for `num_workers=Workers(8)`.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, num_workers=shardflow.Workers(8, prefetch_factor=2))
-    ...     # doctest: +SKIP
 
     Attributes:
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.

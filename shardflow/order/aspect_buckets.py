@@ -35,7 +35,7 @@ class AspectBuckets:
     The shape is the same on all ranks. The last samples of a bucket are handed on to the next, so each sample comes
     once.
 
-    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])  # doctest: +SKIP
+    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])
 
     Args:
         shapes: Shapes of the buckets, (height, width) in pixels.

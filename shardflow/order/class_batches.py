@@ -31,8 +31,7 @@ class ClassBatches:
     One class comes after the other. A sample comes once at most in an epoch; those that fill no batch are others in
     each. Classes with fewer samples never come, of which a warning tells. Batches have samples from all over the split.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.ClassBatches(4))
-    ...     # doctest: +SKIP
+    >>> loader = shardflow.Loader("photos256", batch_size=32, sampler=shardflow.samplers.ClassBatches(16))
 
     Args:
         samples_per_class: Samples of each class in a batch, 1 or more; `batch_size` is a multiple of it.

@@ -23,7 +23,7 @@ def temperature_weights(sizes: Sequence[float], temperature: float) -> list[floa
 
     With 1 each source comes in proportion to its size; the higher the temperature, the more do small ones.
 
-    >>> temperature_weights([10_000, 100], 2)
+    >>> shardflow.samplers.temperature_weights([10_000, 100], 2)
     [100.0, 10.0]
 
     Raises:

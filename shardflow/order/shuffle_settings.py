@@ -31,7 +31,7 @@ of 45, and the classes of a batch would vary half as much again beyond what a fu
 class Shuffle:
     """How a loader shuffles; `shuffle=True` stands for `Shuffle()`.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=256, shuffle=shardflow.Shuffle(streams=64))  # doctest: +SKIP
+    >>> loader = shardflow.Loader("photos256", batch_size=256, shuffle=shardflow.Shuffle(streams=64))
 
     Attributes:
         buffer: Samples of a stream that are shuffled together, 1 … 2**40. A larger buffer mixes better, a smaller one

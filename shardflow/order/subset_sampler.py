@@ -21,9 +21,8 @@ class Subset:
     With `shuffle=False` they come in the order given, as those of PyTorch's `Subset`. Shards are then read as this
     order needs them, so numbers that go back and forth keep many open.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Subset([3, 8]))
-    ...     # doctest: +SKIP
-    >>> sharp = shardflow.samplers.Subset("score > 0.5 and class in ('cat', 'dog')")      # doctest: +SKIP
+    >>> loader = shardflow.Loader("photos256", batch_size=2, sampler=shardflow.samplers.Subset([3, 8]))
+    >>> sharp = shardflow.samplers.Subset("score > 0.5 and class in ('cat', 'dog')")
 
     Args:
         indices: Numbers of samples, 0 … N-1: integers, shape [M]. Or a condition, as for `shardflow.subset(where=...)`.

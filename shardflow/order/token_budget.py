@@ -45,9 +45,8 @@ class TokenBudget:
     image has a token per patch: its sides are resized to the nearest multiples of `patch`, of which `decoders.Patches`
     takes care. A text has as many tokens as a column says.
 
-    >>> sampler = shardflow.samplers.TokenBudget(8192, patch=16, text="caption_tokens", long_side=512)  # doctest: +SKIP
+    >>> sampler = shardflow.samplers.TokenBudget(8192, patch=16, text="caption_tokens", long_side=512)
     >>> loader = shardflow.Loader(url, batch_size=4, sampler=sampler, fields=("image", "cu_seqlens", "caption"))
-    ...     # doctest: +SKIP
 
     Args:
         tokens: The most tokens in a bin.

@@ -26,9 +26,7 @@ class Weighted:
     another random key.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Weighted("balanced"))
-    ...     # doctest: +SKIP
-
-    >>> cats = shardflow.samplers.Weighted("score", where="class = 'cat'")      # doctest: +SKIP
+    >>> cats = shardflow.samplers.Weighted("score", where="class = 'cat'")
 
     Args:
         weights: A number per sample ([N], the name of a column of the dataset, or the path of a `.npy`), or one for

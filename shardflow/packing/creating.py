@@ -106,8 +106,8 @@ def pack(
         StoreError: `dst` cannot be written, or another process is writing to it.
 
     Example:
-        >>> report = pack("photos/", "photos256/", short_side=256)  # doctest: +SKIP
-        >>> report.inputs == report.packed + report.quarantined + report.skipped # doctest: +SKIP
+        >>> report = shardflow.pack("photos/", "out/", short_side=256)
+        >>> report.inputs == report.packed + report.quarantined + report.skipped
         True
     """
     recipe = make_recipe(

@@ -62,6 +62,8 @@ def extend(
     differs, `on_conflict` decides, unless the earlier input could not be packed: then it is new. New classes are
     numbered after the old ones. After an error or a kill the dataset is unchanged, and the same call continues.
 
+    >>> report = shardflow.extend("photos/", "photos256", max_errors=10)
+
     Args:
         src: As for `pack`: the source of the dataset, grown, or another with other names.
         dst: A dataset with its receipts, a directory or a URL.

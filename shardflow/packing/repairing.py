@@ -75,6 +75,8 @@ def repair(
 ) -> RepairReport:
     """Read a whole dataset, and replace damaged and missing files.
 
+    >>> report = shardflow.repair("photos256", "s3://bucket/photos256")
+
     Args:
         url: The dataset; its manifest must be intact.
         source: A copy of the dataset, or its source, as for `pack`; None repairs only indexes and the quarantine. Only

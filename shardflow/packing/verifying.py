@@ -87,7 +87,7 @@ def verify(
     With sources, random images are packed again from their inputs. Image, label and other parts must be equal, or
     nearly equal if the codecs have other versions.
 
-    >>> shardflow.verify("photos256", sources=["photos/"])      # doctest: +SKIP
+    >>> shardflow.verify("photos256", sources=["photos/"])
     []
 
     Args:

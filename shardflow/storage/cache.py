@@ -78,7 +78,7 @@ class Cache:
             directory is given, and the user has no home directory.
 
     Example:
-        >>> cache = shardflow.Cache("/nvme/cache", limit="500GB", pixels="50GB")  # doctest: +SKIP
+        >>> cache = shardflow.Cache("/nvme/cache", limit="500GB", pixels="50GB")
     """
 
     def __init__(

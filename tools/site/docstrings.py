@@ -8,11 +8,10 @@ from typing import Any
 import griffe
 
 _EXAMPLE = re.compile(r"^( *)>>> .*\n?(?:^\1(?:>>>|\.\.\.).*\n?)*", re.MULTILINE)
-_DIRECTIVE = re.compile(r"(\n *\.\.\.)?(?<!^) *# doctest: \+SKIP$", re.MULTILINE)
 
 
 class Examples(griffe.Extension):
-    """Puts a fence around each example, and leaves out what is for doctest."""
+    """Puts a fence around each example."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of an object."""
@@ -21,5 +20,5 @@ class Examples(griffe.Extension):
 
 
 def _fenced(match: re.Match[str]) -> str:
-    indent, example = match[1], _DIRECTIVE.sub("", match[0]).rstrip("\n")
+    indent, example = match[1], match[0].rstrip("\n")
     return f"{indent}```pycon\n{example}\n{indent}```\n"

@@ -147,6 +147,9 @@ class CutMix(_BetaMixing):
 class OneOf(MixingTransform):
     """One of several transforms, chosen with equal probability: per batch, or per pair if they are `per_pair`.
 
+    >>> mix = shardflow.device.OneOf([shardflow.device.MixUp(alpha=0.2), shardflow.device.CutMix()])
+    >>> images, targets = mix(images, labels, keys)  # a `MixedTargets`
+
     Args:
         transforms: `MixUp` and `CutMix`, one or more, with the same `num_classes`, `label_smoothing` and `per_pair`.
 

@@ -32,7 +32,8 @@ _Views = tuple[torch.Tensor, ...]
 class CropDecoder(Decoder):
     """A decoder whose images are the crops that it plans, all of one size; a subclass needs only a `plan`.
 
-    >>> class LeftHalf(shardflow.decoders.CropDecoder):  # doctest: +SKIP
+    >>> from shardflow.decoders import CropDecoder, Crops
+    >>> class LeftHalf(CropDecoder):
     ...     def plan(self, epoch, shape, sizes, keys):
     ...         box = np.stack([0 * sizes[:, 0], 0 * sizes[:, 0], sizes[:, 0] // 2, sizes[:, 1]], axis=1)
     ...         return Crops.of(sizes, box=np.maximum(box, (0, 0, 1, 1)), resized=(112, 224), size=(112, 224))

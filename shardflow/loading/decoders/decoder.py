@@ -107,8 +107,10 @@ class Decoder(ABC):
     To choose only crops, see `CropDecoder`. A decoder is made once, and copied to the worker processes. An image that
     does not decode fails alone: the others are not affected.
 
-    >>> class Thumbnails(shardflow.decoders.Decoder):  # doctest: +SKIP
-    ...     def decode(self, payloads, crops, out):
+    >>> from shardflow.decoders import Decoder, Padding, Payloads
+    >>> class Thumbnails(Decoder):
+    ...     padding = Padding(pad_to_multiple_of=32)
+    ...     def decode(self, payloads: Payloads, crops, out):
     ...         for index, file in enumerate(payloads.files):
     ...             out[index] = my_decoder(file)       # a uint8 tensor [3, H, W]
     ...         return {}

@@ -21,12 +21,11 @@ class MultiView(CropDecoder):
     View v of a sample has the pixels that its decoder gives that sample with the key of view v, bit by bit; view 0
     those that its decoder gives without the others.
 
-    >>> views = [shardflow.decoders.RandomResizedCrop(224)] * 2  # doctest: +SKIP
-    >>> views += [shardflow.decoders.RandomResizedCrop(96, scale=(0.05, 0.25))] * 8  # doctest: +SKIP
-    >>> decoder = shardflow.decoders.MultiView(views)  # doctest: +SKIP
-    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder)                           # doctest: +SKIP
+    >>> views = [shardflow.decoders.RandomResizedCrop(224)] * 2
+    >>> views += [shardflow.decoders.RandomResizedCrop(96, scale=(0.05, 0.25))] * 8
+    >>> decoder = shardflow.decoders.MultiView(views)
+    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder)
     >>> for (one, other, *small), labels in loader: ...     # uint8 [64, 3, 224, 224], ... [64, 3, 96, 96]
-    ...     # doctest: +SKIP
 
     Source: ten crops of two sizes are those of Caron et al., "Emerging properties in self-supervised vision
     transformers" (DINO), 2021.

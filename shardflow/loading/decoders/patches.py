@@ -35,9 +35,9 @@ class Patches(CropDecoder):
     - "bin": int64 [B], the number of each sample's bin in the batch.
     - "image_size": int64 [B, 2], height and width of the images in pixels.
 
-    >>> sampler = shardflow.samplers.TokenBudget(8192, patch=16)  # doctest: +SKIP
-    >>> fields = ("image", "cu_seqlens", "positions", "label")  # doctest: +SKIP
-    >>> loader = shardflow.Loader(url, batch_size=4, sampler=sampler, fields=fields)  # doctest: +SKIP
+    >>> sampler = shardflow.samplers.TokenBudget(8192, patch=16)
+    >>> fields = ("image", "cu_seqlens", "positions", "label")
+    >>> loader = shardflow.Loader(url, batch_size=4, sampler=sampler, fields=fields)
 
     Args:
         patch: Height and width of a patch in pixels, which divides that of the sampler.

@@ -34,8 +34,8 @@ class Raw(Decoder):
         max_pixels: As for `RandomResizedCrop`. Images that are too large are failures here already, so that the
             loader's `max_errors` counts them. Give the crop of `DecodeJpeg` the same limit.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())  # doctest: +SKIP
-    >>> batches = shardflow.device.Prefetcher(loader, "cuda", [shardflow.device.DecodeJpeg()])  # doctest: +SKIP
+    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())
+    >>> batches = shardflow.device.Prefetcher(loader, "cuda", [shardflow.device.DecodeJpeg()])
     """
 
     rows_are_images = False

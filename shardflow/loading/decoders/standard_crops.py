@@ -109,9 +109,9 @@ class Cover(CropDecoder):
 
     `samplers.AspectBuckets` decides which shape a batch has, and implies this decoder.
 
-    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])  # doctest: +SKIP
-    >>> decoder = shardflow.decoders.Cover(hflip=0)  # doctest: +SKIP
-    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder, sampler=buckets)             # doctest: +SKIP
+    >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])
+    >>> decoder = shardflow.decoders.Cover(hflip=0)
+    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder, sampler=buckets)
 
     Args:
         random: Crop at random along the side that is too long; otherwise in the middle.

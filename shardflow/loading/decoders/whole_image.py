@@ -19,9 +19,9 @@ from .pixels import PixelSource, decode_image, jpeg_decoder
 class Image(Decoder):
     """Whole images as they are. Those of a batch have one size, perhaps by the loader's `transform`, or are padded.
 
-    >>> decoder = shardflow.decoders.Image(pad_to_multiple_of=32)  # doctest: +SKIP
-    >>> fields = ("image", "pixel_mask", "image_size", "boxes")                                       # doctest: +SKIP
-    >>> loader = shardflow.Loader(url, batch_size=16, decoder=decoder, fields=fields)                 # doctest: +SKIP
+    >>> decoder = shardflow.decoders.Image(pad_to_multiple_of=32)
+    >>> fields = ("image", "pixel_mask", "image_size", "boxes")
+    >>> loader = shardflow.Loader(url, batch_size=16, decoder=decoder, fields=fields)
 
     Args:
         pad_to_multiple_of: Pad with zeros at the right and at the bottom, after the transform. The size is the largest

@@ -83,7 +83,7 @@ class Coco(SourceKind):
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack("coco/annotations/instances_train2017.json", "coco512/", preset="fine")  # doctest: +SKIP
+        >>> shardflow.pack("coco/annotations/instances_train2017.json", "coco512/", preset="fine")
     """
 
     images: str | os.PathLike[str] | None = None

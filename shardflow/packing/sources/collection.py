@@ -58,8 +58,8 @@ class Collection:
             dataset or the samples name.
 
     Example:
-        >>> source = shardflow.sources.Collection(dataset, image="photo", label="species")  # doctest: +SKIP
-        >>> shardflow.pack(source, "out/")  # doctest: +SKIP
+        >>> rows = [{"photo": Image.new("RGB", (300, 400)), "species": "newt"}]
+        >>> report = shardflow.pack(shardflow.sources.Collection(rows, image="photo", label="species"), "out/")
     """
 
     samples: Any

@@ -88,7 +88,7 @@ class Folder(SourceKind):
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack(shardflow.sources.Folder("photos/", parts=("txt",)), "photos256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Folder("photos/", parts=("txt",)), "out/")
     """
 
     parts: tuple[str, ...] | None = None

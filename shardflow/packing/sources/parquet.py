@@ -86,7 +86,7 @@ class Parquet(SourceKind):
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack(shardflow.sources.Parquet("hf://datasets/ethz/food101"), "food256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Parquet("hf://datasets/ethz/food101"), "food256/")
     """
 
     image: str | None = None

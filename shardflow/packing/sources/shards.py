@@ -62,7 +62,7 @@ class Shards(SourceKind):
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack(shardflow.sources.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Shards("laion/{00000..00099}.tar"), "laion256/")
     """
 
     @staticmethod

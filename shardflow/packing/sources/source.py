@@ -96,7 +96,11 @@ def describe_skipped(skipped: Iterable[Quarantined]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SourceKind(abc.ABC):
-    """A kind of source that a path or URL can name. Nothing is read before `list`."""
+    """A kind of source that a path or URL can name. Nothing is read before `list`.
+
+    >>> with shardflow.sources.Folder("photos/").list() as source:
+    ...     inputs = {split: len(items) for split, items in source.splits.items()}
+    """
 
     url: str | os.PathLike[str]
     _: KW_ONLY

@@ -85,7 +85,7 @@ class Table(SourceKind):
         storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
 
     Example:
-        >>> shardflow.pack(shardflow.sources.Table("photos.csv", label="species"), "photos256/")  # doctest: +SKIP
+        >>> shardflow.pack(shardflow.sources.Table("photos.csv", label="species"), "out/")
     """
 
     image: str | None = None

@@ -62,7 +62,7 @@ class Voc(SourceKind):
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack("VOCdevkit/VOC2012", "voc512/", preset="fine")  # doctest: +SKIP
+        >>> shardflow.pack("VOCdevkit/VOC2012", "voc512/", preset="fine")
     """
 
     @staticmethod

@@ -56,7 +56,7 @@ class Yolo(SourceKind):
         storage_options: Options of fsspec's file system.
 
     Example:
-        >>> shardflow.pack("coco8/data.yaml", "coco8-512/", preset="fine")  # doctest: +SKIP
+        >>> shardflow.pack("coco8/data.yaml", "coco8-512/", preset="fine")
     """
 
     @staticmethod
