@@ -7,6 +7,7 @@ whose numbers other writers wrote in other forms ("007"), are read.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterator
 
@@ -35,20 +36,33 @@ def read_labels(split: Split, classes: int, progress: OnShard = None) -> Iterato
         IntegrityError: A label that had to be read is damaged, or is not a label.
         StoreError: A shard cannot be read.
     """
-    for shard, numbers in _by_shard(split, classes, progress):
-        for record, number in enumerate(numbers.tolist()):
-            yield (number,) if number >= 0 else () if number == _NONE else record_labels(split, shard, record)
+    for counts, labels in shard_labels(split, classes, progress):
+        remaining = iter(labels.tolist())
+        for count in counts.tolist():
+            yield tuple(itertools.islice(remaining, count))
 
 
-def single_classes(split: Split, classes: int, progress: OnShard = None) -> npt.NDArray[np.int32]:
-    """Return the class of each sample, int32 [N]; -1 for none or several. Arguments and errors: see `read_labels`."""
-    found = [np.empty(0, dtype=np.int32)]
-    for shard, numbers in _by_shard(split, classes, progress):
-        for record in np.flatnonzero(numbers == _UNKNOWN).tolist():
-            labels = record_labels(split, shard, record)
-            numbers[record] = labels[0] if len(labels) == 1 else _NONE
+def single_classes(split: Split, classes: int, progress: OnShard = None) -> npt.NDArray[np.int64]:
+    """Return the class of each sample, int64 [N]; -1 for none or several. Arguments and errors: see `read_labels`."""
+    found = [np.empty(0, dtype=np.int64)]
+    for counts, labels in shard_labels(split, classes, progress):
+        numbers = np.full(len(counts), _NONE, dtype=np.int64)
+        numbers[counts == 1] = labels[np.cumsum(counts)[counts == 1] - 1]
         found.append(numbers)
     return np.concatenate(found)
+
+
+def shard_labels(
+    split: Split, classes: int, progress: OnShard = None
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Yield for each shard the number of classes of each sample, and their classes in one array: see `read_labels`."""
+    for shard, numbers in _by_shard(split, classes, progress):
+        counts, labels = (numbers >= 0).astype(np.int64), numbers[numbers >= 0].astype(np.int64)
+        if len(unknown := np.flatnonzero(numbers == _UNKNOWN)):
+            read = [record_labels(split, shard, record) for record in unknown.tolist()]
+            places, counts[unknown] = np.cumsum(counts)[unknown], [len(each) for each in read]
+            labels = np.insert(labels, np.repeat(places, counts[unknown]), [label for each in read for label in each])
+        yield counts, labels
 
 
 def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:

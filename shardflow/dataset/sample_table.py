@@ -10,7 +10,6 @@ NaN in it, and where it divides by 0.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
 from shardflow.errors import ConfigError, DatasetExistsError
@@ -30,7 +30,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.staging import temporary_staging
 from shardflow.storage.urls import remote_options, split_name, strip_file_scheme
 
-from .class_labels import read_labels
+from .class_labels import shard_labels
 from .column_files import Values, check_installed, no_values, to_arrow
 from .open_dataset import Split, open_dataset
 from .selection import Mask
@@ -208,9 +208,7 @@ def sample_tables(
     import pyarrow as pa
 
     schema, first = _empty(split, names).schema, 0
-    labels: Iterator[tuple[int, ...]] = iter(())
-    if classes is not None and {"class", "classes"} & set(names):
-        labels = read_labels(split, len(classes))
+    labels = None if classes is None else shard_labels(split, len(classes))
     for shard, entry in enumerate(split.shards):
         known: dict[str, Any] = {"split": [split.name] * entry.samples, "shard": [entry.name] * entry.samples}
         known["number"] = np.arange(first, first + entry.samples)
@@ -219,8 +217,10 @@ def sample_tables(
             keys = shard_keys(split, shard)
             known["key"] = [key.encode(errors="backslashreplace").decode() for key in keys]  # may not be UTF-8
         if {"class", "classes"} & set(names):
-            known |= _classes(list(itertools.islice(labels, entry.samples)), classes or (), entry.samples)
-            if is_condition and "class" in names and any(len(each) > 1 for each in known["classes"]):
+            nothing = np.zeros(entry.samples, dtype=np.int64), np.empty(0, dtype=np.int64)
+            counts, numbers = nothing if labels is None else next(labels)
+            known |= _classes(counts, numbers, classes or ())
+            if is_condition and "class" in names and (counts > 1).any():
                 remedy = "write list_contains(classes, 'cat')"
                 raise ConfigError(f"samples of {entry.name} have several classes, so `class` is not one; {remedy}")
         if {"width", "height", "bytes"} & set(names):
@@ -246,10 +246,14 @@ def shard_keys(split: Split, number: int) -> list[str]:
     return keys
 
 
-def _classes(labels: Sequence[tuple[int, ...]], classes: Sequence[str], samples: int) -> dict[str, Any]:
-    """Return the class of each sample, and all its classes; none for samples without labels."""
-    names = [[classes[label] for label in each if label < len(classes)] for each in labels or [()] * samples]
-    return {"class": [each[0] if len(each) == 1 else None for each in names], "classes": names}
+def _classes(counts: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the class of each sample, and all its classes; null and none for samples without labels."""
+    import pyarrow as pa
+
+    named = pa.array(classes, pa.string()).take(pa.array(labels, mask=labels >= len(classes)))
+    ends = np.cumsum(counts)
+    one = named.take(pa.array(np.maximum(ends - 1, 0), mask=counts != 1))
+    return {"class": one, "classes": pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), named)}
 
 
 def _of_index(split: Split, shard: int) -> dict[str, Any]:

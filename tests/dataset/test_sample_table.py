@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from PIL import Image
 import shardflow as sf
 from shardflow.dataset.sample_table import select
 from shardflow.errors import ConfigError, DatasetExistsError
+from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
 from tests.helpers.examples import examples
 from tests.helpers.folders import encoded, image_folder, turned
-from tests.helpers.making import jpeg, make_dataset, write_dataset
+from tests.helpers.making import jpeg, make_dataset, write_dataset, write_tables
 from tests.helpers.tars import write_tar
 
 SPLITS = {"train": [4, 3], "val": [2]}
@@ -221,6 +223,31 @@ def test_weights_with_a_condition(dataset: Path) -> None:
     assert drawn(2, "score >= 0.5") == [2, 2, 3, 3, 4, 4]
     assert drawn("balanced", "score >= 0.5") == [2, 3, 4]
     assert drawn({"class1": 3, "class2": 0}, "number < 4") == [0, 1, 1, 1, 3]
+
+
+def test_a_million_samples_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condition over a million samples reads the files that it needs once, and selects what numpy does.
+
+    Tars, and the files of a column that it does not name, do not exist here.
+    """
+    pytest.importorskip("duckdb")
+    facts = write_tables(tmp_path / "set", shards=20, samples=50_000)
+    reads, read = Counter[str](), LocalStorage.read
+
+    def counted(storage: LocalStorage, name: str, **options: Any) -> bytes:
+        reads[name.partition(".")[2]] += 1
+        return read(storage, name, **options)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    split = sf.open(tmp_path / "set")["train"]
+    expected = (facts["score"] > 0.5) & (facts["width"] >= 512)
+    assert np.array_equal(select(split, None, "score > 0.5 and width >= 512"), expected)
+    assert (len(expected), reads) == (1_000_000, {"json": 1, "score.parquet": 20, "npy": 20})
+    reads.clear()
+    assert np.array_equal(
+        select(split, [f"c{n}" for n in range(10)], "class in ('c3', 'c7')"), np.isin(facts["class"], (3, 7))
+    )
+    assert reads == {"npy": 20}
 
 
 def test_the_table_has_all_that_is_known(dataset: Path) -> None:

@@ -6,14 +6,17 @@ import functools
 import hashlib
 import io
 import itertools
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
+from shardflow.dataset.column_files import FilesOfColumn, Values
 from shardflow.formats import quarantine, shard_index, ustar
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.manifest import FILE_NAME, Manifest, from_bytes
@@ -109,6 +112,36 @@ def make_dataset(
     most = max(sum(sizes) for sizes in splits.values())
     classes = tuple(f"class{n}" for n in range(most)) if labelled else None
     return write_dataset(root, shards, classes=classes, inputs=most)
+
+
+def write_tables(root: Path, shards: int, samples: int) -> dict[str, npt.NDArray[Any]]:
+    """Write a dataset of indexes and a column of scores, without tars; return class, width and score of each sample.
+
+    Its manifest names another column, "absent", whose files do not exist.
+    """
+    rng, total = np.random.default_rng(0), shards * samples
+    facts: dict[str, npt.NDArray[Any]] = {"class": rng.integers(0, 10, total), "width": rng.integers(256, 1024, total)}
+    facts["score"] = rng.random(total, dtype=np.float32)
+    names = tuple(f"c{n}" for n in range(10))
+    checksums = np.array([zlib.crc32(b"%d" % n) for n in range(10)], dtype=np.uint32)
+    storage, column, entries = LocalStorage(root), FilesOfColumn("score", "float32"), []
+    for number in range(shards):
+        here = slice(number * samples, (number + 1) * samples)
+        rows = np.zeros((samples, 2), shard_index.DTYPE)
+        rows["record"], rows["part"] = np.arange(samples)[:, None], (b"cls", b"jpg")
+        rows["size"], rows["crc32"][:, 0] = (1, 900), checksums[facts["class"][here]]
+        rows["width"][:, 1], rows["height"][:, 1] = facts["width"][here], 256
+        index = shard_index.to_bytes(rows.reshape(-1))
+        sealed = {"sha256": "0" * 64, "index_sha256": hashlib.sha256(index).hexdigest()}
+        shard = Shard(name=f"train/{number:06}.tar", samples=samples, bytes=3072 * samples, **sealed)
+        values = Values(facts["score"][here], np.ones(samples, dtype=np.bool_))
+        for name, data in ((shard.index_name, index), column.add("train", shard, values)):
+            storage.put(name, data)
+        entries.append(shard)
+    columns = {"score": column.column(), "absent": replace(column.column(), stem="absent")}
+    made = Manifest(splits={"train": tuple(entries)}, inputs=total, classes=names, columns=columns)
+    storage.put(FILE_NAME, made.to_bytes(), new=True)
+    return facts
 
 
 def _sample(number: int, labelled: bool, undecodable: bool) -> Sample:

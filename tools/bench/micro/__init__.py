@@ -14,6 +14,7 @@
     views       several crops of each image, beside torchvision                        docs/performance.md
     annotations images with their boxes or masks, beside torchvision                   docs/performance.md
     detection   the mAP of a small detector, compared with torchvision's recipe
+    conditions  selecting among a million samples                                      docs/columns.md
     columns     samples with an embedding from a column                                docs/performance.md
     tokens      planning bins of tokens, and loading them, beside padding and buckets    docs/performance.md
     encoded     handing over encoded files instead of crops                            docs/performance.md
@@ -45,6 +46,7 @@ ROUNDS |= {
     "handover": 5,
     "ranks": 1,
     "columns": 3,
+    "conditions": 3,
     "tokens": 3,
 }
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
@@ -83,7 +85,7 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         elif what == "packing":
             tables = _call("packing.measure", inputs=options.inputs, folder=options.output)
         else:
-            data = {} if what in ("resume", "ranks") else {"url": _dataset(options)}
+            data = {} if what in ("resume", "ranks", "conditions") else {"url": _dataset(options)}
             tables = _call(f"{what}.measure", rounds=rounds, **data)
         (options.output / f"{what}.md").write_text(tables)
         print(f"{what}\n\n{tables}", flush=True)
