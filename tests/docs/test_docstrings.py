@@ -32,11 +32,13 @@ from tests.packing.sources.test_voc import write_set as write_voc
 from tests.packing.sources.test_yolo import write_set as write_yolo
 
 CLASSES = ("cat", "dog", "kitten")
+SPACES: list[Any] = [shardflow, *(getattr(shardflow, name) for name in shardflow.__all__)]
 NAMES = {
     f"{space.__name__}.{name}": value
-    for space in (shardflow, *filter(inspect.ismodule, (getattr(shardflow, each) for each in shardflow.__all__)))
-    for name in getattr(space, "__all__", ())
-    if not inspect.ismodule(value := getattr(space, name)) and space.__name__ != "shardflow.errors"
+    for space in SPACES
+    if inspect.ismodule(space) and space is not shardflow.errors
+    for name in space.__all__
+    if not inspect.ismodule(value := getattr(space, name))
 }
 
 
@@ -44,7 +46,8 @@ NAMES = {
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the examples read: `photos/`, packed as `photos256`, with and without columns, and smaller sources."""
     folder = tmp_path_factory.mktemp("material")
-    with contextlib.chdir(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         for number in range(280):
             path = Path("photos", "train" if number < 264 else "val", CLASSES[number % 3], f"{number:04}.jpg")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,9 @@ def _scores() -> pd.DataFrame:
     train = shardflow.open("photos256")["train"]
     keys = [f"train:{sample['__key__']}" for sample in train]
     scores = np.linspace(0, 1, len(keys))
-    return pd.DataFrame({"key": keys, "file": train.sources(), "score": scores, "caption": "a cat on the left"})
+    caption = "a cat on the left"
+    table: pd.DataFrame = pd.DataFrame({"key": keys, "file": train.sources(), "score": scores, "caption": caption})
+    return table
 
 
 def _returned(value: Any) -> Iterator[Any]:
