@@ -37,7 +37,7 @@ NAMES = {
     f"{space.__name__}.{name}": value
     for space in SPACES
     if inspect.ismodule(space) and space is not shardflow.errors
-    for name in space.__all__
+    for name in vars(space)["__all__"]
     if not inspect.ismodule(value := getattr(space, name))
 }
 
