@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
-from shardflow.errors import ConfigError, IntegrityError
+from shardflow.errors import ConfigError, IntegrityError, ShardflowError
 from shardflow.formats.columns import TEXT, Column, ColumnFile, ColumnFiles, file_name, parse_kind
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_table import ShardTable
@@ -34,6 +34,9 @@ MOST_VALUES = 1 << 29
 
 MAX_TABLE_BYTES = 1 << 36
 """The most bytes of a table behind a URL, which is read into memory."""
+
+MAX_TABLE_ROWS = 1 << 28
+"""The most rows of a Parquet table: memory for as many is asked for before the first is read."""
 
 _KEPT_BYTES = 1 << 30  # of the files whose values a process keeps
 _OURS = b"shardflow"
@@ -105,9 +108,9 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
         raise ConfigError(f"{shown} is neither a path nor a table: no method __arrow_c_stream__ (Arrow PyCapsule)")
     try:
         found = _read_file(table, key, wanted, options) if isinstance(table, (str, os.PathLike)) else pa.table(table)
-    except ConfigError:
+    except ShardflowError:
         raise
-    except (pa.ArrowException, ValueError, TypeError) as error:  # of a table of pandas too
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:  # of a table of pandas too
         raise ConfigError(f"{shown} is not a readable table: {error}") from error
     names = found.column_names
     if lacking := [name for name in wanted or [key] if name not in names]:
@@ -139,6 +142,8 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
     kind = os.path.splitext(name)[1].lower()
     if kind == ".parquet":
         opened = parquet.ParquetFile(file)
+        if (rows := _rows(opened.metadata)) > MAX_TABLE_ROWS:
+            raise ConfigError(f"{name} has {rows:,} rows; {MAX_TABLE_ROWS:,} are the most: divide it")
         return opened.read(None if wanted is None else [each for each in wanted if each in opened.schema_arrow.names])
     if kind in (".csv", ".tsv"):
         # Keys such as 000000042 are text, whatever they look like.
@@ -160,6 +165,14 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
                 raise ConfigError(f"{message}; write them as text")
         return found
     raise ConfigError(f"{name} is not a table by its name; expected .parquet, .csv, .tsv or .jsonl")
+
+
+def _rows(metadata: Any) -> int:
+    """Return the rows of a Parquet file; ValueError if its groups have others, for which pyarrow would allocate."""
+    rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
+        raise ValueError(f"its footer says {metadata.num_rows:,} rows, and {sum(rows):,} in its groups")
+    return sum(rows)
 
 
 def _with_codes(found: Any, texts: Any) -> Any:
@@ -293,7 +306,7 @@ def decode(data: bytes, name: str, kind: str, samples: int) -> Values:
         file = parquet.ParquetFile(pa.BufferReader(data))
         groups = [file.metadata.row_group(number).column(0) for number in range(file.metadata.num_row_groups)]
         is_plain = all(each.compression == "UNCOMPRESSED" and _ENCODINGS.issuperset(each.encodings) for each in groups)
-        counts = file.metadata.num_rows, sum(each.num_values for each in groups)
+        counts = _rows(file.metadata), sum(each.num_values for each in groups)
         if not is_plain or counts[0] != samples or counts[1] > samples * (width or 1):
             raise IntegrityError(f"it is not a column of {samples} samples")
         column = file.read([name], use_threads=False).column(0)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import shardflow as sf
+from shardflow.dataset.column_files import decode, load_table
 from shardflow.dataset.tar_file import open_tar
-from shardflow.errors import ConfigError, DecodeError, FormatError, PackIncompleteError, TarError
+from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, PackIncompleteError, TarError
 from shardflow.formats import quarantine, receipt, shard_index, ustar
 from shardflow.formats.labels import MAX_LABEL_BYTES, parse_labels
 from shardflow.formats.manifest import Manifest
@@ -28,6 +31,7 @@ from shardflow.storage.remote import RemoteStorage
 from tests.formats.test_receipt import example
 from tests.helpers import bombs
 from tests.helpers.folders import image_folder, photo, quarantined, write_tree
+from tests.helpers.making import make_dataset
 from tests.helpers.tars import TarInMemory, plain_tar
 from tests.helpers.warm_python import python
 
@@ -193,6 +197,75 @@ def parse_lists() -> None:
     bombs.enter_limits(MEMORY_BYTES // 2)
     line = b'{"path":"ab","stage":"","reason":"cd"}\n'
     assert len(quarantine.from_bytes(line * (quarantine.MAX_BYTES // 5 // len(line)))) > 600_000
+
+
+ROWS = 130  # two bytes as a number of Thrift's compact protocol, which nothing else in the footers has
+LIES = (-1, ROWS + 1, 1 << 29, 1 << 33, 1 << 62)
+
+
+def footers_that_lie(data: bytes) -> Iterator[bytes]:
+    """Yield a Parquet file with other numbers in one of the places of its footer that say its rows, and in all."""
+    end = len(data) - 8
+    begin = end - int.from_bytes(data[end : end + 4], "little")
+    pieces = data[begin:end].split(b"\x16" + thrift_number(ROWS))
+    for places in [*({place} for place in range(1, len(pieces))), set(range(1, len(pieces)))]:
+        for lie in LIES:
+            numbers = [thrift_number(lie if place in places else ROWS) for place in range(1, len(pieces))]
+            pairs = zip(numbers, pieces[1:], strict=True)
+            footer = pieces[0] + b"".join(b"\x16" + number + piece for number, piece in pairs)
+            yield data[:begin] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+def thrift_number(number: int) -> bytes:
+    """Return a number in Thrift's compact protocol: zigzag, and 7 bits a byte."""
+    left, digits = (number << 1) ^ (number >> 63), bytearray()
+    while left > 127:
+        digits.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*digits, left])
+
+
+def test_footers_that_lie(tmp_path: Path) -> None:
+    """Parquet files whose footers say rows, or values, that there are not are refused before memory is asked for.
+
+    Those are tables of columns, tables of images, and the files of columns, of which a manifest can have the SHA-256.
+    """
+    dataset = make_dataset(tmp_path / "set", [ROWS])
+    keys = [f"{n:09}" for n in range(ROWS)]
+    table = pa.table({"key": keys, "vec": pa.array([[n, n] for n in range(ROWS)], pa.list_(pa.float32(), 2))})
+    pq.write_table(table, tmp_path / "table.parquet")
+    images = pa.table({"jpg": [key.encode() for key in keys], "label": [n % 3 for n in range(ROWS)]})
+    pq.write_table(images, tmp_path / "images.parquet")
+    sf.columns.add(dataset, tmp_path / "table.parquet", key="key")
+    run_alone("read_footers_that_lie", tmp_path)
+
+
+def read_footers_that_lie(root: str) -> None:
+    """Read each of them."""
+    dataset, file = Path(root, "set"), Path(root, "forged/lie.parquet")
+    file.parent.mkdir()
+    table, images, column = (
+        Path(root, name).read_bytes() for name in ("table.parquet", "images.parquet", "set/train/000000.vec.parquet")
+    )
+    sf.open(dataset)["train"].column("vec")
+    bombs.enter_limits(MEMORY_BYTES)
+    doors: dict[str, tuple[bytes, Callable[[], object]]] = {
+        "table": (table, lambda: load_table(file, "key", None, None).columns["vec"][1].to_pylist()),
+        "images": (images, lambda: [[n, n] for n in range(len(sf.sources.Parquet(str(file)).list().splits["train"]))]),
+        "column": (column, lambda: decode(file.read_bytes(), "vec", "float32[2]", ROWS).values.tolist()),
+    }
+    for door, (data, read) in doors.items():
+        refused = []
+        for forged in footers_that_lie(data):
+            file.write_bytes(forged)
+            try:
+                assert read() == [[n, n] for n in range(ROWS)]  # what the footer says there is not used
+            except (ConfigError, IntegrityError) as error:
+                refused.append(str(error))
+        assert len(refused) >= len(LIES)
+        assert not [
+            reason for reason in refused if "malloc" in reason or ("lie.parquet" not in reason) != (door == "column")
+        ]
 
 
 def test_what_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
