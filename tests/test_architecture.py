@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2470,
-    "dataset": 6160,
+    "dataset": 6170,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
