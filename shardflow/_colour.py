@@ -9,8 +9,8 @@ Colours with an embedded ICC profile are converted to sRGB, which models expect;
 there are fewer pixels. Little CMS converts them, relative colorimetric, with black point compensation; colours outside
 of sRGB are clipped. Profiles of three curves and a matrix, which most are, take a tenth of its time in the native
 kernel: integers, so that numpy computes the same without it, and never more than a level from Little CMS. A profile
-that changes no colour, as the sRGB profile that most cameras write, is recognised by that, whatever its name. One that
-is broken, or meant for pixels of another kind, is ignored, as viewers do.
+that changes no colour, such as most cameras' sRGB profile, is recognised by that, under any name. One that is broken,
+or meant for pixels of another kind, is ignored, as viewers do.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callabl
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Check that an optional argument is None or callable, and no class whose objects are to be called."""
+    """Check that an optional argument is None or callable, and not a class whose objects are callable."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be callable, found {value!r}")
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):

@@ -26,7 +26,7 @@ def size_text(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in which all that is not printable stands as in a Python string: "\\x1b", "\\n", "\\u202e"."""
+    """Return a text with all that is not printable escaped as in a Python string: "\\x1b", "\\n", "\\u202e"."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

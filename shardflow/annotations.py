@@ -1,4 +1,4 @@
-"""Annotations: what parts of a sample mean, for packing, and how loading follows crops and transforms with them."""
+"""Annotations: the meaning of a sample's parts, for packing, and how they follow crops and transforms when loading."""
 
 from typing import TYPE_CHECKING
 

@@ -41,7 +41,7 @@ class ShardflowError(Exception):
     Attributes:
         shard: Path or URL of the shard in which it happened; None where that is not known.
         key: Key of the sample with which it happened; None where that is not known.
-        exit_code: What the command line exits with.
+        exit_code: The exit code of the command line.
     """
 
     exit_code = 1
@@ -62,7 +62,7 @@ class ShardflowError(Exception):
 
 
 class ConfigError(ShardflowError, ValueError):
-    """An argument or an option is wrong, alone or together with others.
+    """An argument or an option is wrong, or does not fit the others.
 
     The message names it and the values that are allowed. Correct the call.
     """
@@ -129,7 +129,8 @@ class TransientError(StoreError):
 
 
 class DeadlineError(StoreError, TimeoutError):
-    """A wait for storage or another process reached its limit. The message names what did not answer."""
+    """A wait for storage or another process reached its limit. The message names the server or file that did not
+    answer."""
 
 
 class SampleError(ShardflowError, ValueError):
@@ -153,7 +154,7 @@ class TooLargeError(SampleError):
 
 
 class WorkerError(ShardflowError, RuntimeError):
-    """A worker process died, for lack of memory in most cases. The message names what it worked on."""
+    """A worker process died, for lack of memory in most cases. The message names the samples that it worked on."""
 
 
 class PackIncompleteError(ShardflowError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Reports: what packing, verifying, comparing and copying a dataset return."""
+"""Reports: the results of packing, verifying, comparing and copying a dataset."""
 
 from typing import TYPE_CHECKING
 

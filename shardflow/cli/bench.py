@@ -30,8 +30,8 @@ def bench(
 ) -> int:
     """Measure the throughput of a loader, and compare it with the decode baseline of this machine.
 
-    The decode baseline is the rate of processes that decode the same images and do nothing else, measured at the same
-    time. With --step-ms the exit code is 1 if a model with that training step would wait for data.
+    The decode baseline is the rate of processes that only decode the same images, measured at the same time. With
+    --step-ms the exit code is 1 if a model with that training step would wait for data.
 
     \b
     Examples:

@@ -49,8 +49,8 @@ def columns() -> None:
 def add(url: str, table: str, only: list[str] | None, to: str | None, **settings: Any) -> None:
     """Add columns of TABLE, a Parquet, CSV, TSV or JSON lines file or its URL, to DATASET.
 
-    Numbers, texts, and lists of numbers of one length can be added. Samples without a row have no value. Where DATASET
-    belongs to someone else, --to keeps the columns in your own place. If stopped, run the same command again.
+    Numbers, texts, and lists of numbers of one length can be added. Samples without a row have no value. If DATASET is
+    another team's, --to keeps the columns in a place of yours. If stopped, run the same command again.
 
     \b
     Examples:

@@ -36,7 +36,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
     """Add the new images of SRC to the dataset at DST, as new shards.
 
     They are packed like the rest of the dataset. An input is new if its path below SRC is new. If the path is known and
-    the content differs, --on-conflict decides; it also adds inputs of which most are known under other names. At the
+    the content differs, --on-conflict decides; it also adds inputs that are mostly known under other names. At the
     end DST becomes a new version in one step; the old version can still be opened by its fingerprint. Run the same
     command again to resume.
 

@@ -34,7 +34,7 @@ _OPERATIONS = {
 
 @contextlib.contextmanager
 def resumable() -> Iterator[None]:
-    """Say how to resume if the body, which keeps what it has finished, is stopped."""
+    """Say how to resume if the body, which keeps its finished work, is stopped."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -53,7 +53,8 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
-    """Print a line for each name and text, with the names in a column of this width; none where there is no text."""
+    """Print a line for each name and text, with the names in a column of this width; lines without text are left
+    out."""
     for name, text in lines:
         if text:
             say(f"{name:{width}}{text}")
@@ -68,7 +69,7 @@ def print_result(value: Any, lines: Iterable[tuple[str, Any]], width: int, *, as
 
 
 def skipped_text(skipped: Sequence[Quarantined]) -> str:
-    """Return which images are of a kind that is not read, and what to do about them; "" if there are none."""
+    """Return the images of kinds that are not read, and the remedy; "" if there are none."""
     return f"{describe_skipped(skipped)}; or leave them out with --max-errors {len(skipped)}" if skipped else ""
 
 

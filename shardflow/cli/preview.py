@@ -73,8 +73,8 @@ def preview(
     The samples are spread evenly over the split and read one by one: no whole shard of a remote dataset is fetched. The
     page is one file that works offline.
 
-    With --loader, pixels and annotations are those of training in each epoch, before padding, batch_transform and
-    transforms on a device.
+    With --loader, pixels and annotations are exactly those of training in each epoch, before padding, batch_transform
+    and transforms on a device.
 
     \b
     Examples:

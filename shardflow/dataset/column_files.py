@@ -1,7 +1,7 @@
 """Files of columns: their bytes, and the reader of those of a split. All that a dataset does with pyarrow is here.
 
 The files are Parquet without compression and dictionaries. So reading one never takes much more memory than it has
-bytes, whoever wrote it.
+bytes, even if it is forged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_VALUES = 1 << 29
 """The most values of a column for one shard, which are read at once."""
 
 MAX_TABLE_BYTES = 1 << 36
-"""The most bytes of a table behind a URL, which is read into memory."""
+"""The most bytes of a remote table, which is read into memory."""
 
 MAX_TABLE_ROWS = 1 << 28
 """The most rows of a Parquet table: memory for as many is asked for before the first is read."""
@@ -146,7 +146,7 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
             raise ConfigError(f"{name} has {rows:,} rows; {MAX_TABLE_ROWS:,} are the most: divide it")
         return opened.read(None if wanted is None else [each for each in wanted if each in opened.schema_arrow.names])
     if kind in (".csv", ".tsv"):
-        # Keys such as 000000042 are text, whatever they look like.
+        # Keys such as 000000042 are text, though they look like numbers.
         convert = csv.ConvertOptions(column_types={key: pa.string()})
         parse = csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True)
         found = csv.read_csv(file, None, parse, convert)
@@ -190,7 +190,7 @@ def _with_codes(found: Any, texts: Any) -> Any:
 
 
 def _is_rounded(values: Any, file: Any) -> bool:
-    """Return whether another whole number may have been written in place of a float, alone or in lists, of a file."""
+    """Return whether a file's floats, alone or in lists, may stand for other whole numbers."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -398,7 +398,7 @@ class ColumnReader:
         return self._columns[name].file(self._split, shard, self._shards[shard])
 
     def read_often(self, name: str, shard: int) -> Values:
-        """Return the values of the samples of a shard, and keep them in memory with those of others read lately."""
+        """Return the values of the samples of a shard, and keep them in memory with other shards read lately."""
         if (kept := self._kept.get((name, shard))) is not None:
             self._kept.move_to_end((name, shard))
             return kept[1]

@@ -86,8 +86,8 @@ def add(
 ) -> ColumnsReport:
     """Add columns of a table to a dataset, as a new version of it. Its tars are not touched.
 
-    A row belongs to the sample that its key names. Samples without a row have no value. After an error, or after the
-    process was killed, the dataset is what it was, and the same call continues; where all is there already, it returns.
+    A row belongs to the sample that its key names. Samples without a row have no value. After an error or a kill the
+    dataset is unchanged, and the same call continues; if all columns are there already, it returns.
 
     >>> shardflow.columns.add("photos256", "scores.parquet", key="key")
     >>> shardflow.columns.add("photos256", frame, path="file", only=["caption"])
@@ -101,16 +101,16 @@ def add(
             splits have the key.
         path: In place of `key`, the column with the paths of the images as they were packed.
         only: The columns to add; by default all others.
-        split: Add values to the samples of this split alone.
+        split: Add values only to the samples of this split.
         allow: "unmatched": rows that belong to no sample are left out. "repeated": of rows with the same key, the first
             counts. Otherwise they are refused.
         replace: Put columns in place of those that have the same names. Earlier versions keep theirs.
-        to: Make a virtual dataset with the columns here, and leave the dataset as it is: for one of others.
+        to: Make a virtual dataset with the columns here, and leave the dataset unchanged, for example another team's.
         storage_options: Options of fsspec's file systems, for those of `url`, `table` and `to` that are URLs.
         progress: Called after each shard whose columns were written.
 
     Raises:
-        NotFoundError: There is no dataset or table, or a receipt, which has the paths, is missing.
+        NotFoundError: The dataset, the table, or a receipt, which has the paths, is missing.
         ConfigError: An argument is wrong, the table does not fit the dataset, or pyarrow is missing.
         DatasetExistsError: Another process made a version meanwhile, or `to` holds a dataset.
         StoreError: A place cannot be read or written, or another process is writing there.
@@ -141,7 +141,7 @@ def compute(
 ) -> ColumnsReport:
     """Add a column that a function computes from a part or a column of each sample, such as the length of its text.
 
-    Every sample is read once, in order, in this process. After an error the dataset is what it was.
+    Every sample is read once, in order, in this process. After an error the dataset is unchanged.
 
     >>> def count(texts):
     ...     return [len(text.split()) for text in texts]
@@ -153,7 +153,7 @@ def compute(
         function: Takes a list with the values of a shard's samples: texts of a `.txt`, values of a `.json`, bytes of
             another part; numbers or texts of a column. Returns as many values; None for a sample without one.
         field: The part, such as "txt", or the column. Samples that lack it get no value, and are not in the list.
-        split: Compute the values of this split alone.
+        split: Compute values only for this split.
         replace, to, storage_options, progress: As for `add`.
 
     Raises:
@@ -203,12 +203,12 @@ def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np
 def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
     """Make a version of a dataset without some columns; return its fingerprint. Earlier versions keep them.
 
-    If it is without them, because another call has dropped them, nothing changes.
+    If an earlier call has dropped them, nothing changes.
 
     >>> fingerprint = shardflow.columns.drop("photos256", ["score"])
 
     Raises:
-        NotFoundError: There is no dataset.
+        NotFoundError: The dataset is missing.
         ConfigError: It has no such columns.
         DatasetExistsError: Another process made a version meanwhile.
         StoreError: The dataset cannot be read or written.

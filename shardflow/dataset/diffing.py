@@ -49,7 +49,7 @@ class Diff:
     Attributes:
         fingerprints: The fingerprints; they are equal if the datasets are.
         recipe: Setting → its two values, if they differ; None if a recipe lacks it.
-        annotations: What is declared, such as "boxes" → its two texts, if they differ; None if a dataset lacks it.
+        annotations: Declaration, such as "boxes" → its two texts, if they differ; None if a dataset lacks it.
         columns: Column → its two types with a digest of its values, if they differ; None if a dataset lacks it.
         classes_only: Names of the classes that only one dataset has.
         renumbered: Names of the classes that have another number in each.

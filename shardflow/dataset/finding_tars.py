@@ -46,7 +46,7 @@ def split_pattern(url: str | os.PathLike[str]) -> RootAndPattern:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the names, or patterns with wildcards alone, of a pattern with braces."""
+    """Return the names, or patterns without braces, of a pattern with braces."""
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:  # UnbalancedBracesError is a subclass
@@ -62,11 +62,11 @@ def find_tars(
 ) -> dict[str, str]:
     """Return the names of the tars that match a pattern, sorted, each with the tag of its content; "" if unknown.
 
-    Braces alone need no listing, which may be long, and which not every server has. `tagged` lists a bucket all the
+    Braces need no listing, which may be long, and which some servers lack. `tagged` lists a bucket all the
     same, because its listing has the tags.
 
     Raises:
-        ConfigError: There is no such tar, one is of a packed dataset, or a name in the listing leads elsewhere.
+        ConfigError: No tar matches, one belongs to a packed dataset, or a name in the listing leads elsewhere.
         NotFoundError: The storage has no files.
     """
     root = storage.local_path("")
@@ -127,7 +127,7 @@ def tar_splits(root: str, names: Iterable[str]) -> dict[str, str]:
     """Return the split of each tar below a root: the folder of its path that is named like a split.
 
     If no tar has one, the words of their names decide, as in `photos-val-000.tar`. If these do not, all belong to the
-    split after which the root itself is named, or else to "train".
+    split after which the root itself is named, or to "train".
 
     Raises:
         ConfigError: Only some tars are in such folders, or have such names, or one has two splits.

@@ -1,4 +1,4 @@
-"""Index: make a dataset of tars in the WebDataset convention, whatever wrote them, without copying the tars."""
+"""Index: make a dataset of any tars in the WebDataset convention, without copying them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def index(
 ) -> VirtualReport:
     """Make a dataset of existing tars. Each tar is read once, checksummed and indexed; none is copied or changed.
 
-    A sample is a run of members with one key, one of which is an image. A sample that is incomplete, comes twice, is
+    A sample is a run of members with one key, of which one is an image. A sample that is incomplete, comes twice, is
     split between two tars, or is in the damaged part of a tar is reported and left out. So is one whose declared
     coordinates belong to another size, by the `width` and `height` in the same JSON. Tars in folders named like splits
     (`train`, `val`, `test`, …), or named like `photos-val-000.tar`, belong to these splits; otherwise all belong to
@@ -74,11 +74,11 @@ def index(
     >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")
 
     Args:
-        urls: Directories, tars, or patterns with braces or wildcards; on a disk, in a bucket, or behind https.
+        urls: Directories, tars, or patterns with braces or wildcards; on a disk, in a bucket, or on a web server.
         to: A directory or URL for the manifest and the indexes; by default next to the tars.
         classes: Class names in the order of their labels, or a file with one name a line. By default the numbers in
             `.cls` are the names.
-        annotations: Which parts of the samples are masks, and where boxes and keypoints stand.
+        annotations: The masks among the parts of samples, and the places of boxes and keypoints.
         max_errors: How many samples may be left out; if there are more, nothing is written.
         src_options, dst_options: Options of fsspec's file systems, where the tars or `to` are URLs.
         progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
@@ -148,7 +148,8 @@ def index(
 
 
 def _lost_samples(scan: ScannedTar) -> int:
-    """Return about how many samples a damaged tar has behind the damage, which is one entry in the list of the bad."""
+    """Return about how many samples of a damaged tar follow the damage, which is one entry in the list of bad
+    samples."""
     if "" not in scan.bad or not len(scan.index):
         return 0
     read = int((scan.index["offset"] + scan.index["size"]).max())

@@ -120,9 +120,9 @@ class Split:
 
         Raises:
             IndexError: There is no such sample.
-            NotFoundError: There is no receipt, because another tool wrote the tar, or the receipts were not copied.
+            NotFoundError: The receipt is missing: another tool wrote the tar, or the receipts were not copied.
             FormatError, IntegrityError: The receipt is damaged, or belongs to another tar.
-            ConfigError: The key is that of several samples.
+            ConfigError: Several samples have the key.
         """
         if isinstance(sample, str):
             return self._source_of_key(sample)
@@ -133,7 +133,7 @@ class Split:
         return made.sources[slots[self.reader.key(shard, record)]]
 
     def sources(self) -> list[str]:
-        """Return the `source` of every sample, in the order of the split, which is not that of a table.
+        """Return the `source` of every sample, in the order of the split; a packed table has another order.
 
         >>> train = shardflow.open("photos256")["train"]
         >>> folds = table.set_index("path")["fold"].loc[train.sources()]
@@ -182,7 +182,7 @@ class Split:
             sample has a value.
 
         Raises:
-            ConfigError: There is no such column, or pyarrow is missing.
+            ConfigError: The dataset lacks the column, or pyarrow is missing.
             IntegrityError: Its bytes are damaged.
         """
         if name not in self.columns.kinds:
@@ -347,7 +347,7 @@ def open_dataset(
     Args:
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
         storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …), if it is a URL; or if it is the
-            directory of a virtual dataset whose tars are behind a URL.
+            directory of a virtual dataset with remote tars.
         cache: Where to keep files that are not on a local disk: a `Cache`, or its directory; by default `shardflow` in
             the user's cache directory. Shards on a local disk are read where they lie.
         version: Fingerprint of the version to open, if the dataset was extended; by default the newest.

@@ -1,7 +1,7 @@
-"""The files in a place that shardflow wrote: their content says so, not their names alone.
+"""The files in a place that shardflow wrote: by their content, not only by their names.
 
-Commands that delete or overwrite files leave others alone. A killed command publishes whole files, so that what it left
-is recognised too. Damage can make a file unrecognisable; the manifests that name it still tell.
+Commands that delete or overwrite files do not touch others. A killed command has published whole files only, so its
+leftovers are recognised too. Damage can make a file unrecognisable; the manifests that name it still tell.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _KEY = re.compile(rb"\d{9,}\.")
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a name has the form of those of tars, their indexes, and receipts."""
+    """Return whether a name has the form of a tar, index or receipt."""
     return bool(_JOB.fullmatch(name))
 
 
 def has_our_form(name: str) -> bool:
-    """Return whether a name has the form of those of a dataset's files, other than the current manifest."""
+    """Return whether a name has the form of a dataset's file, other than the current manifest."""
     return is_job_name(name) or bool(_OTHER.fullmatch(name))
 
 
@@ -97,7 +97,7 @@ def read_removal(data: bytes) -> dict[str, Any]:
 
 
 def kept_manifests(storage: Storage, names: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
-    """Yield names and content of those of these files that are manifests of earlier versions."""
+    """Yield names and content of the manifests of earlier versions among these files."""
     for name in names:
         if name.startswith("manifests/") and has_our_form(name):
             with contextlib.suppress(NotFoundError, ManifestError):

@@ -183,7 +183,7 @@ class ShardReader:
         return self._storage.url(self.shards[shard].name)
 
     def fetch(self, shard: int, *, stall_timeout_s: float = 0) -> FetchResult:
-        """Download a shard into the cache, with its index, unless it is there; return what became of the tar.
+        """Download a shard into the cache, with its index, unless it is there; return the result for the tar.
 
         A download of another thread or process is waited for until it has not grown for `stall_timeout_s`.
         """

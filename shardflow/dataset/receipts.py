@@ -33,7 +33,7 @@ def read_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt:
 
 
 def find_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt | None:
-    """Return the same receipt; None if it is missing, damaged, or that of another tar."""
+    """Return the same receipt; None if it is missing, damaged, or of another tar."""
     with contextlib.suppress(NotFoundError, FormatError, IntegrityError):
         return read_receipt(storage, name, shard)
     return None

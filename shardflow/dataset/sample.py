@@ -39,7 +39,7 @@ class Sample:
         return self.key_source
 
     def value(self, part: str) -> Any:
-        """Return the value of a part: the text of a txt, what a json or a cls says, and the bytes of any other.
+        """Return the value of a part: the text of a txt, the parsed value of a json or cls, the bytes of any other.
 
         Raises:
             DecodeError: It cannot be read as such.

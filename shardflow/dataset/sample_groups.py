@@ -36,7 +36,7 @@ def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = N
     """Return the group of each sample of a split, numbered from 0: int64 [N].
 
     Samples with equal hashes are in one group, and those with equal values; a sample whose value is None, NaN or "" is
-    with its copies alone.
+    grouped only with its copies.
 
     Raises:
         ConfigError: There is not one value per sample, or a sample lacks the field.
@@ -55,7 +55,7 @@ def sample_folds(
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return the names of the folds, and the number of each sample's fold in that list: int64 [N]. Errors: see above.
 
-    A sample without a fold is a ConfigError too, and so is a fold whose name cannot be that of a folder.
+    A sample without a fold is a ConfigError too, and so is a fold whose name cannot name a folder.
     """
     values = map(_plain, _values(split, "folds", folds, progress))
     named = ["" if _is_missing(value) else str(value) for value in values]

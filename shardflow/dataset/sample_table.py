@@ -1,10 +1,11 @@
-"""The table of samples: what the indexes and the columns of a dataset say of each, as Arrow; and conditions over it.
+"""The table of samples: the facts of each sample in the indexes and columns of a dataset, as Arrow; and conditions over
+it.
 
 A condition is one expression of SQL, which DuckDB reads and evaluates. It reaches no file, network, extension or
-setting, and no other row: aggregates, windows and queries in it are refused, and so is all that another call would
-answer otherwise, such as random() and now(): what was killed, and is repeated, must choose the same samples. Like in
-SQL, where it is NULL, it selects nothing; so it is where it compares a value that a sample lacks, NaN or a list with
-NaN in it, and where it divides by 0.
+setting, and no other row: aggregates, windows and queries in it are refused, and so are random(), now() and other
+functions whose value changes: a command that is repeated after a kill must choose the same samples. Like in SQL, where
+it is NULL, it selects nothing; so it is where it compares a value that a sample lacks, NaN or a list with NaN in it,
+and where it divides by 0.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _SQL_VALUES = re.compile(r"(current|session)_\w+|localtime(stamp)?|user")  # fun
 def select(split: Split, classes: Sequence[str] | None, where: str, progress: OnShard = None) -> Mask:
     """Return which samples of a split fulfil a condition: bool [N].
 
-    Only what the condition names is read: keys may be in the tars alone.
+    Only the columns that the condition names are read: keys may be only in the tars.
 
     Args:
         split: The split.
@@ -166,7 +167,7 @@ def to_parquet(
         progress: Called after each shard.
 
     Raises:
-        NotFoundError: There is no dataset.
+        NotFoundError: The dataset is missing.
         ConfigError: An argument is wrong, or pyarrow is missing.
         DatasetExistsError: The file exists.
         StoreError: A place cannot be read or written.

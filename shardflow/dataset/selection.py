@@ -1,8 +1,8 @@
 """Selection: which records of a dataset a virtual dataset gets: by label, by key, or at random.
 
-The random choice depends on a hash of the sample's image and of the seed, not on where the sample lies. So it stays the
-same when samples are added, a smaller share is part of a larger one, and copies of one image are chosen together,
-except at the very border.
+The random choice depends on a hash of the sample's image and of the seed, not on where the sample lies. So added
+samples do not change it, a smaller share is part of a larger one, and copies of one image are chosen together, except
+at the very border.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class ShardRows(NamedTuple):
         return Sample(parts, image_size or (0, 0), shard, record, url, key)
 
     def sample_of_span(self, record: int, data: memoryview, *, shard: int, url: str) -> Sample:
-        """Return a sample from the bytes of its span alone. Its key is checked as well as its parts."""
+        """Return a sample from the bytes of its span. Its key is checked as well as its parts."""
         begin, end = self.span(record)
         try:
             key = self.key(record, data, begin)
@@ -150,7 +150,7 @@ class ShardRows(NamedTuple):
 
 
 def reader_of(data: memoryview, begin: int) -> Callable[[int, int], memoryview]:
-    """Return what reads from the bytes of a tar from `begin` on."""
+    """Return a reader of the bytes of a tar from `begin` on."""
     return lambda start, stop: data[start - begin : stop - begin]
 
 

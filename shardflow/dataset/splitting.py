@@ -52,17 +52,17 @@ def split(
     Args:
         src: A dataset with a split `train`, and without the splits that are made.
         dst: A directory or URL without a dataset; on this machine if `src` is.
-        val, test: Shares of the samples to hold out, above 0 and together below 1; by default `val=0.1` alone.
-        group: What must not be in two of the splits, such as a patient, a place or a video: a field of the
-            samples' `.json`, as packing makes one of each other column of a table, for which the tars are read; or a
+        val, test: Shares of the samples to hold out, above 0 and together below 1; by default `val=0.1`.
+        group: The samples of one group stay in one split, such as those of a patient, a place or a video. A field of
+            the samples' `.json`, where packing keeps the other columns of a table, for which the tars are read; or a
             value for each training sample, in order. A sample without a value (None, NaN or "") is a separate group.
         seed: Random seed; another seed holds out other samples.
         src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
         progress: Called after each shard whose labels were read, and again after each whose groups were read.
 
     Returns:
-        The fingerprint of the new dataset, and the numbers of its samples and shards. A warning tells of a group that
-        is larger than `val` or `test` should be, and of classes that a split has no sample of.
+        The fingerprint of the new dataset, and the numbers of its samples and shards. A warning names a group that is
+        larger than `val` or `test` should be, and classes that a split lacks.
 
     Raises:
         NotFoundError: The dataset does not exist.
@@ -118,8 +118,8 @@ def split_folds(
     have the same number of samples, and of samples of each class, to one, or as nearly as whole groups allow: see
     `split`. Other splits are kept as they are. The same call, made again after it was stopped, continues.
 
-    Folds that somebody has made already are taken as they are: from a field, such as the column `fold` of a packed
-    table, in which sample by sample the name of its fold stands. The fold 3 becomes `dst/fold3`.
+    Existing folds come from a field, such as the column `fold` of a packed table, which has the name of each sample's
+    fold. The fold 3 becomes `dst/fold3`.
 
     >>> shardflow.split_folds("scans256", "scans256-folds", folds=5)
     >>> shardflow.split_folds("scans256", "scans256-given", folds="fold")
@@ -131,8 +131,8 @@ def split_folds(
             sample, in order. Folds that are given take no `group`.
 
     Returns:
-        The report of each fold by its name below `dst`, such as "fold0". Warnings tell of a group that is larger than a
-        fold should be, of classes that a split lacks, and of copies of an image in several folds that were given.
+        The report of each fold by its name below `dst`, such as "fold0". Warnings name a group that is larger than a
+        fold should be, classes that a split lacks, and copies of an image in several given folds.
 
     Raises:
         NotFoundError, ConfigError, StoreError: As for `split`.
@@ -206,7 +206,7 @@ def _with_classes(
 
 
 class _Samples(NamedTuple):
-    """What decides about the training samples: arrays of one length."""
+    """The facts that decide about the training samples: arrays of one length."""
 
     classes: I64  # the lowest of several, -1 for none
     hashes: keyed_rng.U64  # random numbers, equal for copies of one image

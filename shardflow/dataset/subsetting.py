@@ -50,9 +50,9 @@ def subset(
         dst: A directory or URL without a dataset; on this machine if `src` is.
         classes: Names of classes: keep their samples.
         keys: Keep the samples with these keys; "train:000000042" if several splits have the key.
-        where: A condition in SQL over the columns that were added and split, shard, number, key, class, classes, width,
-            height and bytes, such as "score > 0.5 and class in ('cat', 'dog')". A sample that lacks a value which the
-            condition needs is not kept. The samples are chosen now: later changes of columns do not change the subset.
+        where: A condition in SQL, such as "score > 0.5 and class in ('cat', 'dog')". It may name the columns that were
+            added, split, shard, number, key, class, classes, width, height and bytes. A sample that lacks a value which
+            it needs is not kept. The samples are chosen now: later changes of columns do not change the subset.
         fraction: Keep this share at random, above 0 and below 1, rounded to whole samples. The same seed keeps the same
             samples, and a smaller share is part of a larger one.
         limit: Keep at most this many samples of each split, at random in the same way.

@@ -1,8 +1,7 @@
 """Sync: copy a dataset to another place, verified on its way, the manifest last.
 
-It copies the files that the manifest names, those of columns among them, and the receipts, the records of removals and
-the quarantine if they are still there. The same call continues a sync that was stopped. The copy has the same bytes and
-the same fingerprint.
+It copies the files that the manifest names, columns included, and the receipts, records of removals and quarantine that
+still exist. The same call continues a sync that was stopped. The copy has the same bytes and the same fingerprint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A tar file, local or remote, that is read by position: a few blocks of it are in memory, however long it is.
 
-It is read in blocks where it is behind a URL, or where its SHA-256 is wanted; then it is read from its start to its
+It is read in blocks if it is remote, or if its SHA-256 is wanted; then it is read from its start to its
 end, and each block is hashed as it passes. Of a remote tar, the next blocks are requested while one is used.
 """
 
@@ -72,7 +72,7 @@ class TarFile:
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the whole tar, after reading those of its bytes that have not been read yet."""
+        """Return the SHA-256 of the whole tar, after reading the rest of its bytes."""
         assert self._digest is not None
         while self._hashed_blocks * BLOCK_BYTES < self.size:
             self._block(self._hashed_blocks)

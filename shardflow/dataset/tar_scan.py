@@ -1,7 +1,7 @@
 """Tar scan: read a tar of another writer, checksum it, and index the samples that can be used.
 
 A sample that cannot be used is left out of the index and reported with the reason. Nothing is guessed: a sample whose
-members do not stand together, or that has no image, may be anything.
+members are not adjacent, or that has no image, may be anything.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _has_key(header: bytes, row: Row, key: str) -> bool:
 def _with_shown_size(row: Row, tar: TarFile) -> Row:
     """Return the row of an image with the size that it has when it is shown.
 
-    Of a JPEG that its metadata turn, or that has other colours than sRGB, the size is left open: readers then look at
+    The size of a JPEG that must be turned or converted to sRGB is left open: readers then look at
     its header, and do not give it to a decoder that ignores them.
     """
     payload = tar.read(row.offset, row.size)

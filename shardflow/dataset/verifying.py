@@ -1,8 +1,8 @@
 """Verify: find everything that is wrong with a dataset, not only the first problem.
 
-Each shard is compared with the manifest (size, SHA-256), with the tar format and with its index, each member with
-its CRC-32, and the seek table of a JPEG, where readers use it, with its scan, which takes the native kernel. A finding
-names the file and, if it concerns one sample, the sample.
+Each shard is compared with the manifest (size, SHA-256), the tar format and its index, and each member with its CRC-32.
+A seek table that readers use is compared with its scan, which takes the native kernel. A finding names the file and, if
+it concerns one sample, the sample.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def verify_dataset(dataset: Dataset, *, progress: OnShard = None) -> list[Findin
 
 
 def verify_records(dataset: Dataset) -> list[Finding]:
-    """Return the damage of what a dataset says of its inputs: the quarantine and the receipts."""
+    """Return the damage of a dataset's records of its inputs: the quarantine and the receipts."""
     return _check_quarantine(dataset) + _check_receipts(dataset)
 
 
@@ -136,8 +136,8 @@ def verify_shard(dataset: Dataset, shard: Shard) -> list[Finding]:
 def _verify_tar(dataset: Dataset, shards: Sequence[Shard]) -> list[list[Finding]]:
     """Return the findings of each of the shards that share a tar.
 
-    A remote tar with a wrong SHA-256 is read again: bytes that were damaged on the way differ each time, and what is
-    stored does not.
+    A remote tar with a wrong SHA-256 is read again: bytes that were damaged on the way differ each time, stored bytes
+    do not.
     """
     storage, name, digests = dataset.storage, shards[0].name, list[str]()
     while True:
@@ -170,7 +170,7 @@ def _check_tar(tar: TarFile, checks: Sequence[_ShardCheck]) -> None:
 
 
 class _ShardCheck:
-    """The check of one shard, and what it has found so far."""
+    """The check of one shard, and its findings so far."""
 
     def __init__(self, storage: Storage, shard: Shard, manifest: Manifest) -> None:
         self.shard, self.manifest = shard, manifest
@@ -267,7 +267,7 @@ class _ShardCheck:
 
 
 def _table_problem(image: memoryview, row: Row, recipe: Mapping[str, Any]) -> str:
-    """Return the problem of an image's seek table; "" if it has none, and without the kernel, which alone uses it."""
+    """Return the problem of an image's seek table; "" if it has none, and without the kernel."""
     if not native.available() or not is_jpeg(image) or (segment := seek_table.find(image)) is None:
         return ""
     # A merge of datasets with different recipes does not say what each allowed.

@@ -1,7 +1,7 @@
 """Virtual datasets: writes the indexes and the manifest of a dataset whose tars lie elsewhere, in its roots.
 
-Every file is created and none is replaced. The same call, made again after it was stopped, finds its own files and goes
-on. The manifest is written last.
+Every file is created and none is replaced. After it was stopped, the same call finds its own files and continues. The
+manifest is written last.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class VirtualReport:
         classes: Numbers of samples of each class, by the splits that `split` and `split_folds` made; otherwise empty,
             as where samples have several classes.
         bad: The samples of an index that were left out, with the reasons, as in the quarantine. A damaged tar is one
-            entry, for all samples behind the damage.
-        lost: About how many samples of an index are behind the damage of tars, by the bytes of those before it.
+            entry, for all samples after the damage.
+        lost: About how many samples of an index follow the damage of tars, by the bytes of those before it.
     """
 
     url: str = field(compare=False)
@@ -93,7 +93,7 @@ def root_urls(dataset: Dataset) -> dict[str, str]:
 def refuse_virtual(dataset: Dataset, lack: str, remedy: str, remedy_of_index: str) -> None:
     """Raise a ConfigError if a dataset is virtual. It lacks something that the datasets in its roots have.
 
-    `remedy` stands before their places. An index of tars has none, and `remedy_of_index`.
+    `remedy` precedes their places. An index of tars has none, and `remedy_of_index`.
     """
     if not (roots := dataset.manifest.roots):
         return

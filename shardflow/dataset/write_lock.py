@@ -1,10 +1,10 @@
 """The write lock: which process may write to a place.
 
 On a local disk it is `local_files.lock_directory`, which leaves no file and ends with its processes. An object store
-has no locks, and machines that share a file system do not see each other's. There a writer first creates a blob that
-says what will be written, and deletes it when the manifest is written. A writer that finds the blob of other work
-stops. A writer that finds its own work continues: it resumes a run, or is its twin, which writes the same bytes under
-the same names and does no harm.
+has no locks, and machines that share a file system do not see each other's. There a writer first creates a blob with a
+digest of its plan, and deletes it when the manifest is written. A writer that finds the blob of other work stops. A
+writer that finds its own work continues: it resumes a run, or is its twin, which writes the same bytes under the same
+names and does no harm.
 
 The name of the blob says for which version of the dataset it counts: `unfinished.json` where there is none yet,
 `unfinished-DIGEST.json` for the extension of a version. A version never comes back, so the blob of a version that is
@@ -145,7 +145,7 @@ class WriteLock:
 def acquire(storage: Storage, content: Callable[[], str], writer: Writer | None = None) -> WriteLock:
     """Lock a storage until a dataset is committed there; may be repeated with the same content, a digest of the work.
 
-    A writer that is alone writes no blob, but respects an existing one. None writes the blob in any case, as the sign
+    An exclusive writer writes no blob, but respects an existing one. None writes the blob in any case, as the sign
     of an unfinished copy.
 
     Raises:
@@ -181,7 +181,7 @@ def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint:
 
 
 def refuse_dataset(storage: Storage) -> None:
-    """Raise a DatasetExistsError where a dataset is, after removing what was left at its commit."""
+    """Raise a DatasetExistsError if there is a dataset, after removing leftovers of its commit."""
     if storage.version(manifest.FILE_NAME) is not None:
         clean_up(storage)
         remedy = "choose another destination, remove it, or add images to it with `shardflow extend SRC DST`"
@@ -197,12 +197,12 @@ def refuse_purged(storage: Storage, version: str, published: Collection[str] = (
 
 
 def is_lock(name: str) -> bool:
-    """Return whether a blob of this name is that of a lock."""
+    """Return whether a blob of this name is a lock."""
     return bool(_LOCK.fullmatch(name))
 
 
 def clean_up(storage: Storage) -> None:
-    """Remove what a writer that was killed at its commit left next to the manifest, where this can be done."""
+    """Remove the leftovers next to the manifest of a writer that was killed at its commit, where this can be done."""
     with contextlib.suppress(StoreError, ManifestError):  # such as a read-only disk
         # The listing comes first: a lock in it that is not for the version that is then current is for an older one.
         left = [name for name in storage.listing() if is_lock(name) or name.startswith(_LEFTOVER)]

@@ -101,7 +101,7 @@ class AnnotationColumns:
             columns: Its annotations.
 
         Raises:
-            ConfigError: The images or masks are not what can be moved.
+            ConfigError: The images or masks cannot be moved.
         """
         params: dict[int, torch.Tensor] = {}
         if not any(columns) or not any(isinstance(transform, SpatialTransform) for transform in self._transforms):

@@ -8,8 +8,8 @@ The life of a buffer, over and over:
     consume   the compute stream waits for `copied`
               transform the batch, clone the tensors that are still in the buffer, record `consumed`
 
-The host waits for the device in the first line alone, for a copy that is several batches old. What `consume` returns
-is never in the buffer, so the caller may keep it.
+The host waits for the device only in the first line, for a copy that is several batches old. The result of `consume` is
+never in the buffer, so the caller may keep it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BatchBuffer:
         self._copied = self._copy_stream.record_copies()
 
     def consume(self, transform: Callable[[Any], Any], timer: EventTimer | None = None) -> Any:
-        """Return the transformed batch, on the device; tensors that the transform left alone are cloned.
+        """Return the transformed batch, on the device; tensors that the transform did not change are cloned.
 
         The device's time for that is added to the timer.
         """

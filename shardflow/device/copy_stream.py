@@ -1,4 +1,4 @@
-"""The copy stream: what copying batches to a device during the training step needs, and nothing else.
+"""The copy stream: it copies batches to a device during the training step.
 
 A device runs its work in streams, each of them a queue. Copies have a separate stream, the copy stream. The
 training step is queued on the compute stream: the stream that is current in the caller's thread. An event marks a point
@@ -60,7 +60,7 @@ class CopyStream:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def device_memory(self, size: int) -> torch.Tensor:
-        """Return device memory, uint8 [size], that the allocator keeps for this stream alone."""
+        """Return device memory, uint8 [size], that the allocator keeps for this stream only."""
         with self.as_current():
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
@@ -73,7 +73,7 @@ class CopyStream:
         return torch.cuda.stream(self.stream)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy. Leave both tensors alone until an event that is recorded later is reached."""
+        """Queue a copy. Do not touch either tensor until an event that is recorded later is reached."""
         with self.as_current():
             target.copy_(source, non_blocking=True)
 

@@ -32,7 +32,7 @@ class PrefetchedBatch(NamedTuple):
 class PrefetchThread:
     """Prefetches the batches of one iteration into buffers, all of them free.
 
-    `prepare` is called with each batch before it is copied, and returns what to copy.
+    `prepare` is called with each batch before it is copied, and returns the tensors to copy.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class Prefetcher:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the running iteration, or of the next, as that of the loader."""
+        """The loader's epoch: of the running iteration, or of the next."""
         return self.loader.epoch  # type: ignore[attr-defined, no-any-return]
 
     def __len__(self) -> int:
@@ -160,7 +160,7 @@ class Prefetcher:
                     answered = time.perf_counter()
                     if prefetched is None:
                         return
-                    # Training did not stand still during a wait in which the device still had work to do.
+                    # Training continued during a wait in which the device still had work.
                     stalled = answered - requested if copy_stream.compute_is_idle() else 0.0
                     for_data = min(stalled, max(0.0, prefetched.loaded_at - requested))
                     batch = prefetched.buffer.consume(functools.partial(self._transform, in_buffer=True), timer)

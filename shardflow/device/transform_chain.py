@@ -44,7 +44,7 @@ class TransformChain:
     """Applies transforms to batches, and removes the field `random_key`.
 
     Keyed transforms get images and keys; mixing transforms get images, labels and keys; any other callable, such as an
-    augmentation of Kornia or torchvision, gets the images alone. Other callables draw from the global generators of
+    augmentation of Kornia or torchvision, gets only the images. Other callables draw from the global generators of
     torch, Python and numpy. Where batches have keys, these generators are seeded from the key of the batch's first
     sample, so the draws depend on (seed, epoch, first sample).
 
@@ -105,7 +105,7 @@ class TransformChain:
         return sorted((self._needed | ({_label_field(fields)} if self._mixes else set())) - set(fields))
 
     def prepare(self, batch: Any, device: torch.device) -> PreparedBatch:
-        """Check a batch of the loader, decode its images to the device if need be, and move its boxes and keypoints."""
+        """Check a batch of the loader, decode its images to the device if encoded, and move its boxes and keypoints."""
         if isinstance(batch, Mapping) and not isinstance(batch, dict):
             batch = dict(batch)  # pytree finds no tensors in other mappings
         for leaf in _pytree.tree_leaves(batch):
@@ -209,7 +209,7 @@ def _augment(kind: object, transform: Any, images: Any, keys: torch.Tensor, numb
 def _augment_batch(
     kind: object, transform: Any, images: torch.Tensor, place: tuple[int, ...], keys: torch.Tensor
 ) -> torch.Tensor:
-    """Return a batch, transformed; `place` is the number of the transform, and that of the view from the second on."""
+    """Return a batch, transformed; `place` is the number of the transform, and from the second view on its number."""
     if isinstance(kind, KeyedTransform):
         _check_images(kind, images)
         keys = functools.reduce(rng.fold, place, keys) if kind.needs_keys else keys
@@ -265,7 +265,7 @@ def _holds_tensors(leaf: object) -> bool:
 
 @contextlib.contextmanager
 def _seeded_generators(key: int | None, batch: Any) -> Iterator[None]:
-    """Seed the global generators, those of the batch's devices too, and restore them afterwards; no key, no change."""
+    """Seed the global generators, on the batch's devices too, and restore them afterwards; no key, no change."""
     if key is None:
         yield
         return

@@ -26,9 +26,10 @@ _UNDISTURBED = 0.9  # the least share of the cores that the baseline gets on a m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """The result of `bench`: what was measured of the loader, and of one decoding process per core.
+    """The result of `bench`: measurements of the loader, and of one decoding process per core.
 
-    `image_bytes` counts tar headers, `stage_cpu_ms` is per image; `step_ms` is that of the user's model, if known.
+    `image_bytes` counts tar headers, `stage_cpu_ms` is per image; `step_ms` is the step time of the user's model, if
+    known.
     """
 
     batch_size: int

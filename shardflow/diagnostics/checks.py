@@ -128,7 +128,7 @@ def _storage(split: Split) -> Iterator[Check]:
 def on_rotating_disk(path: Path, sysfs: Path = Path("/sys")) -> bool:
     """Return whether a file or directory is on a rotating disk; False if the kernel does not say.
 
-    The disk of a virtual machine says so whatever is behind it, so it does not count.
+    The disk of a virtual machine always says so, so it does not count.
     """
     try:
         device = os.stat(path).st_dev

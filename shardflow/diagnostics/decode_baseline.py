@@ -1,4 +1,4 @@
-"""The decode baseline: how many images of a split the machine's cores decode when they do nothing else.
+"""The decode baseline: the rate at which the machine's cores decode a split's images when they do nothing else.
 
 Plain processes decode images from memory into a buffer that is reused, with the decoder of the loader. No loader of
 these images can be faster on this machine; the difference is the cost of reading, collating and transferring batches.
@@ -91,7 +91,7 @@ def _decode_on_request(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     torch.set_num_threads(1)  # as in a DataLoader worker
     buffer = functools.cache(functools.partial(torch.empty, dtype=torch.uint8))
-    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like those of a shard
+    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like a shard's
     sizes = np.array([image_size(view) for view in views], dtype=np.int64)  # a loader has them from the index
     batches = [(views[begin : begin + BATCH], sizes[begin : begin + BATCH]) for begin in range(0, len(views), BATCH)]
     keys = np.random.default_rng(seed)

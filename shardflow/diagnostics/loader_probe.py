@@ -59,7 +59,7 @@ class Measurement:
 class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
     """Runs a loader, epoch after epoch, and measures its throughput until the context ends.
 
-    The batches are discarded, so the throughput is that of a training whose steps take no time. `first_batch_s`
+    The batches are discarded, as in a training whose steps take no time. `first_batch_s`
     includes the start of the workers; `batch_bytes` is the size of the tensors of a batch.
     """
 

@@ -1,4 +1,4 @@
-"""The system report: what a bug report or a paper's appendix should state about the machine and the installation."""
+"""The system report: the facts about machine and installation for a bug report or a paper's appendix."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ MakeLoader = Callable[..., Loader]
 
 @dataclass(slots=True)
 class Trial:
-    """What was measured of one setting, in one or several runs."""
+    """The measurements of one setting, in one or several runs."""
 
     workers: Workers
     measurements: list[Measurement] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Annotations: the declaration of which parts of the samples are masks, and where boxes and keypoints stand in JSON.
+"""Annotations: the declaration of the masks among the parts of samples, and of the places of boxes and keypoints in
+JSON.
 
 It is made when packing, and is an entry of the manifest. Nothing follows from the name of a part or of a key: a part
 that is not declared is kept byte for byte.
@@ -12,7 +13,7 @@ that is not declared is kept byte for byte.
                  [:flip=I-J,...]                 json:keypoints:xyv:flip=1-2,3-4
 
 A path is made of keys with dots between them, and `[]` for each element of a list; it may start with `[]` where the
-whole JSON is a list. What its values must look like is in `coordinates`.
+whole JSON is a list. `coordinates` defines the form of its values.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def path_steps(path: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Boxes(JsonObject):
-    """Where the boxes of a sample stand.
+    """The place of a sample's boxes.
 
     Args:
         part: Part of the samples, a JSON: "json".
@@ -111,7 +112,7 @@ class Boxes(JsonObject):
 
 @dataclass(frozen=True, slots=True)
 class Keypoints(JsonObject):
-    """Where the keypoints of a sample stand.
+    """The place of a sample's keypoints.
 
     >>> eyes = shardflow.annotations.Keypoints("json", "landmarks", "xy", flip_pairs=((1, 2),))
 
@@ -184,8 +185,8 @@ class Annotations(JsonObject):
         images: Parts that are further images, or take the place of the first, in their order: ("img1.jpg", "img2.jpg").
             Each has its own size, and any extension of an image; a sample may lack some of them, and have no others.
         masks: Parts that are masks, as large as the images: ("mask.png",).
-        boxes: Where the boxes stand; None if there are none.
-        keypoints: Where the keypoints stand; None if there are none.
+        boxes: The place of the boxes; None if there are none.
+        keypoints: The place of the keypoints; None if there are none.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -233,7 +234,7 @@ class Annotations(JsonObject):
         return f"has no {lacking}, which is declared" if lacking else ""
 
     def describe(self, counts: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
-        """Return the declaration as texts, by what they are about: "images", "masks", "boxes", ...
+        """Return the declaration as texts, by subject: "images", "masks", "boxes", ...
 
         `counts` are added to these, see `Statistics.counts`.
         """
@@ -249,7 +250,7 @@ class Annotations(JsonObject):
         return {name: text + numbers.get(name, "") for name, text in texts.items() if text}
 
     def joined(self, other: Annotations) -> Annotations:
-        """Return both declarations as one; where both declare boxes or keypoints, those of the other."""
+        """Return both declarations as one; if both declare boxes or keypoints, the other's count."""
         return Annotations(
             images=tuple(dict.fromkeys([*self.images, *other.images])),
             masks=tuple(dict.fromkeys([*self.masks, *other.masks])),

@@ -26,7 +26,7 @@ COMPUTED_FIELDS = (
 """The fields of a batch that are neither a part of the samples nor a column."""
 
 TABLE_FIELDS = ("split", "shard", "number", "key", "class", "classes", "width", "height", "bytes")
-"""What the table of samples says of each in addition to its columns: see `dataset.sample_table`."""
+"""The facts in the table of samples in addition to columns: see `dataset.sample_table`."""
 
 HAS = "has_"
 """Before the name of a column, the field of a batch that says which samples have a value."""
@@ -110,7 +110,7 @@ class Column(JsonObject):
         return f"{self.kind}, files {digest.hexdigest()[:12]}"
 
     def missing(self, split: str, shard_samples: Sequence[int]) -> int:
-        """Return how many samples of a split, with so many in each shard, have no value."""
+        """Return the number of samples of a split without a value, given the samples of each shard."""
         files = self.splits.get(split)
         return sum(shard_samples) if files is None else files.nulls + sum(shard_samples[len(files.bytes) :])
 

@@ -81,14 +81,14 @@ def move_coordinates(
     move_points: Callable[[Array], Array],
     move_segment: Callable[[Segment], Segment],
 ) -> tuple[dict[str, bytes], Coordinates]:
-    """Return the parts with their coordinates moved and all else as it was, by name, and what was read from them.
+    """Return the parts by name, with only their coordinates moved, and the coordinates that were read.
 
     Args:
         annotations, read_part: As for `read_coordinates`.
         before: Size of the image to which the coordinates belong.
         after: Size of the image to which the moved ones belong.
         move_boxes: Moves boxes, float64 [N, 4]: left, top, right, bottom in pixels.
-        move_points: Moves points, float64 [N, 2]: x, y in pixels. A point whose visibility is 0 stays as it is.
+        move_points: Moves points, float64 [N, 2]: x, y in pixels. A point whose visibility is 0 does not change.
         move_segment: Moves the segment of a box.
 
     Raises:
@@ -303,7 +303,7 @@ def parse_json(part: str, data: bytes | memoryview) -> Any:
 
 
 def _numbers(declared: Boxes | Keypoints, rows: Sequence[Any], length: int, place: Callable[[int], str]) -> Array:
-    """Return the numbers of rows as float64 [...], after checking that each row is a list of so many numbers."""
+    """Return the numbers of rows as float64 [...]; each row must be a list of so many numbers."""
     if not _are_numbers(rows, length):
         number = next(number for number, row in enumerate(rows) if not _are_numbers([row], length))
         raise _error(declared, f"{place(number)}: expected {length} numbers, found {_shown(rows[number])}")

@@ -1,4 +1,4 @@
-"""ICC profiles that are three curves and a matrix, as those of cameras, screens and RGB spaces are.
+"""ICC profiles that are three curves and a matrix, as for cameras, screens and RGB spaces.
 
 Source: ICC.1:2022, 7.2 (header), 7.3 (tags), 8.3.3 (matrix models), 10.6 and 10.18 (curves), 10.31 (XYZ numbers).
 """

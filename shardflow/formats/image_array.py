@@ -42,7 +42,7 @@ def to_bytes(pixels: Array) -> bytes:
 
 
 def shape(payload: memoryview | bytes) -> tuple[int, int, int, int]:
-    """Return height, width, channels and bytes per value; zeros if the header is not that of an image."""
+    """Return height, width, channels and bytes per value; zeros if the header does not describe an image."""
     found = _HEADER.match(bytes(payload[:_HEADER_BYTES]))
     if found is None or found.end() != 10 + int.from_bytes(found["length"], "little"):
         return 0, 0, 0, 0

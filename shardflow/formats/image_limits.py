@@ -4,7 +4,7 @@ A few hundred bytes can announce gigabytes of pixels, or thousands of passes ove
 first, whether it is the native kernel, torchvision, Pillow or a GPU, and one number, `max_pixels`, scales all limits:
 
     pixels           `max_pixels`, by default 110 million: phones take 108
-    memory           9 bytes for each allowed pixel, by default 0.99 GB; the formats differ in what they need
+    memory           9 bytes for each allowed pixel, by default 0.99 GB; the formats differ in their needs
     pixels x scans   15 for each allowed pixel: progressive JPEGs are decoded in passes, most in 10, those of CMYK in 18
     scans            500, however small the image is
 
@@ -25,7 +25,7 @@ MAX_PIXELS = 110_000_000
 """Pixels of an image that are decoded by default."""
 
 REMEDY = "raise max_pixels if the image is meant to be so large"
-"""What messages about the limit advise."""
+"""The advice of messages about the limit."""
 
 _BYTES_PER_PIXEL = 9
 _SCANS_PER_PIXEL = 15

@@ -1,4 +1,4 @@
-"""Image types: one table of the formats that are read, and what the first bytes of an image say.
+"""Image types: one table of the formats that are read, and the facts in an image's first bytes.
 
 To add a format, add a row: folders, tars and samples then know it. Pillow decodes every format here but JPEG, which the
 native kernel decodes, and torchvision where the kernel cannot, and arrays (`image_array`). `pack` writes those that
@@ -199,5 +199,5 @@ def image_size(payload: memoryview | bytes) -> tuple[int, int]:
     """Return (width, height) in pixels as stored, before any EXIF orientation; (0, 0) when they are not known."""
     found = image_type(payload)
     width, height = found.read_size(payload) if found is not None and found.read_size is not None else (0, 0)
-    # A JPEG may give its height behind its first scan (DNL) and say 0 until then.
+    # A JPEG may give its height after its first scan (DNL) and say 0 until then.
     return (width, height) if width and height else (0, 0)

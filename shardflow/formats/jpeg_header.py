@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 def segments(jpeg: memoryview | bytes) -> Iterator[Segment]:
-    """Yield the segments of a JPEG, those of all scans; other bytes are passed over, as by libjpeg."""
+    """Yield the segments of a JPEG, of all scans; other bytes are passed over, as by libjpeg."""
     position = 2
     while found := _MARKER.search(jpeg, position):
         marker, begin = found[1][0], found.start()
@@ -69,7 +69,7 @@ def segments(jpeg: memoryview | bytes) -> Iterator[Segment]:
 def header_segments(jpeg: memoryview | bytes) -> list[Segment]:
     """Return the segments in front of the first scan of a JPEG, and the header of the scan.
 
-    None of an image that is not a JPEG, or one with anything else in front of its scan. The native kernel walks alike
+    None if the image is not a JPEG, or has other bytes before its scan. The native kernel walks alike
     (`sf_jpeg_read` in jpeg.c): a seek table that one of the two passes over would be used without having been checked.
     """
     found: list[Segment] = []

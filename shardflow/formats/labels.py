@@ -20,7 +20,7 @@ LABEL_PARTS = (CLASSES_PART, CLASS_PART)
 """The parts that can hold labels. Where a sample has both, the first counts."""
 
 Label: TypeAlias = "int | tuple[int, ...] | None"
-"""The number of a class; the numbers of several, ascending; or None where there are no classes."""
+"""The number of a class; the numbers of several, ascending; or None without classes."""
 
 MAX_LABEL_BYTES = 1 << 20
 """The most bytes of a part with labels: JSON takes twenty times as much memory when it is parsed."""
@@ -51,7 +51,7 @@ def parse_labels(
 ) -> tuple[int, ...]:
     """Return the numbers of the classes in a part: one number in `cls`, any number of them in `labels.json`.
 
-    Raise a DecodeError for anything else, or for a number beyond the number of classes if that is known. `strict` reads
+    Raise a DecodeError for any other text, and for a number beyond the known number of classes. `strict` reads
     only what `format_label` writes: no blanks around a number, and a list even of one number.
     """
     if len(payload) > MAX_LABEL_BYTES:

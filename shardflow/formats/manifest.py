@@ -69,10 +69,10 @@ class Manifest(JsonObject):
         tools: Versions of the software that made them. Not part of the fingerprint.
         inputs: Number of inputs: packed, quarantined and skipped together.
         skipped: Number of inputs that are images of kinds that are not read.
-        mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None where they were not measured.
+        mean, std: One number in 0 … 1 per channel (RGB) of the packed images; None where they were not measured.
         statistics: Split → counts over its images; None where nothing was counted.
         sharding: How the inputs were cut into shards; None where that is not known.
-        annotations: Which parts of the samples are masks, and where boxes and keypoints stand; empty where nothing is
+        annotations: The masks among the parts of samples, and the places of boxes and keypoints; empty where nothing is
             declared.
         roots: Name → a place of tars that the dataset does not own. Not part of the fingerprint. A dataset with roots
             has all of its shards there.
@@ -176,7 +176,7 @@ class Manifest(JsonObject):
 
     @property
     def removal_names(self) -> list[str]:
-        """The names of the records of what was removed, of which some may be gone."""
+        """The names of the records of removals, of which some may be gone."""
         return [removal_name(digest) for digest in self.removals]
 
     def file_names(self) -> set[str]:

@@ -15,7 +15,7 @@ from shardflow.errors import FormatError, PackIncompleteError
 
 FILE_NAME = "quarantine.jsonl"
 UNFINISHED_NAME = "quarantine-unfinished.jsonl"
-"""The new inputs alone that an extension could not pack, while it is refused for them."""
+"""Only the new inputs that an extension could not pack, while it is refused for them."""
 
 SKIPPED = "list"
 """The stage of an image that was skipped for its name, when the source is listed: it is of a kind that is not read."""
@@ -75,7 +75,7 @@ def from_bytes(data: bytes, *, inputs: int | None = None) -> list[Quarantined]:
     """Read the file, line by line: parsed at once, a list of this length takes more memory than there may be.
 
     Raises:
-        FormatError: It is damaged, or does not list so many inputs, where their number is known.
+        FormatError: It is damaged, or does not list the known number of inputs.
     """
     if len(data) > MAX_BYTES:
         raise FormatError(f"damaged (it has {len(data):,} bytes, {MAX_BYTES:,} is the most); restore it from a copy")

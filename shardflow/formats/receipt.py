@@ -34,7 +34,7 @@ _BYTES_BESIDE_PATH = 43  # content and identity, quotes and commas, and the digi
 
 
 class InputRecord(NamedTuple):
-    """What a receipt says of one input."""
+    """The entry of one input in a receipt."""
 
     size: int  # bytes of the image; -1 where it could not be read
     content: str  # 16 hexadecimal digits, digest of what was read: the image, its label and all other parts
@@ -128,12 +128,12 @@ class Receipt(JsonObject):
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Return the checksum of a receipt: nothing else seals it, and `extend` goes by it."""
+    """Return the checksum of a receipt: no other file seals it, and `extend` relies on it."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_bytes(size: int, inputs: int) -> None:
-    """Raise a ConfigError if the receipt of so many inputs, which has `size` bytes, would not be read."""
+    """Raise a ConfigError if a receipt of so many inputs and `size` bytes is too large to be read."""
     if size > MAX_BYTES:
         message = f"the receipt of a shard of {inputs:,} inputs would have {size:,} bytes; {MAX_BYTES:,} is the most"
         raise ConfigError(f"{message}: choose fewer samples per shard (--shard-samples)")

@@ -1,7 +1,7 @@
 """Seek tables: a segment of a JPEG that says where stretches of its MCUs begin in the entropy-coded data.
 
 With it a crop is decoded without the rest of the image; readers that do not know the segment pass over it. The native
-kernel makes and uses tables; here is what needs no decoding: to find and to insert one. docs/format.md specifies the
+kernel makes and uses tables; this part needs no decoding: to find and to insert one. docs/format.md specifies the
 bytes.
 """
 
@@ -29,7 +29,7 @@ def find(jpeg: bytes | memoryview) -> bytes | None:
 def insert(jpeg: bytes, segment: bytes) -> bytes:
     """Return a JPEG with this seek table, in front of its scan, in place of those that it has; with b"" without any.
 
-    One in which no table would count (`find`), because of other bytes between its segments, is returned as it is.
+    A JPEG in which no table would count (`find`), because of other bytes between its segments, is returned unchanged.
     """
     found = header_segments(jpeg)
     if not found:

@@ -4,7 +4,7 @@
     runs      {"size": [height, width], "counts": [...]}   pixels outside, inside, outside, ..., column by column
               {"size": [height, width], "counts": "..."}   the same in COCO's text of six bits a letter
 
-Source: cocodataset.org, "Data format"; the text is that of `rleToString` in its API.
+Source: cocodataset.org, "Data format"; the text has the form of `rleToString` in its API.
 """
 
 from __future__ import annotations

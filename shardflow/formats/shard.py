@@ -55,7 +55,7 @@ class Shard(JsonObject):
 
 
 OnShard: TypeAlias = Callable[[Shard], None] | None
-"""What a function that works shard by shard calls after each of them."""
+"""Callback after each shard, of a function that works shard by shard."""
 
 
 def is_name(value: Any) -> bool:

@@ -169,7 +169,7 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
     """Read an index and check that it can belong to a shard of `samples` samples and `tar_bytes` bytes.
 
     Raises:
-        ShardIndexError: It is not an index, or that of another shard.
+        ShardIndexError: It is not an index, or belongs to another shard.
     """
     # Headers have one form, so none is parsed: the number of rows follows from the length of the file.
     for length in {(len(data) - len(_header(example))) // DTYPE.itemsize for example in (0, 10**9)}:

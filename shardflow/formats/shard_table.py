@@ -1,7 +1,7 @@
 """The shards of a split in columns: 100 bytes for each, where objects take 700; `shardflow.json` is read into them.
 
-A dataset of 500,000 shards has a manifest of 128 MB. As objects of JSON it would take a rank 7 CPU-seconds and more
-than a gigabyte to read, and each forked worker would copy the objects as soon as it counted a reference to them.
+A dataset of 500,000 shards has a manifest of 128 MB. As JSON objects it would take a rank 7 CPU-seconds and over a
+gigabyte, and each forked worker would copy the objects as soon as it counted a reference.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def cut_tables(data: bytes) -> tuple[bytes, dict[str, ShardTable]] | None:
     """Cut the shards out of a manifest in the form that `Manifest.to_bytes` writes.
 
     Return the manifest with an empty list in the place of each split's shards, which is not checked, and the shards,
-    whose values are in their ranges. Return None where there are no shards in that form.
+    whose values are in their ranges. Return None if no shards have that form.
     """
     kept = data.find(_SPLITS)
     rest, tables, at = [data[: max(0, kept)]], dict[str, ShardTable](), kept + len(_SPLITS)

@@ -1,4 +1,4 @@
-"""Statistics: counts over the packed images: bytes, sizes before and after, classes, and what was done to them.
+"""Statistics: counts over the packed images: bytes, sizes before and after, classes, and operations.
 
 All of them are integers, so that statistics can be added in any order, by any number of workers, with the same result.
 Sides are counted by their first five binary digits, the others being zero: 341 pixels count as 336. That is exact up to
@@ -70,7 +70,7 @@ class Statistics(JsonObject):
         return Statistics(**{slot.name: getattr(self, slot.name) + getattr(other, slot.name) for slot in fields(self)})
 
     def __sub__(self, other: Statistics) -> Statistics:
-        """Return the counts without those of some of the images."""
+        """Return the counts without some of the images."""
         return Statistics(**{slot.name: getattr(self, slot.name) - getattr(other, slot.name) for slot in fields(self)})
 
 

@@ -1,10 +1,10 @@
-"""The members of a tar, whatever wrote it: pax and GNU headers and directories are allowed, links are named.
+"""The members of any tar: pax and GNU headers and directories are allowed, links are named.
 
 Sources: POSIX.1-2017, pax utility, "pax Interchange Format" and "ustar Interchange Format"; the GNU tar manual, "Basic
 Tar Format".
 
-Python's `tarfile` reads these as well, but it reads an extended header of any length into memory, skips a damaged one,
-takes a damaged header for the end of the tar, and does not tell the offset of a name, which an index has to store.
+Python's `tarfile` reads these as well. But it reads an extended header of any length into memory, skips a damaged one,
+takes a damaged header for the end of the tar, and hides the offset of a name, which an index stores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"L", b"K", b"S"
 
 
 class TarBytes(Protocol):
-    """The bytes of a tar, read by position: it is walked by this alone, wherever it lies and however long it is."""
+    """The bytes of a tar, read by position: it is walked by this interface alone, local or remote, and of any
+    length."""
 
     @property
     def size(self) -> int:
@@ -77,7 +78,7 @@ def parse_header(block: bytes, position: int) -> Header:
     if _number(block[148:156], where) != sum(block) - sum(block[148:156]) + 8 * 0x20:
         raise TarError(f"{where} is damaged: it fails its checksum")
     name = block[0:100].split(b"\0", 1)[0]
-    # Before POSIX there was no prefix, and GNU tar has other fields in its place.
+    # Before POSIX the prefix did not exist, and GNU tar has other fields in its place.
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
     name = prefix + b"/" + name if prefix else name
     return Header(block[156:157], _number(block[124:136], where), name, bool(prefix))

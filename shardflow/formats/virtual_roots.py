@@ -1,13 +1,13 @@
 """Roots: places with tars that a dataset reads and does not own. A dataset with roots is a *virtual dataset*.
 
 Its shards are named SPLIT/ROOT/PATH.tar. The tar is PATH.tar in the root of that name. Under the name of the shard, the
-dataset itself has an index alone, with those records of the tar that belong to it. So every record is a slice of a tar,
-as in any dataset, and several splits can share a tar.
+dataset itself has only an index, with its records of the tar. So every record is a slice of a tar, as in any dataset,
+and several splits can share a tar.
 
 The place of a root is not part of the dataset's identity: a virtual dataset that was moved, or that reads copies of its
 roots, keeps its fingerprint. The writer of the manifest names the roots, and its reader opens them with their own
-rights. So the manifest of a dataset behind a URL leads no further than to its own bucket or host, and no manifest leads
-to an absolute path.
+rights. So the manifest of a remote dataset leads only to its own bucket or host, and no manifest leads to an absolute
+path.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def split_shard_name(name: str) -> tuple[str, str]:
 
 
 def _is_relative(url: str) -> bool:
-    """Return whether a URL is a relative path in which ".." stands at the beginning only, and no scheme."""
+    """Return whether a URL is a relative path without a scheme, with ".." only at its beginning."""
     parts = url.split("/")
     if ":" in parts[0]:
         return False

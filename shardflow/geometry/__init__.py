@@ -1,1 +1,1 @@
-"""Crops: drawn, and applied to points, boxes, keypoints and masks. Pure: no I/O, numpy alone."""
+"""Crops: drawn, and applied to points, boxes, keypoints and masks. Pure: no I/O, only numpy."""

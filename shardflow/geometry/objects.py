@@ -120,7 +120,7 @@ def _areas(boxes: Array) -> Array:
 
 
 def _move_keypoints(points: Sequence[Array], crops: Crops, flip_pairs: FlipPairs) -> list[Array]:
-    """Return the keypoints of each sample, [..., K, 2 or 3], as they are in its crop; those of visibility 0 stay."""
+    """Return the keypoints of each sample, [..., K, 2 or 3], as they are in its crop; points of visibility 0 stay."""
     flat = [each.reshape(-1, each.shape[-1]) for each in points]
     rows = np.repeat(np.arange(len(flat)), [len(each) for each in flat])
     xy = np.concatenate([each[:, :2] for each in flat]).astype(np.float64)

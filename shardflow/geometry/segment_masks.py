@@ -31,7 +31,7 @@ def segment_mask(segment: Segment, crops: Crops, index: int) -> npt.NDArray[np.u
 
 
 def move_segment(segment: Segment, crops: Crops) -> Segment:
-    """Return a segment of image 0 as it is in its crop; polygons may lie beyond the borders."""
+    """Return a segment of image 0, cropped with it; polygons may lie beyond the borders."""
     if segment.runs is not None:
         return Segment.of_mask(crops.crop_mask(0, segment.run_mask()))
     moved = [crops.move(corners, np.zeros(len(corners), dtype=np.int64)) for corners in segment.polygons]

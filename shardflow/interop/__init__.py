@@ -45,7 +45,7 @@ def write_sealed(root: LocalStorage, files: Mapping[str, str]) -> Iterator[Path]
 
 
 def _sealed(data: bytes) -> bytes:
-    """Return a file with its checksum, which is that of the file with zeros in its place."""
+    """Return a file with its checksum, computed with zeros in the checksum's place."""
     checksum = hashlib.sha256(_CHECKSUM.sub(b"0" * 64, data)).hexdigest()
     return _CHECKSUM.sub(checksum.encode(), data)
 

@@ -1,7 +1,7 @@
 """Index files for the webdataset reader of NVIDIA DALI, which otherwise scans every tar before it starts.
 
-The format is that of DALI's `wds2idx` script, version 1.2: a line with the version and the number of samples, then a
-line per sample with extension, offset of the payload, size and member name of each of its parts, separated by blanks.
+The format of DALI's `wds2idx` script, version 1.2: a line with the version and the number of samples, then a line per
+sample. It has extension, offset of the payload, size and member name of each part, separated by blanks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dataset cards: a README with the Hugging Face Hub's metadata, and Croissant metadata, from the manifest alone.
+"""Dataset cards: a README with the Hugging Face Hub's metadata, and Croissant metadata, from the manifest.
 
 Sources: https://huggingface.co/docs/hub/datasets-cards and
 https://docs.mlcommons.org/croissant/docs/croissant-spec.html (1.0).

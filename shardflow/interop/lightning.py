@@ -35,7 +35,7 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
         val_transform: The `transform` of these three, as it does not augment; by default none.
         val_batch_transform: The `batch_transform` of these three; by default none.
         options: Arguments of the loaders. `decoder`, `transform`, `batch_transform`, `sampler`, `samples_per_epoch`,
-            `shuffle` and `tail` are those of training alone; `batch_size`, `num_workers`, `fields`, `cache`, … count
+            `shuffle` and `tail` apply only to training; `batch_size`, `num_workers`, `fields`, `cache`, … count
             for all.
 
     Example:

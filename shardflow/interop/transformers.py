@@ -66,7 +66,7 @@ class LoaderState(transformers.TrainerCallback, ExportableState):
         self.loader: Loader | Mix | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps; nothing before training begins."""
+        """Return the entries for a checkpoint; nothing before training begins."""
         return {"args": {}, "attributes": {} if self.loader is None else {"saved": self.loader.state_dict()}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """Annotation fields: the masks, boxes and keypoints of a batch, which take the crop, resize and flip of its images.
 
-What the parts of a sample mean is declared in the dataset's manifest (`formats.annotations`), and `Crops` say
-what a decoder cropped out of each image. The coordinates of a batch are moved all at once.
+The dataset's manifest declares the meaning of parts (`formats.annotations`), and `Crops` the crop of each image. The
+coordinates of a batch are moved all at once.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AnnotationFields:
         objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
         boxes: Which boxes stay.
         parts: Each field that the declaration offers, and its part.
-        flip_pairs: The keypoints that change places where an image is mirrored; None where those of the sources of a
-            mix differ, see `of_mix`.
+        flip_pairs: The keypoints that change places where an image is mirrored; None if the sources of a mix differ,
+            see `of_mix`.
     """
 
     def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes) -> None:
@@ -78,7 +78,7 @@ class AnnotationFields:
 
     @classmethod
     def of_mix(cls, sources: Sequence[AnnotationFields]) -> AnnotationFields:
-        """Return those of all sources, for batches that do not say from which source they come."""
+        """Return the fields of all sources, for batches that do not name their source."""
         found = copy.copy(sources[0])
         found.masks = {field: part for source in sources for field, part in source.masks.items()}
         found.objects = tuple(dict.fromkeys(field for source in sources for field in source.objects))
@@ -90,7 +90,7 @@ class AnnotationFields:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What each field is, which is equal where samples of several datasets come in one batch."""
+        """The kind of each field; samples of one batch have equal kinds."""
         kinds = dict.fromkeys(self.masks, "mask")
         for field in self.objects:
             kinds[field] = field
@@ -189,7 +189,7 @@ class SampleAnnotations(NamedTuple):
 
 
 def _needed(declared: Annotations, objects: Sequence[str], always: Sequence[str]) -> Annotations:
-    """Return what has to be read for these fields: for keypoints of boxes also the boxes, with which they go.
+    """Return the parts to read for these fields: for keypoints of boxes also the boxes, with which they go.
 
     With boxes, those of their fields are read that are `always` needed.
     """

@@ -1,4 +1,4 @@
-"""The fields of a batch: how each is made of what the stages have read, decoded and annotated."""
+"""The fields of a batch: how each is made from the parts that the stages read, decoded and annotated."""
 
 from __future__ import annotations
 

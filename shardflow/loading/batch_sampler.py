@@ -82,7 +82,7 @@ class Rows:
         self._batch_size, self._rank, self.unit = partition.batch_size, partition.rank, partition.world_size
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
-        """Return where the sources are so many steps later."""
+        """Return the positions of the sources so many steps later."""
         counts = self._shares.counts(first * self._batch_size, (first + steps) * self._batch_size)
         return [
             source.at(source.stream_position(start) + rows * self.unit, start.streams)

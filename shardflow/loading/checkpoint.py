@@ -18,7 +18,7 @@ _ARGUMENTS = {
     "shard_affinity": "shuffle=Shuffle(shard_affinity=...)",
     "source": "its place among the sources of a Mix",
 }
-"""The arguments behind entries that have other names."""
+"""The arguments of entries that have other names."""
 
 MOST_EPOCHS = 2**31 - 1
 """The largest number of an epoch that a run can be set to: it continues from there, and workers get it in 64 bits."""

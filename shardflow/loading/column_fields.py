@@ -44,10 +44,10 @@ class ColumnFields:
         filled: Column → the value in place of one that is missing.
 
     Attributes:
-        kinds: Field → what it is, which is equal where samples of several datasets come in one batch.
+        kinds: Field → its kind; samples of one batch have equal kinds.
 
     Raises:
-        ConfigError: Samples have no value in a column, and nothing says what takes its place; a default is not a value
+        ConfigError: Samples have no value in a column that has no default; a default is not a value
             of its column; or pyarrow is missing.
     """
 

@@ -24,7 +24,7 @@ Group: TypeAlias = "tuple[int, int] | ProcessGroup | DeviceMesh"
 
 
 def resolve_group(group: Group | None) -> tuple[int, int]:
-    """Return (rank, size): the group's, or by default torch.distributed's when initialised, else the environment's."""
+    """Return (rank, size): the group's; by default torch.distributed's if initialised, otherwise the environment's."""
     if group is None:
         if _is_initialised():
             return dist.get_rank(), dist.get_world_size()

@@ -50,10 +50,10 @@ class EpochSetter(NamedTuple):
 
 
 class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no types
-    """What a `Loader` and a `Mix` have in common: iterating, measuring, ending in the middle, and WebDataset's methods.
+    """The common part of `Loader` and `Mix`: iterating, measuring, ending in the middle, and WebDataset's methods.
 
     Attributes:
-        fields: What a batch consists of.
+        fields: The names of a batch's columns.
         batch_size: Samples per batch and rank; those of the first loader of a mix.
         workers: The settings of the worker processes.
         annotations: Which of the fields follow the crops, and which boxes stay.
@@ -92,7 +92,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
     @abstractmethod
     def _after(self, position: int, steps: int) -> int:
-        """Return the position of the cursor so many steps later."""
+        """Return the position of the cursor `steps` steps later."""
 
     @abstractmethod
     def _begin(self, epoch: int, position: int) -> tuple[int, list[EpochStart]]:
@@ -161,7 +161,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         return _Chain(self).compose(*stages)
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> wds.DataPipeline:
-        """Return a WebDataset pipeline whose iterations have so many batches, from one epoch after the other.
+        """Return a WebDataset pipeline whose iterations have so many batches, taken from successive epochs.
 
         Each continues where the one before ended, so that every epoch is whole.
         """
@@ -206,8 +206,8 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def profile(self, seconds: float = 1.0) -> dict[str, float]:
         """Return the CPU milliseconds per image of each stage of the workers, measured in this process.
 
-        The stages make batches from the cursor on for about so many seconds, which moves nothing, but ends an
-        iteration in progress. Sending batches to the training process is not among them.
+        The stages make batches from the cursor on for about so many seconds. The cursor does not move, but an iteration
+        in progress ends. Sending batches to the training process is not among them.
 
         >>> shardflow.Loader("photos256", batch_size=256).profile()
         {'plan': ..., 'read': ..., 'decode': ..., 'annotate': ..., 'augment': ..., 'collate': ...}

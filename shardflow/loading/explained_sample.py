@@ -1,6 +1,6 @@
 """One sample as training gets it: its pixels and its annotations, before they are stacked into a batch.
 
-The stages are those of the workers, so the result is exactly that of a worker.
+The workers' own stages make it, so the result is exactly a worker's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The facts of a split: what a sampler can know of it, read from the indexes when it asks."""
+"""The facts of a split: read from the indexes on demand, for samplers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
 
 
 def column_numbers(split: Split, name: str) -> npt.NDArray[Any] | None:
-    """Return the numbers in a column, one per sample; None if there is no such column.
+    """Return the numbers in a column, one per sample; None if the dataset has no such column.
 
     Raises:
         ConfigError: They are not numbers, or samples have none.
@@ -81,7 +81,7 @@ def column_numbers(split: Split, name: str) -> npt.NDArray[Any] | None:
 
 
 def load_numbers(split: Split, path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """Return the numbers in a `.npy`, mapped; ConfigError if there is no such file, or no numbers in it."""
+    """Return the numbers in a `.npy`, mapped; ConfigError if the file is missing or has no numbers."""
     try:
         values: npt.NDArray[Any] = np.load(os.path.expanduser(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

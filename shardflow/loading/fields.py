@@ -33,8 +33,8 @@ def resolve_fields(
     The parts of the samples are those in the index of the first shard, so that no tar is opened.
 
     Raises:
-        ConfigError: They are not different names, the samples of the first shard have no such part, or there is no such
-            column, or values are missing in it.
+        ConfigError: Names repeat, the first shard's samples lack such a part, or the dataset lacks the column or some
+            of its values.
     """
     options = list(given) if isinstance(given, Collection) else []
     rules = [option for option in options if isinstance(option, CroppedBoxes)]
@@ -72,7 +72,7 @@ def check_image_fields(
 ) -> None:
     """Check that the fields about the images of a batch fit the decoder; ConfigError if not.
 
-    The first `samples` images, of the first shard at most, must have one size where nothing else gives them one.
+    Unless the decoder or transform gives them one size, the first `samples` images of the first shard must have one.
     """
     views, padding = bool(decoder.views), decoder.padding
     if transformed and annotated:

@@ -82,7 +82,7 @@ _ELSEWHERE = {
     "world_size": "use group=(rank, size)",
     "workersplitter": "every worker gets its own share, without a splitter",
 }
-"""What arguments of the loaders and datasets of PyTorch and webdataset are here."""
+"""Arguments of PyTorch's and webdataset's loaders → the equivalent here."""
 
 
 class Loader(Engine):
@@ -96,15 +96,15 @@ class Loader(Engine):
         url: The dataset: a directory, or any URL that fsspec serves, such as "s3://bucket/photos256".
         split: Name of the split to read.
         version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
-        batch_size: Samples (with `TokenBudget` bins of them) per batch and rank, 1 or more.
+        batch_size: Samples per batch and rank, 1 or more; with `TokenBudget`, bins.
         decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
             one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
             `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
             `device.Prefetcher`.
         transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2
             transform of torchvision; if it crops or flips again, a warning names the equivalent decoder. With masks,
-            boxes or keypoints among the fields it gets and returns a dict of tv_tensors by the names of the fields, and
-            as `WholeSample(transform)` a dict of all fields. Random numbers that it draws from torch's, Python's or
+            boxes or keypoints among the fields, it takes and returns a dict of tv_tensors by field; as
+            `WholeSample(transform)`, a dict of all fields. Random numbers that it draws from torch's, Python's or
             numpy's global generator depend only on (seed, epoch, sample). With `MultiView`, one for all views, or a
             list with one (or None) for each.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
@@ -156,7 +156,7 @@ class Loader(Engine):
     Attributes:
         dataset: The samples as a map-style dataset: `loader.dataset[i]` is (image, label), uint8 [3, H, W] and int. Its
             `dataset` is the open dataset with all splits.
-        source: The split, as it is sampled, read, decoded and transformed.
+        source: The split with its sampler, decoder and transforms.
 
     Raises:
         ConfigError: An argument is wrong, or the dataset lacks a field.
@@ -296,11 +296,11 @@ class Loader(Engine):
         )
 
     def explain(self, number: int, *, epoch: int = 0, sample: Sample | None = None) -> ExplainedSample | None:
-        """Return sample `number` of the split as training gets it in an epoch; None if it does not come there.
+        """Return sample `number` of the split as training gets it in an epoch; None if that epoch lacks it.
 
-        The stages of the workers make it, in this process; `batch_transform` and what happens on a device are left out.
-        With `samples_per_epoch`, `epoch` counts the passes over the split. Of a sample that comes several times, the
-        first. A `sample` that a reader of the split returned already is not read again.
+        The stages of the workers make it, in this process; `batch_transform` and transforms on a device are left out.
+        With `samples_per_epoch`, `epoch` counts the passes over the split. If the sample comes several times, the first
+        counts. Pass a `sample` that was read already to save reading it.
 
         >>> loader = shardflow.Loader("photos256", batch_size=256)
         >>> image = loader.explain(17, epoch=3).images[0]  # uint8 [3, 224, 224]
@@ -324,7 +324,7 @@ class Loader(Engine):
     def describe(self) -> dict[str, Any]:
         """Return the entries by which a run's log names its data and loads it again: plain JSON, without credentials.
 
-        The same from start to end of a run, and for all its ranks on equal machines. `version=` takes `fingerprint`.
+        The entries stay equal throughout a run, and on all ranks of equal machines. `version=` takes `fingerprint`.
 
         >>> entries = shardflow.Loader("photos256", batch_size=256).describe()  # mlflow.log_dict(entries, "data.json")
         """

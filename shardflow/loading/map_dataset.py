@@ -26,7 +26,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     >>> image, label = loader.dataset[17]     # uint8 [3, H, W], int
     >>> accuracy = correct / len(val.dataset)
 
-    It is made for looking at samples; to train, iterate the loader, which reads shards in sequence.
+    Use it to look at samples; to train, iterate the loader, which reads shards in sequence.
 
     Attributes:
         dataset: The open dataset, with all of its splits, as `shardflow.open` returns it.
@@ -35,7 +35,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         class_to_idx: The label of each class name.
         targets: The label of each sample.
 
-    Of a `samplers.Subset`, it has the samples of the subset, in its order.
+    With `samplers.Subset`, it has the samples of the subset, in its order.
     """
 
     def __init__(

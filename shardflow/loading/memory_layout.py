@@ -17,7 +17,7 @@ def aligned(size: int) -> int:
 
 
 def places(sizes: Iterable[int]) -> list[int]:
-    """Return where pieces of so many bytes begin that lie one behind the other, and where the last one ends."""
+    """Return where successive pieces of these sizes in bytes begin, and where the last one ends."""
     return list(itertools.accumulate(map(aligned, sizes), initial=0))
 
 

@@ -49,15 +49,15 @@ class Mix(Engine):
     """Interleaves several loaders in proportion to their weights; usable wherever a loader is.
 
     By default each batch is mixed: its samples come from all of the loaders. With `by="batch"` each batch comes from
-    one of them.
+    one.
 
     The loader of a sample (or batch) is a pure function of its number (`order.mixture.Shares`): all ranks agree without
-    communication, and any step can be reached by arithmetic. Each loader runs through its own epochs, exactly; mixed by
-    sample, nothing is left out at their ends. Order and random keys of each loader come from its seed and its number in
-    the mix. So two loaders of one dataset draw independently, and the first one draws as without a mix.
+    communication, and any step can be reached by arithmetic. Each loader runs through its own epochs exactly; mixed by
+    sample, their ends lose no sample. Order and random keys of each loader come from its seed and its number in the
+    mix. So two loaders of one dataset draw independently, and the first one draws as without a mix.
 
-    Labels are the numbers in each dataset. So if labels, or whole numbers of boxes, are among the fields, each number
-    must mean the same class in all datasets: one list of class names, or lists that begin alike.
+    Labels are the numbers in each dataset. If labels or integer fields of boxes are loaded, the lists of class names
+    must be equal or begin alike.
 
     >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)
     >>> schedule = [(0, [3, 1]), (10_000, [1, 1])]  # from three quarters of photos to a half

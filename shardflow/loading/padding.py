@@ -1,4 +1,4 @@
-"""Padding: what becomes of images of different sizes in a batch."""
+"""Padding: the rule for images of different sizes in a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Padding:
     """The rule by which the images of a batch, or their masks, are joined.
 
     Attributes:
-        stack: Whether they become one tensor; otherwise they stay a list.
+        stack: Whether images become one tensor; otherwise they stay a list.
         pad_to_multiple_of: Pad at the right and at the bottom, to the largest height and width of the batch, rounded up
             to a multiple of this; None for images of one size.
         mask_padding: Pad masks with this value instead.

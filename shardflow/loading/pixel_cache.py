@@ -12,10 +12,10 @@ and the limit: each shard has its share of the limit, for its first records. So 
 limit holds by construction, for the files of one split and decoder: those of others do not count. Files have holes
 where nothing was written yet.
 
-Pixels are written before their checksum, and used only while it matches. If it does not, whatever the reason (a write
-that is in progress or was cut off, a disk that lost it), the image is decoded and written again. Files are read with
-`pread(2)` and not mapped, so that a disk error is an exception and not a signal that ends the process. Only images that
-decode without complaint, from bytes whose CRC-32 was checked, are written.
+Pixels are written before their checksum, and used only while it matches. If it does not (an unfinished write, a disk
+that lost it), the image is decoded and written again. Files are read with `pread(2)` and not mapped, so that a disk
+error is an exception and not a signal that ends the process. Only images that decode without complaint, from bytes
+whose CRC-32 was checked, are written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run metadata: what a run should log about its data, as plain JSON."""
+"""Run metadata: the description of a run's data for its log, as plain JSON."""
 
 from __future__ import annotations
 

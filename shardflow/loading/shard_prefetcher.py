@@ -1,7 +1,7 @@
 """Prefetching of shards: threads fetch shards into the cache before the batches that need them; the plan is known.
 
-The threads only save time. A shard that they failed to fetch, for whatever reason, is fetched again by its reader, so
-an error that persists is raised in the batch that needs the shard.
+The threads only save time. The reader of a shard that they failed to fetch tries again, so a lasting error is raised by
+the batch that needs the shard.
 
 All workers of a rank prefetch the same list of shards, and the locks of the cache share the work out among them: a
 shard that another process is fetching is skipped and tried again later.

@@ -1,11 +1,10 @@
 """Batches through shared memory: from a worker to the training process, in memory that is used again and again.
 
-By default the DataLoader takes fresh shared memory for every tensor, which can cost half as much as decoding, in page
-faults alone. Here each worker owns a slab of shared memory, cut into slots. The decode stage borrows a slot and decodes
-into it; `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In
-the training process the tensors are views of the slot, and when the last of them is gone, with all of its views,
-the slot is free again. When none is free, the worker falls back to fresh memory. So memory is never overwritten while
-it can be seen, and nothing waits.
+The DataLoader takes fresh shared memory for every tensor by default: its page faults can cost half as much as decoding.
+Here each worker owns a slab of shared memory, cut into slots. The decode stage borrows a slot and decodes into it;
+`BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In the
+training process the tensors are views of the slot. When the last view is gone, the slot is free again. When none is
+free, the worker falls back to fresh memory. So memory is never overwritten while it can be seen, and nothing waits.
 
 A field of a batch is a tensor, a tuple of fields, or a list with a tensor per sample, such as its boxes. A list travels
 as one tensor of all values, with the shapes; so there are few objects of shared memory however many boxes there are.

@@ -39,9 +39,9 @@ Stage = Callable[[Batches], Batches]
 class Read:
     """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
 
-    Images that the kernel decodes stay in their files until it reads them, with the other parts of their samples,
-    checks and decodes them while they are in the processor's cache. With the field "key", a sample whose key cannot be
-    read is damaged. The encoded files of images in the pixel cache are not checked, unless they are among the fields.
+    The kernel reads, checks and decodes its images, with the other parts of their samples, while they are in the
+    processor's cache. With the field "key", a sample whose key cannot be read is damaged. The encoded files of images
+    in the pixel cache are not checked, unless they are among the fields.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -316,7 +316,7 @@ def _next_place(batch: Batch, done: Sequence[Any]) -> str:
 
 
 def batch_place(what: str, batch: Batch) -> str:
-    """Return how a note names what was called for a batch."""
+    """Return the name of a batch for a note."""
     others = f" and {len(batch.samples) - 1} more" if len(batch.samples) > 1 else ""
     return f"{what}, for the batch of {_place(batch.samples[0])}{others}"
 

@@ -43,8 +43,8 @@ def transform_sample(
         masks: Which of the fields are masks.
 
     Raises:
-        ConfigError: The transform does not return what it was given, or more, or other numbers of boxes and of their
-            fields.
+        ConfigError: The transform does not return the fields that it was given, or boxes and their fields of different
+            lengths.
     """
     given = _to_dict(image, {field: values[index] for field, values in annotations.items()}, masks)
     returned = transform(dict(given))
@@ -62,14 +62,14 @@ def transform_whole(
     names: Sequence[str],
     masks: Collection[str],
 ) -> dict[str, Any]:
-    """Return what a transform of the whole sample returns; images and annotations are put back into the batch.
+    """Return the result of a transform of the whole sample; images and annotations are put back into the batch.
 
     Args:
         transform: The transform.
         batch: The batch; its images are lists.
         row: The number of the sample in the batch.
         others: The other fields of the sample.
-        names: What the transform has to return.
+        names: The fields that the transform must return.
         masks: Which of the fields are masks.
 
     Raises:
@@ -113,7 +113,7 @@ def _put_back(
     index: int,
     masks: Collection[str],
 ) -> None:
-    """Put the annotations that a transform returned in the place of those of a sample."""
+    """Replace the annotations of a sample by those that a transform returned."""
     for field in annotations:
         if field not in returned:
             continue
@@ -161,7 +161,7 @@ def _tv_tensors() -> ModuleType:
 
 
 def check_movable(fields: Sequence[str]) -> None:
-    """Check that transforms can move these fields, and import what they need: before workers are forked.
+    """Check that transforms can move these fields, and import their types: before workers are forked.
 
     Raises:
         ConfigError: Keypoints are among the fields, and the installed torchvision does not know them.
@@ -173,7 +173,7 @@ def check_movable(fields: Sequence[str]) -> None:
 
 
 def _check(returned: Any, given: dict[str, Any]) -> None:
-    """Check that all that was given came back, and nothing else."""
+    """Check that exactly the given fields came back."""
     if not isinstance(returned, dict) or (missing := given.keys() - returned.keys()):
         found = f"a dict without {', '.join(missing)}" if isinstance(returned, dict) else type(returned).__qualname__
         raise ConfigError(
@@ -188,7 +188,7 @@ def _check(returned: Any, given: dict[str, Any]) -> None:
 
 
 def _check_parallel(returned: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check that what was given for each box still is parallel to the boxes, where both came back."""
+    """Check that the fields of boxes still are as long as the boxes, if both came back."""
     if BOXES not in given or BOXES not in returned:
         return
     boxes = len(returned[BOXES])

@@ -15,7 +15,7 @@ from shardflow.errors import ConfigError
 class WholeSample:
     """A transform that takes all fields of a sample as one dict, and returns those of the batch.
 
-    Any other `transform` takes the image, which is wrong as soon as its meaning is in the text or the label too.
+    Any other `transform` takes the image alone, which is wrong if texts or labels must change with it.
 
     >>> def tokenize(sample):
     ...     caption = sample["txt"].replace("left", "right") if sample["flipped"] else sample["txt"]
@@ -47,7 +47,7 @@ class WholeSample:
         self.transform, self.returns = transform, None if returns is None else tuple(returns)
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return what the transform makes of a sample."""
+        """Return the transform's result for a sample."""
         returned = self.transform(sample)
         if not isinstance(returned, dict):
             found = "None (does it lack a `return`?)" if returned is None else type(returned).__qualname__

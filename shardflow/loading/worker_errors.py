@@ -30,7 +30,7 @@ _STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collat
 
 @contextlib.contextmanager
 def add_context(describe: Callable[[], str], types: str = "") -> Iterator[None]:
-    """Add to an error of the user's code what it was called for, and to a TypeError also with which types."""
+    """Add to an error of the user's code its sample or batch, and to a TypeError also the types."""
     try:
         yield
     except ShardflowError:

@@ -115,7 +115,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             del items  # an exception that the caller keeps must not keep the iteration alive
 
     def end(self) -> None:
-        """End the worker processes now, whatever still refers to them; the next iteration starts new ones."""
+        """End the worker processes now, even if they are still referred to; the next iteration starts new ones."""
         iterator, self.data_loader._iterator = self.data_loader._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined] # only iterators with workers are kept
@@ -127,7 +127,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
     def _silence_signal_handler(self) -> None:
         """Make the loader's next request raise a worker's death, which is where a training loop can catch it.
 
-        By default torch raises it from a signal handler, in whatever line the training step is executing.
+        By default torch raises it from a signal handler, in the middle of a training step.
         """
         iterator: Any = self.data_loader._iterator
         if getattr(iterator, "_worker_pids_set", False):

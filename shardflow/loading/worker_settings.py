@@ -1,4 +1,4 @@
-"""The settings of worker processes: how many by default, how they start, what they prefetch, and pinned memory."""
+"""The settings of worker processes: their number, start method, prefetching and pinned memory."""
 
 from __future__ import annotations
 

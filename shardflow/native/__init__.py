@@ -1,16 +1,16 @@
 """The native kernel: decode, crop, resize and flip a batch of JPEGs into an array of the caller, in one call.
 
-The kernel is optional: the wheels have it, and from source it is built where a C compiler is. `describe()` names what
-was found or which symbols are missing.
+The kernel is optional: the wheels have it, and from source it is built where a C compiler is. `describe()` names the
+library that was found, or the missing symbols.
 
 It computes torchvision's `decode_jpeg(mode=RGB)`, `resized_crop(antialias=True)` and `hflip` on uint8, without decoding
-what lies outside of the crop. The resampling arithmetic is PyTorch's, bit by bit. Where the two hold different versions
-of libjpeg-turbo, rare pixels may differ by one level.
+the rest of the image. The resampling arithmetic is PyTorch's, bit by bit. Where the two hold different versions of
+libjpeg-turbo, rare pixels may differ by one level.
 
 - Crops lie inside the image, from 1 x 1 pixel up, and are enlarged or reduced to any size. Any other crop is a problem
   of that image, as is a file that is not a JPEG: its pixels are zero, and the other images of the batch are complete.
-- The kernel itself decodes baseline JPEGs in the samplings that photographs have; progressive ones, rare ones and
-  whatever a fault was found in are libjpeg-turbo's, by its public interface: any version will do.
+- The kernel itself decodes baseline JPEGs in the samplings that photographs have; libjpeg-turbo decodes progressive,
+  rare and faulty ones, by its public interface: any version will do.
 - Grey is replicated to RGB. CMYK, 12 bits and arithmetic coding are `Status.UNSUPPORTED`: use a general decoder.
 - A file that is cut short is `Status.TRUNCATED`, even where the crop lies above the cut. Corrupt data after which
   libjpeg-turbo continues, as in Pillow and torchvision, is `Status.DAMAGED`; the pixels are there, and the caller
@@ -75,7 +75,7 @@ def available() -> bool:
 
 
 def describe() -> str:
-    """Return which libjpeg-turbo and which instructions the kernel uses, or the reason why there is no kernel."""
+    """Return which libjpeg-turbo and instructions the kernel uses, or why the kernel is missing."""
     kernel = binding.load()
     if isinstance(kernel, str):
         return kernel
@@ -85,8 +85,8 @@ def describe() -> str:
 def version() -> str:
     """Return the version of the libjpeg-turbo that the kernel uses, "none" without a kernel.
 
-    Nothing else changes the pixels: not the path of the library, and not the instructions in use. But of damaged files
-    that libjpeg-turbo decodes, and whose coefficients exceed what an encoder writes, x86 and aarch64 make other pixels:
+    Nothing else changes the pixels: not the path of the library, and not the instructions in use. But x86 and aarch64
+    decode damaged files whose coefficients exceed an encoder's range, which libjpeg-turbo decodes, to different pixels:
     its loops saturate there in different steps.
     """
     kernel = binding.load()
@@ -166,7 +166,7 @@ def decode_views(
 ) -> list[Problem]:
     """Decode each image once, as much of it as all of its views need, and crop every view from that.
 
-    Each view has the pixels that `decode_crops` gives it. A problem is that of an image, in all of its views: with
+    Each view has the pixels that `decode_crops` gives it. A problem concerns an image, in all of its views: with
     several, damage is found wherever one of them would find it.
 
     Images can be `in_files`; their payloads are empty. One whose file cannot be read, or has another CRC-32, is

@@ -87,14 +87,14 @@ class Header:
 class ImageInFile:
     """An encoded image in its file: the kernel reads it, checks it and decodes it while it is in the cache.
 
-    What is read with it may hold other parts of its sample, which are checked as well, and copied to memory.
+    Other parts of its sample may be read with it; they are checked too, and copied to memory.
 
     Attributes:
         descriptor, begin, size: The bytes that are read of a file.
         parts: The address that a part is copied to, or 0 for the image, its offset in the file, its size and CRC-32.
         part_bytes: The sizes of all parts together.
         read: Returns the image, read and checked without the kernel.
-        owners: What keeps the file open, and the memory that parts are copied to.
+        owners: The objects that keep the file open, and the memory that parts are copied to.
     """
 
     descriptor: int
@@ -189,7 +189,7 @@ class Decoder:
         return [_problem(problem) for problem in self._problems[:found]]
 
     def transcode(self, asked: ctypes.Structure, made: ctypes.Structure) -> Problem | None:
-        """Transcode an image as asked, and return its problem; what was made is valid until the next call."""
+        """Transcode an image as asked, and return its problem; the result is valid until the next call."""
         problem = _Problem()
         found = self._dll.sf_transcode(self._handle, ctypes.byref(asked), ctypes.byref(made), ctypes.byref(problem))
         return _problem(problem) if found else None

@@ -5,7 +5,7 @@ which is resized separately, turned, cropped and encoded again. Nothing is conve
 upsampled to be downsampled again: that is both faster and nearer to the original.
 
 Grey images get neutral chroma. RGB without YCbCr, CMYK, 12 bits, arithmetic and lossless coding are
-`Status.UNSUPPORTED`, and whatever is damaged is a problem: use a general decoder.
+`Status.UNSUPPORTED`, and damage is a problem: use a general decoder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLINGS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2)}
 """Chroma subsamplings: how many samples of luma there are to one of chroma, across and down."""
 
 TRANSCODING = "planes 1"
-"""What it computes: raised with every change of the bytes that come of a JPEG."""
+"""The computation: raised with every change of the bytes that come of a JPEG."""
 
 _OVERSAMPLING = 2
 
@@ -80,7 +80,7 @@ def transcode(
         payload: The encoded image.
         stored: Its width and height in pixels.
         resized: Stored width and height after the resize, 1 … 65500 each.
-        orientation: How it is to be turned, 1 … 8, as in EXIF.
+        orientation: The orientation, 1 … 8, as in EXIF.
         window: Left, top, right and bottom in the upright resized image.
         interpolation: The filter; all are antialiased.
         quality: 1 … 100.

@@ -1,4 +1,4 @@
 """Order: pure functions from (seed, epoch, position) to the sample that comes there.
 
-They need numpy alone, and read no file, no clock and no random generator.
+They need only numpy, and read no file, clock or random generator.
 """

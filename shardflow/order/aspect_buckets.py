@@ -30,7 +30,7 @@ _CHUNK = 1 << 18
 
 
 class AspectBuckets:
-    """Batches of one shape each: the one whose ratio of width and height is nearest to those of the images.
+    """Batches of one shape each, with the images whose ratio of width and height is nearest to it.
 
     The shape is the same on all ranks. The last samples of a bucket are handed on to the next, so each sample comes
     once.

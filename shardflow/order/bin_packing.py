@@ -1,9 +1,9 @@
 """Bin packing: first fit decreasing, of many groups of items at once.
 
-First fit decreasing fills one bin after the other, each with the longest item left that fits, until none fits. All
-groups take each of these steps together, so that numpy's cost per call is shared, and so many at a time that memory is
-bounded. Items of one length are counted, not listed; a bin that can be filled again in the same way is, and so one
-group of millions of items takes few steps.
+First fit decreasing fills one bin after the other, each with the longest item left that fits, until none fits. Many
+groups take each step together, so that numpy's cost per call is shared; their number bounds memory. Items of one length
+are counted, not listed; a bin that can be filled again in the same way is, and so one group of millions of items takes
+few steps.
 
 How many bins a group needs depends on the lengths in it, and not on their order.
 """
@@ -114,7 +114,7 @@ def _steps(left: I64, sizes: I64, capacity: int) -> tuple[list[tuple[I64, I64, I
 
 
 class _Below:
-    """Finds the next kind at or below one, of which items are left: a forest whose paths are cut short when used."""
+    """Finds the next kind at or below one that has items left: a forest whose paths are cut short when used."""
 
     def __init__(self, left: I64, firsts: I64) -> None:
         there = left > 0

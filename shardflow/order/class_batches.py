@@ -28,8 +28,8 @@ _SHOWN_CLASSES = 5
 class ClassBatches:
     """Batches of `batch_size / samples_per_class` different classes, with that many samples of each.
 
-    One class comes after the other. A sample comes once at most in an epoch; those that fill no batch are others in
-    each. Classes with fewer samples never come, of which a warning tells. Batches have samples from all over the split.
+    One class comes after the other. An epoch has a sample at most once, and the samples that fill no batch differ
+    between epochs. A warning names classes with fewer samples, which never come. Batches draw from the whole split.
 
     >>> loader = shardflow.Loader("photos256", batch_size=32, sampler=shardflow.samplers.ClassBatches(16))
 

@@ -30,12 +30,12 @@ Together = Literal["sample", "batch", "step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a sampler can know of a dataset and a run. The callables read the indexes when they are called.
+    """The facts of a dataset and a run, for samplers. The callables read the indexes when they are called.
 
     Attributes:
         split: The name of the split, for messages.
-        split_samples: The samples of the whole split: an argument with a number per sample has so many.
-        shard_samples: Of each shard, the samples that take part, int64 [S]. They are the first of the split.
+        split_samples: The samples of the whole split: the length of an argument with a number per sample.
+        shard_samples: The samples of each shard that take part, int64 [S]. They are the first of the split.
         shuffle: How to shuffle; None for the order of the split.
         batch_size, world_size: The samples of a rank's batch, and the number of ranks.
         classes: The class names; None where the dataset has no labels.
@@ -140,8 +140,8 @@ class EpochSampler(Protocol):
         patch: Where positions are bins, the height and width of each image are multiples of this; 0 without images, and
             None where a position is a sample.
         chosen: The numbers of the samples that each pass has; None where these are all, or not the same in each.
-        warnings: What the user should know.
-        length_rule: What the length of an epoch follows from, and how to have a longer one: "; …", to end a message.
+        warnings: Messages for the user.
+        length_rule: The reason for the length of an epoch, and how to have a longer one: "; …", to end a message.
     """
 
     length: int
@@ -163,7 +163,7 @@ class EpochSampler(Protocol):
 
 
 class Sampler(Protocol):
-    """What `Loader(sampler=...)` takes."""
+    """The argument of `Loader(sampler=...)`."""
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return the epochs that this sampler makes of these facts; ConfigError where it does not fit them."""
@@ -171,7 +171,7 @@ class Sampler(Protocol):
 
 
 def bound(sampler: Any, facts: Facts) -> EpochSampler:
-    """Return a sampler, bound; ConfigError if it is not one, or does not say what its states are compared by."""
+    """Return a sampler, bound; ConfigError if it is not a sampler, or lacks an identity."""
     if isinstance(sampler, type) or not callable(getattr(sampler, "bind", None)):
         raise ConfigError(
             "sampler must be one of shardflow.samplers, such as samplers.Weighted('balanced'), or an object with "

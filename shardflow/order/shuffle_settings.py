@@ -22,8 +22,8 @@ BUFFER = 8192
 STREAMS_PER_RANK = 8
 """Defaults for shards packed in class order (docs/performance.md).
 
-Several streams mix from the first batch on. With a buffer of half the size, 30 shards per rank would be open in place
-of 45, and the classes of a batch would vary half as much again beyond what a full shuffle gives.
+Several streams mix from the first batch on. Half the buffer would open 30 shards per rank instead of 45, and the excess
+variance of a batch's classes would grow by half.
 """
 
 

@@ -16,9 +16,9 @@ from .weights import Weights, as_numbers
 
 
 class Subset:
-    """Some samples of a split: those that fulfil a condition, or by their numbers, each as often as it is named.
+    """Some samples of a split: by a condition, or by their numbers, each as often as it is named.
 
-    With `shuffle=False` they come in the order given, as those of PyTorch's `Subset`. Shards are then read as this
+    With `shuffle=False` they come in the order given, as from PyTorch's `Subset`. Shards are then read as this
     order needs them, so numbers that go back and forth keep many open.
 
     >>> loader = shardflow.Loader("photos256", batch_size=2, sampler=shardflow.samplers.Subset([3, 8]))
@@ -26,7 +26,7 @@ class Subset:
 
     Args:
         indices: Numbers of samples, 0 … N-1: integers, shape [M]. Or a condition, as for `shardflow.subset(where=...)`.
-            It is evaluated when the loader is made; a checkpoint fits the same samples alone.
+            It is evaluated when the loader is made; a checkpoint fits only the same samples.
 
     Raises:
         ConfigError: They are not a list of integers.

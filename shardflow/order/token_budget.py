@@ -9,7 +9,7 @@
               windows have several streams each, and at last all samples. Then the bins suffice, since how many first
               fit decreasing needs depends on the lengths alone
 
-The tokens of an image are known from the index, those of a text from a column: no byte is read for a plan.
+The index gives the tokens of an image, a column those of a text: no byte is read for a plan.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ I32 = npt.NDArray[np.int32]
 
 
 class TokenBudget:
-    """Bins of samples that have at most so many tokens together; `batch_size` counts bins.
+    """Bins of samples with at most so many tokens in total; `batch_size` counts bins.
 
     Each sample comes once in an epoch. Every epoch has the same number of bins, and so has every rank in a step. An
-    image has a token per patch: its sides are resized to the nearest multiples of `patch`, of which `decoders.Patches`
-    takes care. A text has as many tokens as a column says.
+    image has a token per patch: `decoders.Patches` resizes its sides to the nearest multiples of `patch`. A text has as
+    many tokens as a column says.
 
     >>> sampler = shardflow.samplers.TokenBudget(8192, patch=16, text="caption_tokens", long_side=512)
     >>> loader = shardflow.Loader(url, batch_size=4, sampler=sampler, fields=("image", "cu_seqlens", "caption"))
@@ -249,7 +249,7 @@ def _fewer(streams: int) -> int:
 
 
 def _cut(bins: _Bins, length: int) -> _Bins:
-    """Return `length` bins, some of which were cut in two, at places all over the epoch."""
+    """Return `length` bins, by cutting some in two, all over the epoch."""
     if not (missing := length - len(bins.starts)):
         return bins
     inside = np.ones(len(bins.samples), dtype=np.bool_)

@@ -9,7 +9,7 @@ The running sum goes over the shards permuted by hash(seed, epoch), and over the
 epoch, shard). Over the stored order, samples at some distances would always come together, and others never. In a
 permuted order two samples come together as often as independent draws have it, except that each shard gives its share,
 rounded up or down: the counts of two of n equal weights in a shard have a correlation of down to -1 / (n - 1). The
-running sum decides about counts alone; the plan's order is that of the shards, with their records as they are stored.
+running sum decides only about counts; the plan's order is that of the shards, with their records as they are stored.
 
 Weights are multiples of 2**-31, and all arithmetic is of integers, so that every machine finds the same samples. The
 sum S of N weights is seldom a whole number of samples. The epoch has the L samples that are nearest to it, and its
@@ -51,14 +51,14 @@ class Weights:
 
     Args:
         values: Expected number of times that each sample comes in an epoch, 0 or more: any number type, shape [N]. With
-            `classes`, that of each class instead, shape [K].
+            `classes`, the weight of each class instead, shape [K].
         shard_samples: Number of samples of each shard, int64; their sum is N.
         classes: The class of each sample, an integer 0 … K-1, shape [N].
 
     Attributes:
         length: Samples in an epoch: the sum of the weights, rounded.
         digest: SHA-256 of the weights; equal weights have equal digests, however they were given.
-        sum, sums: The sum of all weights, and of those of each shard, as multiples of 2**-31.
+        sum, sums: The sum of all weights, and of each shard's weights, as multiples of 2**-31.
 
     Raises:
         ConfigError: A weight is negative, not finite or no number, or the sum is not 1 … 2,147,483,647.

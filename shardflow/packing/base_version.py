@@ -1,4 +1,4 @@
-"""The base version of an extension: a dataset as it is, with all that its files say of its inputs.
+"""The base version of an extension: a dataset with the records of its inputs.
 
 Inputs are found by their paths. Whether one is still what was packed is asked in this order, so that nothing is read
 without need: its identity, its size, and a digest of its content.
@@ -48,7 +48,7 @@ _HANDFUL = 8
 
 
 class State(enum.IntEnum):
-    """What an input of a source is to a dataset."""
+    """The relation of a source's input to a dataset."""
 
     NEW = 0  # none has its path, or none that could be packed
     KNOWN = 1  # it is in the dataset
@@ -118,7 +118,7 @@ class BaseVersion:
         return states
 
     def refuse_copies(self, new: Source) -> None:
-        """Refuse new inputs of which most are in the base under other names, by the contents of a few of them."""
+        """Refuse new inputs if most are in the base under other names, judged by the contents of a few."""
         step = max(1, new.inputs // _COMPARED)
         items = [item for items in new.splits.values() for item in items[::step]]
         sizes = {size for receipt in self.receipts.values() for size in receipt.sizes}

@@ -1,8 +1,8 @@
 """The commit: receipts become a manifest, and the manifest makes the dataset.
 
-Everything is counted from receipts alone, so it does not matter which attempt did a job. The manifest is written last,
-create-only: before it there is no dataset. An extension replaces it in one step, if it is still that of the version
-which it extends, and keeps it next to the new one.
+Everything is counted from receipts, so it does not matter which attempt did a job. The manifest is written last,
+create-only: before it, the dataset does not exist. An extension replaces it in one step, if it is still the extended
+version's, and keeps the old one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 def commit(plan: PackPlan, results: PackResults) -> Manifest:
     """Write the quarantine and, when no more than `max_errors` of the plan's inputs are in it, the manifest.
 
-    Where others can write too, it is checked what the jobs have published.
+    Where others can write too, the files that the jobs published are checked.
 
     Raises:
         PackIncompleteError: More inputs could not be packed, or none could. The quarantine names them.
@@ -50,7 +50,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
     if base is not None:
         for name, receipt in base.receipts.items():
             before.add(name, receipt)
-        # Of a kind that is read now, an image that was skipped is an input.
+        # A skipped image is an input if its kind is read now.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
         _warn_of_copies(before, totals)

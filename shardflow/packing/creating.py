@@ -82,7 +82,7 @@ def pack(
             grow by 1 %), or "none". Tables need the native kernel. ["encoded"]
         max_pixels: Images with more pixels are quarantined, as are those that need more memory or scans than the limits
             that follow from it (`formats.image_limits`): 110 million pixels take up to 0.99 GB. [110 million]
-        annotations: Which parts are masks, and where boxes and keypoints stand, so that they follow the pixels. A
+        annotations: The masks among the parts, and the places of boxes and keypoints, so that they follow the pixels. A
             table's mask column, a COCO set and a dataset declare theirs. Other parts are kept byte for byte.
         shuffle: Shuffle the inputs of each split before they are divided into shards; otherwise they keep the order of
             the source.

@@ -68,16 +68,16 @@ def extend(
         src: As for `pack`: the source of the dataset, grown, or another with other names.
         dst: A dataset with its receipts, a directory or a URL.
         on_conflict: Rule for a known path with other content: "error", "add" to pack them as further samples, or "skip"
-            to leave them out. New inputs of which most are in the dataset under other names are packed by "add" alone.
+            to leave them out. If most new inputs are in the dataset under other names, only "add" packs them.
         max_errors: How many new inputs may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
     Raises:
         NotFoundError: The dataset or one of its receipts is missing.
-        IntegrityError: A receipt of it is not that of its shard.
+        IntegrityError: A receipt does not belong to its shard.
         ConfigError: An argument is wrong, the dataset does not record its layout, or another extension has begun. `src`
-            differs from the dataset in labels or annotations, is another shardflow dataset, or has conflicting inputs,
-            or most of its new inputs are in the dataset under other names.
+            differs from the dataset in labels or annotations, is another shardflow dataset, or has conflicting inputs.
+            Most of its new inputs are in the dataset under other names.
         DatasetExistsError: Another process extended it meanwhile.
         PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.

@@ -1,8 +1,8 @@
 """Jobs: each makes one shard from a fixed slice of the inputs, known before any work begins.
 
 A job touches nothing outside its shard, so any executor can run it. Its *pieces*, a few inputs each, may run in several
-processes and leave a partial tar each; `Finish` assembles them. The slots of a split are numbered regardless
-of the fate of their inputs, so a sample's key depends on its own slot alone.
+processes and leave a partial tar each; `Finish` assembles them. The slots of a split are numbered whether or not their
+inputs are packed, so a sample's key depends only on its slot.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def identity_digits(item: Item) -> str:
 
 
 def content_digits(found: Input, label: Label) -> str:
-    """Return a digest of what becomes a sample, the image, its label and its other parts, as 16 hexadecimal digits."""
+    """Return a digest of a sample's content (image, label, other parts), as 16 hexadecimal digits."""
     digest = hashlib.sha256(found.image)  # by the processor's own instructions, so faster than any other
     if label is not None or found.parts:
         digest.update(b"\0%a" % (label,))
@@ -117,7 +117,7 @@ def content_digits(found: Input, label: Label) -> str:
 
 
 def content_now(item: Item, reader: Reader) -> str:
-    """Return the digest of what an input holds now; "" if it cannot be read."""
+    """Return the digest of an input's current content; "" if it cannot be read."""
     try:
         return content_digits(reader.read(item), item.label)
     except SampleError:
@@ -125,7 +125,7 @@ def content_now(item: Item, reader: Reader) -> str:
 
 
 class InputResult(NamedTuple):
-    """What became of an input; size and content are as in a receipt."""
+    """The result of an input; size and content are as in a receipt."""
 
     path: str
     size: int
@@ -134,7 +134,7 @@ class InputResult(NamedTuple):
 
 
 class PieceResult(NamedTuple):
-    """The result of a piece: its partial tar, and what became of each of its inputs."""
+    """The result of a piece: its partial tar, and the result of each input."""
 
     partial: shard_writer.PartialTar
     inputs: tuple[InputResult, ...]

@@ -1,8 +1,8 @@
 """The ledger: the receipts in a destination, and which of the files there belong to a pack.
 
-`quarantine.jsonl` is the first file that a pack writes: without it a directory must be empty; with it, only files that
-have a pack's names are ever replaced, and of those only what shardflow wrote is removed. In a bucket nothing is,
-because a process that wakes up late could remove what another one has written since.
+`quarantine.jsonl` is the first file that a pack writes: without it a directory must be empty; with it, only files with
+a pack's names are ever replaced, and only those that shardflow wrote are removed. In a bucket none is, because a
+process that wakes up late could remove another one's newer files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ledger:
         return self._listing
 
     def refuse_dataset(self) -> None:
-        """Refuse a destination that holds a dataset, after removing what a pack that was killed at its commit left."""
+        """Refuse a destination that holds a dataset, after removing leftovers of a killed commit."""
         try:
             refuse_dataset(self.storage)
         except DatasetExistsError:
@@ -74,8 +74,8 @@ class Ledger:
     def finished(self, job: Job) -> Receipt | None:
         """Return the receipt of a job that need not be done again, None when it must be.
 
-        A job is done again when its recipe differs, when an input is not the one that was packed (see
-        `Item.identity`), when a file of the shard is missing or cut, and when an input could not be read.
+        A job is done again if its recipe differs, an input has changed (see `Item.identity`) or could not be read, or a
+        file of the shard is missing or cut.
         """
         receipt = job.receipt(self.storage) if f"{job.name}.json" in self.listing else None
         if receipt is None or receipt.identities != job.identities:
@@ -84,7 +84,7 @@ class Ledger:
         return receipt if not is_unread and _is_whole(job, receipt, self.listing) else None
 
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
-        """Raise a StoreError unless the receipts and the sizes in the storage are those of these jobs and shards."""
+        """Raise a StoreError unless the storage has the receipts of these jobs, and shards of their sizes."""
         listing = self.storage.listing()
 
         def is_own(job: Job) -> bool:
@@ -102,7 +102,7 @@ class Ledger:
                     raise StoreError(f"{message}; when no other process writes there, run the same command again")
 
     def remove_others(self, names: Iterable[str]) -> None:
-        """Remove what earlier attempts left on a disk: temporary files, and shards of other jobs than these."""
+        """Remove leftovers of earlier attempts from a disk: temporary files, and shards of other jobs than these."""
         planned = set(names)
         for name in self.listing:
             is_other = is_job_name(name) and name.rpartition(".")[0] not in planned

@@ -49,7 +49,7 @@ def open_sources(
 
 
 def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:
-    """Return the inputs of some sources that may be those of some shards, given their numbers in the receipts."""
+    """Return the inputs of some sources that may belong to some shards, given their numbers in the receipts."""
     paths = ((_split(shard), receipt.inputs(), slots) for shard, receipt, slots in wanted)
     names = {(split, inputs[slot]) for split, inputs, slots in paths for slot in slots}
     found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
@@ -91,7 +91,7 @@ def _split(shard: Shard) -> str:
 def _choose(
     shard: Shard, path: str, receipt: Receipt, slot: int, candidates: Sequence[tuple[Source, Item]]
 ) -> tuple[Source, Item]:
-    """Return which of the inputs with a path is the packed one; one alone is compared when it has been packed again."""
+    """Return which of the inputs with a path is the packed one; a single one is compared later."""
     if not candidates:
         raise NotFoundError(f"{NOT_IN_SOURCES} {path!r}, from which {shard.name} was packed")
     if len(candidates) == 1:

@@ -40,7 +40,7 @@ _CHECKED_INPUTS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """The plan of a pack. Its counts are those of a dry run: for them nothing is written, and no image is read."""
+    """The plan of a pack. A dry run shows its counts: for them nothing is written, and no image is read."""
 
     ledger: Ledger  # the receipts in the destination
     source: Source  # the inputs that are to be packed; its labels continue the numbering of the base version

@@ -1,4 +1,4 @@
-"""The report of a pack or an extension: what became of its inputs."""
+"""The report of a pack or an extension: the results of its inputs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
 
 
 def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
-    """Return the number of inputs of each reason. Reasons that differ in figures alone count as the first of them."""
+    """Return the number of inputs of each reason. Reasons that differ only in figures count as the first of them."""
     alike: dict[str, list[str]] = {}
     for bad in quarantined:
         kind = os.path.splitext(bad.path)[1].lower() if bad.stage == SKIPPED else bad.stage

@@ -40,7 +40,7 @@ DELAY_S = 2.0
 
 
 def counted(inputs: Iterable[T], doing: str) -> Iterator[T]:
-    """Yield inputs; count them in a terminal, if there are so many that it takes longer than `DELAY_S`."""
+    """Yield inputs; count them in a terminal, if it takes longer than `DELAY_S`."""
     if not sys.stderr.isatty():
         return iter(inputs)
     from tqdm.auto import tqdm

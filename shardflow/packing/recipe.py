@@ -1,10 +1,10 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
-A recipe holds the settings, and answers what follows from them for an image: its format, size and crop. The work is
+A recipe holds the settings, and derives from them, for an image: its format, size and crop. The work is
 done by `image.pipeline`.
 
 To add a setting, add a field to `Recipe` and an argument to `pack`; the command line has it then as well. A preset is a
-recipe for a common case. docs/performance.md has measurements of what the settings cost and gain.
+recipe for a common case. docs/performance.md measures their costs and gains.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FILTERS: dict[Filter, Image.Resampling] = {
 """The filters that kernel and Pillow have in common, all antialiased."""
 
 KEEP = "keep"
-"""The format of a recipe which keeps that of the source, and copies a file in which nothing has to be changed."""
+"""The format of a recipe that keeps the source's format, and copies files that need no change."""
 
 MAX_SIDE = 65_500
 """JPEG's limit."""

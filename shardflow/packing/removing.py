@@ -1,9 +1,9 @@
 """Removing: samples leave a dataset for good. Their shards are rewritten without them, as a new version.
 
 New shards have the next numbers and the places of the old ones; columns and receipts follow, and keys stay. As with an
-extension, no file is changed but the manifest. A purge then deletes all files of earlier versions. What was removed,
-when, and by which rule, stands in `removals/DIGEST.json`: keys and digests, no content. It is written before the new
-version, which names it. A record that no manifest names is of a removal that was killed and never repeated.
+extension, no file is changed but the manifest. A purge then deletes all files of earlier versions.
+`removals/DIGEST.json` records the removed keys and digests, the time and the rule, but no content. It is written before
+the new version, which names it. A record that no manifest names is of a removal that was killed and never repeated.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class RemovalReport:
     """Samples that were removed.
 
     Attributes:
-        fingerprint: Of the version without them.
+        fingerprint: Identity of the version without them.
         removed: Split → number of samples that this call removed; none where an earlier one had.
         shards: Number of shards that were rewritten.
-        receipt: Place of the record of what was removed, "" where this call removed nothing.
+        receipt: Place of the record of the removal, "" if this call removed nothing.
         purged, purged_bytes: Files of earlier versions that were deleted.
-        left: Names like those of such files, of files that shardflow did not write, or that are damaged; they stay.
+        left: Files with such names that shardflow did not write, or that are damaged; they stay.
     """
 
     fingerprint: str
@@ -91,7 +91,7 @@ def remove(
     """Remove samples from a dataset: a new version has shards without them. After a kill the same call continues.
 
     Other samples keep their keys, their order and their bytes. Without `purge`, earlier versions still have the
-    samples. Mean, standard deviation and sizes before packing stay those of all images that were packed.
+    samples. Mean, standard deviation and sizes before packing still describe all images that were packed.
 
     >>> shardflow.remove("photos256", keys=["train:000000042"], purge=True)
 
@@ -424,7 +424,7 @@ class _Rewriting:
 
 
 def _without(digits: str, slots: Collection[int]) -> str:
-    """Return the digits of the inputs of a receipt without those of some."""
+    """Return the digits of a receipt's inputs without some of them."""
     pieces = [digits[at : at + 16] for at in range(0, len(digits), 16)]
     return "".join(UNREAD if slot in slots else piece for slot, piece in enumerate(pieces))
 
@@ -432,7 +432,7 @@ def _without(digits: str, slots: Collection[int]) -> str:
 def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int, tuple[str, ...]]:
     """Delete the files of all versions but this one; return their number and size, and those left. May be repeated.
 
-    Void locks go first: a process that has slept on one withdraws what it then writes. Manifests go next, so that
+    Void locks go first: a process that has slept on one withdraws its later writes. Manifests go next, so that
     nothing names a file that is gone.
     """
     lock = acquire_to_extend(storage, lambda: "purge", fingerprint, writer)
@@ -459,6 +459,6 @@ def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int
 
 
 def _with_indexes(names: set[str]) -> set[str]:
-    """Return names of files, and those of the indexes that Energon and DALI need of the tars among them."""
+    """Return names of files, and of the indexes that Energon and DALI need for the tars among them."""
     tars = {name.removesuffix(".tar") for name in names if name.endswith(".tar")}
     return names | {f"{tar}{end}" for tar in tars for end in (".idx", ".tar.idx")}

@@ -154,7 +154,7 @@ def _lost_records(dataset: Dataset) -> list[str]:
 
 
 def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None) -> list[str]:
-    """Put what a copy has of lost records, or a quarantine made of the receipts, in their place; return their names."""
+    """Restore lost records from a copy, or the quarantine from the receipts; return their names."""
     restored = []
     receipts = [name for name in lost if name != quarantine.FILE_NAME]
     for name, receipt in () if copy is None else _receipts(dataset, receipts, copy):
@@ -197,7 +197,7 @@ def _copy_shard(copy: Dataset, names: Mapping[str, str], shard: Shard, target: P
 
 
 def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor, shard: Shard, target: Path) -> None:
-    """Pack a shard again from its source, which may have grown since; refuse a result that is not what was packed."""
+    """Pack a shard again from its source, which may have grown since; refuse a result with other bytes."""
     try:
         receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
     except FormatError as error:
@@ -233,7 +233,7 @@ def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:
 
 
 def _put(dataset: Dataset, name: str, content: bytes | Path) -> None:
-    """Publish a file of a version, unless the version was purged meanwhile: what was removed must not come back.
+    """Publish a file of a version, unless the version was purged meanwhile: removed samples must not come back.
 
     A purge deletes the manifest of a version before it lists files: it finds the file, or this finds no manifest.
     """

@@ -65,7 +65,7 @@ class PackResults:
 def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLike = None) -> PackResults:
     """Do the unfinished jobs of a plan; may be repeated until the results are committed.
 
-    What killed processes left in the staging directory is removed.
+    Leftovers of killed processes in the staging directory are removed.
 
     Raises:
         ConfigError: The destination has other files, or other work has begun there.

@@ -6,13 +6,13 @@
     coordinates   boxes and keypoints in a JSON are moved, everything else in it is kept
     others        kept byte for byte
 
-`formats.annotations` declares which parts are masks, and where boxes and keypoints stand. A sample that lacks a
+`formats.annotations` declares the masks among the parts, and the places of boxes and keypoints. A sample that lacks a
 declared part, or whose part differs from its declaration, cannot be packed. Coordinates are in pixels of the upright
 image (see `encoded_image`).
 
 Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that values which run in parallel stay
 in step; one without area inside of it is kept, and loading decides about it. Keypoints may lie beyond the borders; one
-whose visibility is 0 is kept as it is. Numbers are rounded to a thousandth of a pixel.
+whose visibility is 0 does not change. Numbers are rounded to a thousandth of a pixel.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SampleRecipe:
 
 
 def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
-    """Refuse a source that declares more, or something else, than the dataset which it extends."""
+    """Refuse a source that declares more than the dataset which it extends, or differs from it."""
     if (joined := annotations.joined(source.annotations)) != annotations:
         differing = [name for name, text in joined.describe().items() if annotations.describe().get(name) != text]
         message = f"the source declares other annotations than the dataset ({', '.join(differing)})"
@@ -155,7 +155,7 @@ def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
 
 
 def refuse_absent_images(source: Source, annotations: Annotations) -> None:
-    """Refuse declared images none of which an input has, as those of a folder; warn where some are in no input."""
+    """Refuse declared images that no input has, as in a folder; warn where some are in no input."""
     absent = {image_stem(each): each for each in annotations.images}
     for items in source.splits.values():
         for item in items if absent else ():
@@ -200,7 +200,7 @@ def transform_parts(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Return the other parts of an image's sample, and what was counted in them: "masks", "boxes", "keypoints".
+    """Return the other parts of an image's sample, and their counts: "masks", "boxes", "keypoints".
 
     Masks have the limit of images.
     """

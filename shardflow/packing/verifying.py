@@ -1,4 +1,4 @@
-"""Verifying: a dataset as it lies, and a sample of its images against the inputs that they were packed from.
+"""Verifying: a dataset's stored bytes, and some of its images against the inputs that they were packed from.
 
 A dataset without damage can still be the wrong one: checksums say that nothing has changed since it was packed, not
 that pictures and labels are those that were meant. Only a comparison with the sources can.
@@ -64,7 +64,7 @@ at qualities from 30 up. Other pictures exceed it by 20 levels in some block.
 """
 
 _CONTRAST, _ROUNDING = 0.25, 0.05
-"""How much two packed images may differ, about their means: a share of the variance of both, and that of roundings.
+"""How much two packed images may differ, about their means: a share of the variance of both, and of roundings.
 
 Pictures of one file differ by 0.07 of it at most, others by 1. So pictures are told apart that have too little contrast
 for the former rule, such as dark frames.
@@ -130,7 +130,7 @@ def compare_with_sources(
     seed: int = 0,
     damaged: Collection[str] = (),
 ) -> Comparison:
-    """Compare some images with their inputs, but none of the shards of which a file is `damaged`; see `verify`."""
+    """Compare some images with their inputs, but none of shards with `damaged` files; see `verify`."""
     if not sources:
         return Comparison([], 0)
     shards = [shard for shard in dataset.shards if not {shard.name, shard.index_name} & set(damaged)]
@@ -271,7 +271,7 @@ def _are_same_arrays(packed: bytes, expected: bytes, max_pixels: int) -> bool:
 
 
 def _are_same_pictures(packed: _Pixels, expected: _Pixels, exact: _Pixels) -> bool:
-    """Whether two encodings of a picture are as near to it, and to each other, as those of two codecs are."""
+    """Whether two encodings of a picture are as near to it, and to each other, as two codecs' encodings are."""
     if not packed.shape == expected.shape == exact.shape:
         return False
     if (_distances(packed, exact) > _LOSSES * _distances(expected, exact) + _LEVELS).any():

@@ -122,7 +122,7 @@ def _draw_coordinates(pen: ImageDraw.ImageDraw, found: Coordinates, scale: npt.N
 
 
 def _colour(value: int) -> str:
-    """Return the colour of a class of a mask, where 0 is the background; that of label n is the colour of n + 1."""
+    """Return the colour of a class of a mask, where 0 is the background; label n has the colour of n + 1."""
     return PALETTE[(value - 1) % len(PALETTE)]
 
 

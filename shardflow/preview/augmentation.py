@@ -116,7 +116,7 @@ def _scale(images: Sequence[torch.Tensor]) -> tuple[float, float, str]:
 def _with_annotations(
     picture: Image.Image, annotations: Mapping[str, torch.Tensor], masked: Collection[str]
 ) -> tuple[Image.Image, str]:
-    """Return a picture with the annotations over it, of which some are masks, and what was drawn."""
+    """Return a picture with the annotations over it, and their names."""
     arrays = {field: values.numpy() for field, values in annotations.items()}
     masks = [arrays.pop(field) for field in masked]
     if not masks and not arrays.keys() & {BOXES, KEYPOINTS}:

@@ -74,7 +74,7 @@ def write_page(
 def count_images(dataset: Dataset, reader: SampleReader) -> tuple[Statistics, bool]:
     """Return the statistics of the reader's split, and whether they cover all of it.
 
-    If the manifest has none, they are counted from the indexes of some shards, and lack what only packing knows:
+    If the manifest has none, they are counted from the indexes of some shards, without the facts of packing:
     classes, and sizes and bytes before packing.
     """
     known = (dataset.manifest.statistics or {}).get(reader.split.name)

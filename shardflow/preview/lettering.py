@@ -1,6 +1,6 @@
 """Lettering: text in pictures, in whichever fonts this machine has.
 
-Pillow's own font has ASCII alone. Text that it lacks is drawn in the first font found that has all of it; a character
+Pillow's own font has only ASCII. Text that it lacks is drawn in the first font found that has all of it; a character
 that no font has is drawn as its escape, such as \\u732b, because a box in its place would say nothing.
 """
 
@@ -75,7 +75,7 @@ def _has(font: Font, character: str) -> bool:
         return False
     try:
         drawn, box = font.getmask(character), font.getmask(_NO_CHARACTER)
-    except (UnicodeEncodeError, OSError):  # the font of a Pillow without FreeType has Latin-1 alone
+    except (UnicodeEncodeError, OSError):  # the font of a Pillow without FreeType has only Latin-1
         return character.isascii()
     return (drawn.size, bytes(drawn)) != (box.size, bytes(box))
 

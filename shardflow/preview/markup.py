@@ -30,7 +30,7 @@ def section(title: str, content: str) -> str:
 
 
 def table(rows: Iterable[tuple[str, str]], style: str = "") -> str:
-    """Return a table of two columns, with a class of the style sheet; "" if there are no rows."""
+    """Return a table of two columns, with a class of the style sheet; "" without rows."""
     lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
     return f"<table{f' class={style}' if style else ''}>{lines}</table>" if lines else ""
 

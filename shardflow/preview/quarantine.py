@@ -21,7 +21,7 @@ _MOST_BYTES = 64_000_000  # that are read of a quarantined file
 
 
 def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> Iterator[Tile]:
-    """Yield the tile of each input; its picture is read from the source, if that is known, and from nowhere else."""
+    """Yield the tile of each input; its picture is read from the source, if that is known."""
     root = None if source is None else source.local_path("")
     above = "" if root is None else os.path.join(root.absolute(), "")  # an input of a table may have an absolute path
     for each in inputs:
@@ -55,7 +55,7 @@ def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | N
 
 @contextlib.contextmanager
 def _silent_codecs() -> Iterator[None]:
-    """Keep what codecs in C print to stderr, such as libtiff, from the terminal: the reason is on the sheet."""
+    """Keep messages of codecs in C, such as libtiff, from the terminal: the reason is on the sheet."""
     sys.stderr.flush()
     before = os.dup(2)
     try:

@@ -1,7 +1,7 @@
 """The sample reader: reads single samples, and of a remote dataset no whole shards.
 
-The index of a shard says where each sample is and what its checksums are, and the manifest holds the checksum of the
-index. So each sample is read by one ranged request, and checked.
+The index of a shard has the place and checksums of each sample, and the manifest the checksum of the index. So each
+sample is read by one ranged request, and checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AT_A_TIME = 256
 
 
 class RawSample(NamedTuple):
-    """A sample as it is stored, with its number in the split. A damaged sample has a problem and no parts."""
+    """A stored sample, with its number in the split. A damaged sample has a problem and no parts."""
 
     number: int
     key: str

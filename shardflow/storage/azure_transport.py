@@ -2,7 +2,7 @@
 
 The calls of adlfs neither read nor write under a condition, return no byte before a body is complete, and repeat
 requests after pauses of 15 s and more. Blobs are read by requests of our own, which a shared access signature allows
-where the credential is an account key; for everything else Azure's client is used, with its retries turned off.
+where the credential is an account key; all other requests use Azure's client, with its retries turned off.
 """
 
 from __future__ import annotations

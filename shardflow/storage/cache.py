@@ -103,7 +103,7 @@ class Cache:
     ) -> IO[bytes]:
         """Return the file of this content, open for reading; download it if no process has done so or is doing so.
 
-        If there is no room, or a file that cannot be used is in the way, the file is a private one. It is gone when it
+        If the disk has no room, or an unusable file is in the way, the file is a private one. It is gone when it
         is closed and no longer mapped.
 
         Args:
@@ -165,7 +165,7 @@ class Cache:
         return os.path.exists(self._files.blobs / sha256)
 
     def finish(self, sha256: str) -> None:
-        """Say that a file is not needed before the next epoch: of such, eviction always keeps the same ones."""
+        """Say that a file is not needed before the next epoch; eviction always keeps the same ones of these."""
         with contextlib.suppress(OSError):
             os.utime(self._files.blobs / sha256, ns=(0, time.time_ns()))
 
@@ -219,7 +219,7 @@ class Cache:
             return [blob for blob in self.blobs() if self._is_damaged(blob.path) and self._files.remove(blob.path)]
 
     def remove_contents(self, sha256s: Container[str]) -> list[CachedFile]:
-        """Remove the files of these contents, and all decoded images, whose names do not tell of what they are.
+        """Remove the files of these contents, and all decoded images, whose names do not say which images they hold.
 
         Return the files that were removed. A process that reads one can read it to the end.
         """
@@ -241,7 +241,7 @@ class Cache:
                 self._files.remove(path)
 
     def damaged_copies(self, url: str) -> ShardflowError:
-        """Return the error of a file of which one copy after the other was damaged."""
+        """Return the error of a file whose copies were all damaged."""
         message = (
             f"{MOST_COPIES} copies of it, each verified on its way into the cache {self.directory}, were damaged when "
             "they were read: check the disk, or choose another cache directory"

@@ -15,8 +15,8 @@ A process that was stopped keeps its locks. So a downloader touches its lock eve
 lock that has not changed for `STUCK_AFTER_S` delete it and take over. That is safe at any time, also if the other
 process continues: each writes another file, publishes it only while it holds the lock, and the bytes are verified.
 
-There is no daemon, no shared memory, and no state besides these files. All of them may be deleted at any time. One that
-cannot be used, for its mode or its owner, is deleted; one that cannot even be deleted is left alone and named once.
+The cache has no daemon, no shared memory, and no state except these files. All of them may be deleted at any time. One
+that cannot be used, for its mode or its owner, is deleted; one that cannot be deleted either stays and is named once.
 Files of other names, in the directory or below it, are neither counted nor touched.
 """
 
@@ -42,8 +42,8 @@ from .retry import current_wait
 logger = logging.getLogger(__name__)
 
 STUCK_AFTER_S = 5.0
-"""How long a lock may stay as it is before its process counts as stuck: longer than a busy machine delays a thread that
-touches a file every second."""
+"""How long a lock may stay unchanged before its process counts as stuck: longer than a busy machine delays a thread
+that touches a file every second."""
 
 _TOUCH_S = 1.0
 _LONGEST_LOOK_S = 0.5  # of the time between two looks at a lock; a waiting process may have been stopped meanwhile
@@ -106,7 +106,7 @@ class CacheDirectory:
         """Mark the directory as a cache, unless it is marked; ConfigError where it holds other files."""
         if self._is_marked():
             return
-        # The tag is written before all else. Where it alone is gone, the cache is being deleted, or was by half.
+        # The tag is written first. Where it alone is gone, the cache is being deleted, or was by half.
         if (other := self._other_file()) is not None and not self._is_marked():
             raise ConfigError(
                 f"{self.path} is not empty, and no {TAG_NAME} marks it as a cache of shardflow: it holds {other!r}; "
@@ -179,7 +179,7 @@ class CacheDirectory:
         return True
 
     def warn_of(self, error: OSError) -> None:
-        """Log once that a file cannot be used, and what to do about it."""
+        """Log once that a file cannot be used, with the remedy."""
         path, message = error.filename2 or error.filename, "the cache cannot use %s (%s) and works around it: %s"
         self.warn_once(path, message, path, error.strerror, "delete it, or choose another cache directory")
 
@@ -301,7 +301,7 @@ class CacheDirectory:
         return True
 
     def _look_at_locks(self) -> None:
-        """Note for how long each lock has been as it is: of all, so that not each of several costs a wait."""
+        """Note for how long each lock has not changed: of all, so that not each of several costs a wait."""
         looked, before = self._seen
         passed = time.monotonic() - looked
         if passed < _POLL_S / 2:

@@ -42,6 +42,6 @@ class CachedStorage(StorageWrapper):
             except TransientError:
                 raise
             except (IntegrityError, StoreError) as error:
-                # The blob was replaced meanwhile, or is not what its head says; or the cache cannot be used.
+                # The blob was replaced meanwhile, or its head is wrong; or the cache cannot be used.
                 _log.info("%s is read without the cache: %s", self.url(name), error)
         return self._inner.read(name, most_bytes=most_bytes)

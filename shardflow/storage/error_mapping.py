@@ -67,7 +67,7 @@ _UNREACHABLE = {
     "httpx.ConnectError",
     "socket.gaierror",
 }
-"""Exceptions that say that there was no connection."""
+"""Exceptions of connections that failed."""
 
 
 class AnswerError(Exception):

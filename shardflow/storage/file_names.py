@@ -1,9 +1,8 @@
-"""File names: UTF-8, whatever the locale of the process.
+"""File names: UTF-8 in any locale.
 
-Python decodes the names of files by the locale: under `LC_ALL=C` the same file has another name. So a *name*, the
-form that is stored, compared and sorted, is the bytes of the file's name as UTF-8, with a surrogate for each byte that
-is not. The *path* that the functions of Python take is made from the name. Under a UTF-8 locale both are the same
-text.
+Python decodes the names of files by the locale: under `LC_ALL=C` the same file has another name. So a *name*, which is
+stored, compared and sorted, has the bytes of the file's name as UTF-8, with a surrogate for each byte that is not
+UTF-8. The *path* that the functions of Python take is made from the name. Under a UTF-8 locale both are the same text.
 """
 
 from __future__ import annotations

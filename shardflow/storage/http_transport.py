@@ -1,4 +1,4 @@
-"""The transport for https://, and for whatever else sends files over HTTP that can be read, and only read.
+"""The transport for https:// and other read-only files over HTTP.
 
 Connections, headers and credentials come from fsspec's file systems; the requests are our own, because theirs return no
 byte before a body is complete, send no `If-Match`, and have their own retries.

@@ -4,9 +4,8 @@ A storage holds named blobs below one root. Names are relative paths with forwar
 appears whole under its final name, or does not appear. A writer that is killed can leave files whose names have
 the form of `LEFTOVER`; it never leaves half a blob.
 
-Behaviour is added by wrapping: reading again what arrived wrong, reading through a cache, the roots of a virtual
-dataset, and what the tests count or break, are Storages too; see `wrapper`. Every one passes the tests in
-`tests/storage/test_conformance.py`.
+Behaviour is added by wrapping: rereading wrong bytes, the cache, the roots of a virtual dataset, and the tests'
+counters and faults are Storages too; see `wrapper`. Every one passes the tests in `tests/storage/test_conformance.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class BlobTooLargeError(IntegrityError):
 
 
 class BlobVersion(NamedTuple):
-    """What a blob was when it was asked for, so that all its parts can be read from the same one."""
+    """The state of a blob at a request, so that all its parts can be read from the same version."""
 
     size: int  # in bytes; -1 in a listing of a server that does not send it
     tag: str = ""  # changes with the content; "" where the storage has none
@@ -132,12 +131,12 @@ class Storage(Protocol):
         ...
 
     def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob: one that must be `new`, or that `replaces` the one with this tag, or whatever is there.
+        """Publish a blob: one that must be `new`, or that `replaces` the one with this tag, or any existing one.
 
         The content can be a local file, which is moved: afterwards it is gone, after an error perhaps too.
 
-        Without a condition, only for names that no committed dataset holds. Of several writers that publish under the
-        same condition at once, exactly one succeeds.
+        Without a condition, only for names that no committed dataset holds. If several writers publish under the same
+        condition at once, exactly one succeeds.
 
         Raises:
             DatasetExistsError: The condition does not hold: the blob exists, or the one with the tag is gone. Nothing
@@ -149,7 +148,7 @@ class Storage(Protocol):
     def listing(self, *, most: int | None = None) -> dict[str, BlobVersion]:
         """Return all blobs and leftovers by name, sorted; nothing where the root does not exist.
 
-        With `most`, not many more than so many, whichever are found first; none from a server that has no pages.
+        With `most`, not many more than so many, the first found; none from a server that has no pages.
 
         A virtual storage leaves out the tars in its roots.
         """

@@ -113,7 +113,7 @@ class LocalStorage:
             is_current = False
             with contextlib.suppress(FileNotFoundError):  # not of the body, which has its own errors
                 # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
-                # NFS locks what is open for writing alone.
+                # NFS locks only files that are open for writing.
                 old = held.enter_context(open(path, "r+b" if os.access(path, os.W_OK) else "rb"))
                 tags = {_version(os.fstat(old.fileno())).tag, _version(path.stat()).tag}
                 is_current = flock(old.fileno()) and tags == {tag}
@@ -191,6 +191,6 @@ def _version(status: os.stat_result) -> BlobVersion:
 
 
 def _refuse_unless_closed(error: OSError) -> None:
-    """Raise an error of a listing, unless a directory is gone, or this user may not see what is in it."""
+    """Raise an error of a listing, unless a directory is gone, or this user may not list it."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
         raise error

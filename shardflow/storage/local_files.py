@@ -124,7 +124,7 @@ def _place(error: OSError, path: Path) -> str:
 
 @functools.lru_cache(maxsize=1 << 10)  # asked for while the server answers, and needed when it does not
 def is_shared(directory: Path) -> bool:
-    """Return whether a directory lies on a file system of several machines, or one that another process provides."""
+    """Return whether a directory is on a file system that several machines share, or that another process provides."""
     status = ctypes.create_string_buffer(512)  # of the structure, whose first word is the type
     is_unknown = ctypes.CDLL(None).statfs(os.fsencode(directory), status) != 0
     return is_unknown or ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF in _SHARED
@@ -190,9 +190,9 @@ def flock(descriptor: int) -> bool:
 def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[int]:
     """Lock a directory; yield the descriptor that holds the lock.
 
-    A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until the
-    last of its workers has ended, and none of them can publish a file together with the next
-    writer. The timeout gives such workers time to end.
+    A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until its
+    last worker has ended: no worker can publish a file together with the next writer. The timeout gives such workers
+    time to end.
     """
     with map_os_errors(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -218,7 +218,7 @@ def pause(seconds: float) -> None:
 def publish(temporary: Path, final: Path, *, create_only: bool = False) -> None:
     """Give a file its final name in one step; with `create_only`, a FileExistsError if that exists.
 
-    A server of NFS that crashes may have done what it then denies, see link(2) and rename(2).
+    An NFS server that crashes may deny an operation that it completed, see link(2) and rename(2).
     """
     own = temporary.stat()
     try:
@@ -243,7 +243,7 @@ def move(source: Path, target: Path) -> None:
 def _create(temporary: Path, final: Path) -> None:
     """Give a file a name that must be free.
 
-    Not every file system has hard links: FAT, and some of those in user space or behind a network, rename a file only
+    Not every file system has hard links: FAT, and some file systems in user space or on a network, rename a file only
     if the new name is free. The others have at least exclusive creation: it decides, and for a moment the file is
     empty. A process that is killed in that moment leaves it so.
     """

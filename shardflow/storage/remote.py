@@ -1,4 +1,4 @@
-"""Remote storage: blobs in a bucket, or behind any other URL that fsspec serves.
+"""Remote storage: blobs in a bucket, or at any other URL that fsspec serves.
 
 A blob is fetched in ordered ranges, several at once, because one connection to an object store is slow however fast
 the network is. The event loop (fsspec's, in its own thread) transfers the bytes; the calling thread verifies and
@@ -272,7 +272,7 @@ def remote_storage(
     retry_policy: RetryPolicy | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Storage:
-    """Return the storage at a URL, which reads again what arrives wrong; see `open_storage`.
+    """Return the storage at a URL, which reads wrong bytes again; see `open_storage`.
 
     The option `deadline_s` is not the client's: it is the seconds without progress after which requests are given up.
     """

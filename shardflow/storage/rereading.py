@@ -44,7 +44,7 @@ class RereadingStorage(StorageWrapper):
     def _repeat(self, name: str, attempt: Callable[[], T]) -> T:
         with one_wait() as wait:
             wait.leave_quarter(self._policy.idle_timeout_s)
-            # Beside what was waited for before, only the pauses count: the bytes came, however long a blob is.
+            # In addition to earlier waits, only the pauses count: the bytes came, however long a blob is.
             attempts, passed_s, last, same = Attempts(self._policy), wait.idle_s(), "", 0
             while True:
                 try:

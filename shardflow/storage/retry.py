@@ -34,7 +34,7 @@ _WARN_AFTER_S = 5.0  # a shorter outage is not worth a warning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The limits of waits and retries. Every wait ends, whatever the server does."""
+    """The limits of waits and retries. Every wait ends, even if the server never answers."""
 
     idle_timeout_s: float = IDLE_TIMEOUT_S  # after the last progress of a wait; what it still needs then is given up
     first_contact_s: float = 4.0  # the same where a store was never reached: a wrong setup
@@ -71,7 +71,8 @@ class RetryPolicy:
 class Wait:
     """One wait: all that it needs shares one limit of the time without progress. For any number of threads.
 
-    Progress is what cannot repeat without end: a request that is done, a stretch of its bytes, a file that has grown.
+    Progress is an event that cannot repeat without end: a request that is done, a stretch of its bytes, a file that has
+        grown.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:

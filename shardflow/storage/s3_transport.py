@@ -1,6 +1,6 @@
 """The transport for S3. It takes configuration and connections from s3fs, and makes the requests itself.
 
-The calls of s3fs send no `If-Match`, so they can mix the bytes of an object with those of its replacement. They return
+The calls of s3fs send no `If-Match`, so they can mix an object's bytes with its replacement's. They return
 no byte before a body is complete. And they have their own retries.
 """
 

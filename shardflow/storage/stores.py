@@ -28,7 +28,7 @@ class ChangedError(StoreError):
 
 Refusal = tuple[type[ShardflowError], str, str]
 """An error, its message, and what it is the meaning of: codes of answers, HTTP statuses, classes of exceptions (with a
-dot). In a message, {keys} and {anonymous} stand for the `credentials` and `anonymous` of the store."""
+dot). In a message, {keys} and {anonymous} are replaced by the store's `credentials` and `anonymous`."""
 
 _KEYS = "check {keys}"
 _NO_KEYS = f"no credentials were found; {_KEYS}, or for a public bucket set {{anonymous}}"
@@ -43,7 +43,7 @@ _HARMLESS = "anon config_kwargs endpoint_url profile region_name requester_pays 
 
 
 class Rights(enum.IntEnum):
-    """What can be done with the blobs of a store; each includes those before."""
+    """The operations that a store's blobs allow; each includes those before."""
 
     READ = enum.auto()
     WRITE = enum.auto()
@@ -74,7 +74,7 @@ class Store:
     refusals: tuple[Refusal, ...] = ()  # of it and its client, and what they mean; see `error_mapping` for those of all
 
     def match_root(self, rest: str) -> str:
-        """Return the bucket, host or repository with which a URL begins behind its scheme."""
+        """Return the bucket, host or repository that follows a URL's scheme."""
         return cast(re.Match[str], re.match(self.root, rest))[0]
 
 

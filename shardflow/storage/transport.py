@@ -100,7 +100,7 @@ class Transport(abc.ABC):
     def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         """Request a range, if the blob still has the tag; the context closes the body.
 
-        Of a blob that ends at the start or before, the answer is its head and no bytes.
+        If the blob ends at the start or before, the answer is its head and no bytes.
         """
 
     @abc.abstractmethod

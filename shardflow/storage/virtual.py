@@ -20,7 +20,7 @@ from .wrapper import StorageWrapper
 
 
 class VirtualStorage(StorageWrapper):
-    """Tars and receipts, SPLIT/ROOT/PATH.tar and .json, in their roots; all else in the dataset's own storage.
+    """Tars and receipts, SPLIT/ROOT/PATH.tar and .json, in their roots; all other blobs in the dataset's own storage.
 
     See Storage.
     """
@@ -37,7 +37,7 @@ class VirtualStorage(StorageWrapper):
 
     @property
     def idle_timeout_s(self) -> float:
-        """The longest of those of the roots, which have the tars."""
+        """The longest time-out of the roots, which have the tars."""
         return max(root.idle_timeout_s for root in self._roots.values())
 
     def abort_uploads(self, names: Collection[str]) -> None:

@@ -1,4 +1,5 @@
-"""The wrapper of a storage, which passes each call on; what adds behaviour to a storage changes some of the calls."""
+"""The wrapper of a storage, which passes each call on; a class that adds behaviour to a storage changes some of the
+calls."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class StorageWrapper:
         return f"{type(self).__name__}({self._inner!r})"
 
     def _locate(self, name: str) -> tuple[Storage, str]:
-        """Return the storage in which a blob lies, and its name there."""
+        """Return the storage that holds a blob, and its name there."""
         return self._inner, name
 
     @property
@@ -30,7 +31,7 @@ class StorageWrapper:
         return self._inner.idle_timeout_s
 
     def url(self, name: str) -> str:
-        """Return the URL of a blob where it really lies."""
+        """Return the URL at which a blob really is."""
         storage, name = self._locate(name)
         return storage.url(name)
 

@@ -20,8 +20,8 @@ _CONTRAST, _SATURATION, _HUE = 1, 2, 3
 class ColorJitter(KeyedTransform):
     """Changes brightness, contrast, saturation and hue by random factors, in random order.
 
-    Factors and order are distributed as those of `torchvision.transforms.v2.ColorJitter` for one image, and applied
-    as it applies them to floating-point images.
+    Factors and order have the distribution of `torchvision.transforms.v2.ColorJitter` for one image, and are applied as
+    it does to floating-point images.
 
     Args:
         brightness, contrast, saturation: Spread x of the factor, 0 or more; the factor is in [max(0, 1 - x), 1 + x].

@@ -27,7 +27,7 @@ from shardflow.loading.decoders.standard_crops import RandomResizedCrop
 from shardflow.loading.decoders.whole_image import Image
 
 _NO_NVJPEG = re.compile(r"not compiled with nvJPEG|Failed to (initialize|create) |nvjpegGetProperty failed")
-"""What torchvision says of nvJPEG itself, and not of an image."""
+"""torchvision's messages about nvJPEG itself, not about an image."""
 
 logger = logging.getLogger(__name__)
 

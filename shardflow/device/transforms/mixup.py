@@ -34,7 +34,7 @@ class MixedTargets(NamedTuple):
 
 
 class MixingTransform(ABC):
-    """Mixes each image of a batch with the image before it, as torchvision does, and its label likewise."""
+    """Mixes each image and label of a batch with those before it, as torchvision does."""
 
     def __init__(self, num_classes: int | None, label_smoothing: float, per_pair: bool) -> None:
         self.num_classes = None if num_classes is None else check_integer("num_classes", num_classes, 1)

@@ -19,7 +19,7 @@ class Normalize(KeyedTransform):
 
     Args:
         mean, std: One number per channel, or one for all channels, for images within 0 … 1; std above 0. The defaults
-            are those of ImageNet.
+            are ImageNet's.
 
     Raises:
         ConfigError: There are not as many means as deviations, or a deviation is not above 0.

@@ -16,7 +16,7 @@ from .transform import SpatialTransform, box_mask
 class RandomErasing(SpatialTransform):
     """Sets a random box of an image to one value, with probability `p` (Zhong et al., "Random erasing", 2017).
 
-    The boxes are distributed as those of `torchvision.transforms.v2.RandomErasing` for one image.
+    The boxes have the distribution of `torchvision.transforms.v2.RandomErasing` for one image.
 
     Args:
         p: Probability that an image is erased, 0 … 1.

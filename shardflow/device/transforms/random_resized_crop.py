@@ -21,7 +21,7 @@ from .transform import SpatialTransform, to_dtype_of, to_float
 class RandomResizedCrop(SpatialTransform):
     """Crops a random box of each image, resizes it to one size, and mirrors it with probability `hflip`.
 
-    The boxes are distributed as those of `torchvision.transforms.v2.RandomResizedCrop` for one image (Szegedy et al.,
+    The boxes have the distribution of `torchvision.transforms.v2.RandomResizedCrop` for one image (Szegedy et al.,
     "Going deeper with convolutions", 2014). Resizing is bilinear and antialiased, as by its default. The cost is
     2·B·C·S·W·(H + S) multiplications and additions: 42 GFLOP for 256 images of 256² to 224². Masks are resized as
     by torchvision's NEAREST_EXACT; boxes and keypoints follow as in the loader's crops.

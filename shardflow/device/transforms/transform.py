@@ -12,7 +12,7 @@ from shardflow.geometry.crops import Crops, Sizes
 class KeyedTransform(ABC):
     """Augments each image of a batch with parameters that are drawn from the sample's key.
 
-    So the pixels of an image depend on (seed, epoch, sample) alone, in any batch, on any rank and in a resumed run. A
+    So the pixels of an image depend only on (seed, epoch, sample), in any batch, on any rank and in a resumed run. A
     transform has no state, and torch.compile makes one graph of it. Two transforms draw the same numbers from the same
     keys; `device.Prefetcher` folds the position of each transform into the keys.
     """
@@ -31,7 +31,7 @@ class KeyedTransform(ABC):
 
 
 class SpatialTransform(KeyedTransform):
-    """A transform that masks, boxes and keypoints follow: it moves pixels, or replaces those of a place.
+    """A transform that masks, boxes and keypoints follow: it moves pixels, or replaces some of them.
 
     `device.Prefetcher` draws the parameters once for an image and all that follows it.
     """

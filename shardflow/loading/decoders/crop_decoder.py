@@ -1,4 +1,4 @@
-"""Crop decoders, which are a plan alone: here the crops are decoded, in the native kernel or out of whole images."""
+"""Crop decoders, which only plan: this decodes their crops, in the native kernel or from whole images."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CropDecoder(Decoder):
         return self._decode_views(payloads, views, as_views(out))
 
     def load_libraries(self) -> None:
-        """Warn where JPEGs are decoded without the kernel, and load what decodes them instead."""
+        """If there is no kernel, warn and load the JPEG decoder that replaces it."""
         warn_without_kernel()
 
     @property
@@ -117,17 +117,17 @@ class CropDecoder(Decoder):
 
 
 def pixel_source() -> PixelSource:
-    """Return what decodes whole images here."""
+    """Return which library decodes whole images here."""
     return "kernel" if native.available() else "libraries"
 
 
 def decodes_plan(decoder: object) -> bool:
-    """Return whether a decoder makes the crops that it plans, and nothing else: it has the `decode` of its base."""
+    """Return whether a decoder only makes the crops that it plans: it has the `decode` of its base."""
     return isinstance(decoder, CropDecoder) and type(decoder).decode is CropDecoder.decode
 
 
 def check_crop_decoder(name: str, decoder: object) -> None:
-    """Raise ConfigError if an argument is not a decoder of one crop of each image, and of nothing else."""
+    """Raise ConfigError if an argument is not a decoder of exactly one crop of each image."""
     if not isinstance(decoder, CropDecoder) or not decodes_plan(decoder) or decoder.views:
         raise ConfigError(
             f"{name} must be a decoder that crops, such as RandomResizedCrop or CenterCrop, found {decoder!r:.80}"

@@ -52,19 +52,19 @@ def allocate(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def as_views(value: T | tuple[T, ...]) -> tuple[T, ...]:
-    """Return the images or crops of each view; there is one where there are no views."""
+    """Return the images or crops of each view; without views there is one."""
     return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Payloads:
-    """The images of a batch as they were read, and all that their plan was made from.
+    """The encoded images of a batch, and the arguments from which their plan was made.
 
     Attributes:
         files: The encoded images; for a decoder that `takes_pixels_of` something also decoded ones in their place.
         in_files: Where the native kernel is to read an image, whose file is empty then; for a decoder that
             `takes_pixels_of` the kernel. None of other images, or empty.
-        sizes, keys, epoch, shape: What `Decoder.plan` was called with.
+        sizes, keys, epoch, shape: The arguments of `Decoder.plan`.
         have_tables: bool [B], which of the images may be decoded with the seek table that they hold.
     """
 
@@ -117,14 +117,14 @@ class Decoder(ABC):
 
     Attributes:
         max_pixels: The limit of images and of their masks: larger ones are failures (`TooLargeError`).
-        padding: What becomes of images of different sizes in a batch.
+        padding: The rule for images of different sizes in a batch.
         views: The decoder of each view, where the images of a batch are a tuple with a tensor for each; else empty.
         keeps_sizes: Whether images have the sizes that the index says, which are then checked before loading begins.
         needs_shape: Whether it crops to the shape of a batch, on which a sampler has to decide.
-        patch: Where a sampler has to decide on the shape of each image: those are multiples of this; else None.
+        patch: If a sampler decides on the shape of each image, its sides are multiples of this; otherwise None.
         rows_are_images: Whether each row is a whole image, so that rows of several decoders can form one batch.
-        takes_pixels_of: What decodes whole images for it, "kernel" or "libraries", where `decode` takes their pixels in
-            the place of files, to make the same of them, bit by bit: then a pixel cache may keep them. Else None.
+        takes_pixels_of: "kernel" or "libraries", the decoder of whole images, if `decode` also takes their pixels
+            instead of files and returns the same, bit by bit. A pixel cache may keep them then. Otherwise None.
     """
 
     max_pixels: int = MAX_PIXELS
@@ -144,14 +144,14 @@ class Decoder(ABC):
             epoch: The epoch.
             shape: Height and width of the batch, where a sampler decides on them; int64 [B, 2], those of each image,
                 where it decides on each; else None.
-            sizes: int64 [B, 2], width and height of the images as the dataset's index has them, 0 where not known, and
-                of JPEGs that have to be turned, or converted to sRGB.
+            sizes: int64 [B, 2], width and height of the images in the dataset's index. They are 0 if unknown, and for
+                JPEGs that must be turned or converted to sRGB.
             keys: uint64 [B], the only source of randomness.
         """
         return None
 
     def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> Images:
-        """Return what `decode` fills: a tensor where the crops have one size, else a list with a place for each image.
+        """Return memory for `decode`: a tensor if the crops have one size, otherwise a list with a place per image.
 
         `allocate` returns memory that need not be copied on its way to the training process; it is called once at most.
         The memory is on loan for this batch: keep no view of it.
@@ -168,8 +168,7 @@ class Decoder(ABC):
     def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:
         """Decode a batch of one or more images into `out`, which `allocate_images` returned.
 
-        The image itself is decisive, not the size in the index: where they differ, the image's crop is planned again,
-        and its row of `crops` replaced.
+        If an image has another size than the index says, its crop is planned again, and its row of `crops` replaced.
         """
 
     def copy_image(self, images: Images, index: int, source: int) -> None:
@@ -178,7 +177,7 @@ class Decoder(ABC):
             view[index] = view[source].clone()
 
     def load_libraries(self) -> None:  # noqa: B027 - most need none
-        """Import what all workers share; called once, before they are forked."""
+        """Import the libraries that all workers share; called once, before they are forked."""
 
     @property
     def takes_pixels_of(self) -> PixelSource | None:  # noqa: D102 - an attribute, see above

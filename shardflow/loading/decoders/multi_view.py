@@ -18,8 +18,8 @@ from .decoder import Plan
 class MultiView(CropDecoder):
     """Several crops of each image, read and decoded once; the field "image" is a tuple of their tensors.
 
-    View v of a sample has the pixels that its decoder gives that sample with the key of view v, bit by bit; view 0
-    those that its decoder gives without the others.
+    View v of a sample has exactly the pixels that its decoder returns for the key of view v. View 0 has those of its
+    decoder without `MultiView`.
 
     >>> views = [shardflow.decoders.RandomResizedCrop(224)] * 2
     >>> views += [shardflow.decoders.RandomResizedCrop(96, scale=(0.05, 0.25))] * 8
@@ -27,7 +27,7 @@ class MultiView(CropDecoder):
     >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder)
     >>> for (one, other, *small), labels in loader: ...     # uint8 [64, 3, 224, 224], ... [64, 3, 96, 96]
 
-    Source: ten crops of two sizes are those of Caron et al., "Emerging properties in self-supervised vision
+    Source: ten crops of two sizes follow Caron et al., "Emerging properties in self-supervised vision
     transformers" (DINO), 2021.
 
     Args:

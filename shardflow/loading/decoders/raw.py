@@ -31,8 +31,8 @@ class Raw(Decoder):
     """Hands the encoded images on, byte for byte, for `DecodeJpeg` to decode on the device.
 
     Args:
-        max_pixels: As for `RandomResizedCrop`. Images that are too large are failures here already, so that the
-            loader's `max_errors` counts them. Give the crop of `DecodeJpeg` the same limit.
+        max_pixels: As for `RandomResizedCrop`. Larger images fail here, so the loader's `max_errors` counts them. Give
+            the crop of `DecodeJpeg` the same limit.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())
     >>> batches = shardflow.device.Prefetcher(loader, "cuda", [shardflow.device.DecodeJpeg()])
@@ -69,18 +69,18 @@ class Raw(Decoder):
 
 
 class EncodedImages:
-    """The encoded images of a batch, packed into one tensor: uint8 [B, row length]. Its bytes, row behind row, are:
+    """The encoded images of a batch, packed into one tensor: uint8 [B, row length]. Its bytes, row after row:
 
         int64 [4]     B, the number of images; the epoch; height and width of the batch, 0 where no sampler chose them
         int64 [B, 2]  where each encoded image begins and ends, in bytes from the start
         uint64 [B]    keys of the samples, from which the crops are drawn
-        bytes         the encoded images, one behind the other; the rest is arbitrary
+        bytes         the encoded images, one after the other; the rest is arbitrary
 
-    As B rows such a tensor travels like any batch of images, but a row is not an image: only all rows together mean
-    something. So a large image takes its own size, and not that size for every image of the batch.
+    With B rows the tensor travels like any batch, but a row is not an image. So a large image takes only its own size,
+    not that size for every image of the batch.
 
     Raises:
-        ConfigError: The tensor holds something else.
+        ConfigError: The tensor is not one of encoded images.
     """
 
     def __init__(self, rows: torch.Tensor) -> None:

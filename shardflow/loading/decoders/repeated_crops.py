@@ -1,4 +1,4 @@
-"""A warning where a transform crops, resizes or flips images that the decoder has cropped or flipped already.
+"""A warning about transforms that crop, resize or flip images after the decoder has done so.
 
 Pipelines that are written for torchvision's ImageFolder crop by themselves; a loader's decoder crops too, while it
 decodes. Known classes are recognised by their names, wherever they are nested; their packages are not imported.
@@ -135,7 +135,7 @@ def _known_name(value: object, names: Set[str]) -> str | None:
 
 
 def _parts(value: object) -> Iterable[object]:
-    """Return what an object consists of: its items, its attributes, or what a function calls."""
+    """Return the parts of an object: its items, its attributes, or the functions that it calls."""
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, (list, tuple)):

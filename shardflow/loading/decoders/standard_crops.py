@@ -21,12 +21,12 @@ from .crop_decoder import CropDecoder
 class RandomResizedCrop(CropDecoder):
     """A random part of each image, resized to one size and flipped half of the time: the usual training crop.
 
-    The crops are distributed as those of `torchvision.transforms.v2.RandomResizedCrop` followed by
-    `RandomHorizontalFlip`; resizing is antialiased and bilinear.
+    The crops have the distribution of `torchvision.transforms.v2.RandomResizedCrop` followed by `RandomHorizontalFlip`;
+    resizing is antialiased and bilinear.
 
     Args:
-        size: Height and width of the result in pixels, 1 or more; or the sizes of the epochs from which they count,
-            {0: 128, 6: 160, 14: 192}, for training that begins with small crops.
+        size: Height and width of the result in pixels, 1 or more; or a size from each of some epochs on, {0: 128, 6:
+            160, 14: 192}, for training that begins with small crops.
         scale: Range of the crop's share of the image's area, within (0, 1].
         ratio: Range of the crop's width / height, above 0.
         hflip: Probability of a horizontal flip, 0 … 1.
@@ -105,7 +105,7 @@ class CenterCrop(CropDecoder):
 
 
 class Cover(CropDecoder):
-    """Resizes each image to cover the shape of its batch and crops it to that: hardly anything is cut off.
+    """Resizes each image to cover the shape of its batch, and cuts off the little that exceeds it.
 
     `samplers.AspectBuckets` decides which shape a batch has, and implies this decoder.
 

@@ -17,7 +17,7 @@ from .pixels import PixelSource, decode_image, jpeg_decoder
 
 
 class Image(Decoder):
-    """Whole images as they are. Those of a batch have one size, perhaps by the loader's `transform`, or are padded.
+    """Whole images. In a batch they have one size, perhaps by the loader's `transform`, or are padded.
 
     >>> decoder = shardflow.decoders.Image(pad_to_multiple_of=32)
     >>> fields = ("image", "pixel_mask", "image_size", "boxes")
@@ -27,8 +27,8 @@ class Image(Decoder):
         pad_to_multiple_of: Pad with zeros at the right and at the bottom, after the transform. The size is the largest
             height and width of the batch, rounded up to a multiple of this. The field "pixel_mask" is True on the
             images, "image_size" has their heights and widths; coordinates stay as they are.
-        mask_padding: What their masks are padded with, an integer of 32 bits: the value that the loss ignores. Masks
-            become int32 where it is not within 0 … 255. It is a valid value of a depth: choose another for these.
+        mask_padding: Padding of masks, a 32-bit integer that the loss ignores. Masks become int32 if it is not within 0
+            … 255. For depth maps choose another value than 255, which is a valid depth.
         stack: False for a list of images [3, H, W] of any sizes, as torchvision's detection models take them.
         max_pixels: As for `RandomResizedCrop`.
 

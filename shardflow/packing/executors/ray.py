@@ -46,8 +46,8 @@ _REACH = "a cluster needs a source and a destination that every node reaches by 
 class Ray:
     """The cores of a Ray cluster: `workers` jobs at a time, None for as many as keep it busy.
 
-    `address` is that of `ray.init`; None for a cluster on this machine, during the run. An existing connection of this
-    process is used in any case.
+    `address` is the argument of `ray.init`; None for a cluster on this machine, during the run. An existing connection
+    of this process is used in any case.
     """
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:

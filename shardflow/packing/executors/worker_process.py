@@ -34,7 +34,7 @@ _BOOT = (
 )
 _EXIT_TIMEOUT_S = 10.0
 _START_DEADLINE_S = 60.0  # a busy machine starts an interpreter late
-_SINCE, _ORDINAL = struct.Struct("d"), struct.Struct("q")  # in shared memory, one behind the other
+_SINCE, _ORDINAL = struct.Struct("d"), struct.Struct("q")  # in shared memory, one after the other
 _NO_INPUT = -1
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +54,7 @@ class Worker:
         same_names = ["-X", f"utf8={sys.flags.utf8_mode}"]  # or paths would be decoded otherwise there
         arguments = [str(other.fileno()), str(shared), str(os.getpid()), *map(str, sys.path)]
         command = [sys.executable, *same_names, "-c", _BOOT, *arguments]
-        # In another session, Ctrl-C reaches the caller alone, which then ends the worker.
+        # In another session, Ctrl-C reaches only the caller, which then ends the worker.
         with held_back():  # for as long as it lives
             self._process = subprocess.Popen(
                 command,

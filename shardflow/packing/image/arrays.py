@@ -1,9 +1,9 @@
 """The route of arrays: the exact values of an image file, 8 or 16 bits, 1 to 16 channels, resized in floating point.
 
-Values are packed as they are stored: no colour profile is applied, alpha stays a channel, grey stays one, and grey of
-1, 2 or 4 bits has the values 0 to 1, 3 or 15. Palettes become RGB, those with alpha RGBA; a colour that stands for
-transparency becomes alpha. Files whose values no reader here has are refused: TIFFs of signed numbers, or of which 0 is
-white, BMPs of 16 bits. Of each format that reader is used which is exact:
+Values are packed as they are stored: no colour profile is applied, alpha and grey stay channels, and grey of 1, 2 or 4
+bits has the values 0 to 1, 3 or 15. Palettes become RGB, those with alpha RGBA; a transparent colour becomes alpha.
+Files whose values no reader here has are refused: TIFFs of signed numbers, or of which 0 is white, BMPs of 16 bits.
+Each format has the reader that is exact:
 
     Pillow       up to 8 bits of JPEG, PNG, TIFF, WebP, BMP and GIF; 16 bits of PNG and TIFF in one channel
     imagecodecs  PNG with 16 bits in several channels, which Pillow reduces to 8
@@ -48,7 +48,7 @@ _EXACT_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B")
 _CONVERTED = {"1": "L", "P": "RGB"}
 _WITH_ALPHA = {"L": "LA", "P": "RGBA", "RGB": "RGBA"}
 _GREY_STEPS = {1: 255, 2: 85, 4: 17}
-"""Bits of grey in a PNG → what Pillow multiplies their values by."""
+"""Bits of grey in a PNG → Pillow's factor for their values."""
 _EXACT_FORMATS = ("JPEG", "MPO", "PNG", "TIFF", "WEBP", "BMP", "GIF")
 _GREY, _RGB, _PALETTE, _YCBCR = 1, 2, 3, 6  # TIFF 6.0: PhotometricInterpretation
 _COMPRESSION_TAG, _ORIENTATION_TAG, _SAMPLES_TAG, _COLORMAP_TAG, _EXTRA_SAMPLES_TAG = 259, 274, 277, 320, 338

@@ -1,4 +1,4 @@
-"""The encoded image: a packed image, what was done to its source, and where its pixels went, for its annotations.
+"""The encoded image: a packed image, the operations on its source, and the new places of its pixels.
 
     stored    as the pixels are in the file
     upright   turned as its orientation says (see `_orientation`)
@@ -63,7 +63,7 @@ def upright_size(stored: Size, orientation: int) -> Size:
 
 
 class EncodedImage(NamedTuple):
-    """A packed image, and what statistics and annotations need to know of it."""
+    """A packed image, with the facts that statistics and annotations need."""
 
     image: bytes
     part: str  # its name in the sample: "jpg", "webp", "png" or "image.npy"
@@ -88,7 +88,7 @@ class EncodedImage(NamedTuple):
 def describe(
     image: bytes, target: ImageType, source: bytes, geometry: Geometry, pixels: PixelSums, **done: bool
 ) -> EncodedImage:
-    """Return a packed image with what was done to its source: what its geometry says, and `done` by other names."""
+    """Return a packed image with the operations on its source: those of its geometry, and `done`."""
     done = {"enlarged": geometry.resized > geometry.upright, "turned": geometry.orientation != 1, **done}
     names = sorted(name for name, was in done.items() if was)
     return EncodedImage(image, target.parts[0], pixels, geometry, len(source), tuple(names))

@@ -99,7 +99,7 @@ def _decode_resized(
 
 def has_more_frames(image: Image.Image, data: bytes, max_pixels: int) -> bool:
     """Whether an opened image is the first of several in its file."""
-    # JPEGs are not: phones store a gain map or a second view behind the image.
+    # JPEGs are not: phones store a gain map or a second view after the image.
     kind = type_named(image.format or "")
     if kind is None or not kind.animated:
         return False

@@ -1,4 +1,4 @@
-"""The image pipeline: it chooses the route on which the bytes of a source image become those of a packed one.
+"""The image pipeline: it chooses the route from the bytes of a source image to a packed image.
 
     transcoding   a JPEG, grey or YCbCr and in sRGB, becomes a JPEG in its own colours
     pillow        any image that Pillow opens, converted to sRGB

@@ -10,10 +10,10 @@ A sample gets a part `json`, which is declared in the manifest:
                names in the category differ in left and right change places where an image is mirrored
     image_id, width, height   of the source image
 
-An image whose width and height are not those that the JSON gives it is a bad input: its boxes would be those of another
+An image whose width and height are not those that the JSON gives it is a bad input: its boxes would belong to another
 image. As its boxes, they are of the upright image.
 
-The classes of an image, for sampling and subsets, are those of its boxes.
+An image has the classes of its boxes, for sampling and subsets.
 
 The whole JSON is parsed at once, but for the segmentations, which are most of it: they stay texts until an image is
 listed.
@@ -75,9 +75,9 @@ class Coco(SourceKind):
     Args:
         url: Path or URL of the JSON: "coco/annotations/instances_train2017.json".
         images: Directory or URL of the images; None for COCO's layout: `train2017/` next to `annotations/`, or the
-            folder of the JSON. A JSON behind a URL names files below it, or URLs of stores.
-        split: "train", "val", "valid", "validation" or "test"; None for the one in the name of the file or else of its
-            folder, or else "train".
+            folder of the JSON. A remote JSON names files below it, or URLs of stores.
+        split: "train", "val", "valid", "validation" or "test"; None for the one in the name of the file or of its
+            folder, otherwise "train".
         classes: Names of the categories in the order of their labels, or a file with one per line; None for the order
             of their ids.
         storage_options: Options of fsspec's file system.

@@ -50,8 +50,8 @@ class Collection:
 
     Args:
         samples: The samples.
-        image: Key of the image; None for a Hugging Face dataset's only image column, or else `IMAGE_KEYS`.
-        label: Key of the class; None for `LABEL_KEYS`, or else a dataset's only column of classes.
+        image: Key of the image; None for a Hugging Face dataset's only image column, otherwise `IMAGE_KEYS`.
+        label: Key of the class; None for `LABEL_KEYS`, otherwise a dataset's only column of classes.
         caption: Key of a text for `.txt`.
         mask: Key of a mask for `.mask.png`; it is declared as a mask, as is a target that is one.
         classes: Class names in the order of their labels, or a file with one per line; None for those that the

@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def number(text: str) -> float:
-    """Return the number that a text is; ValueError for what only Python takes for one, such as 1_000 and nan."""
+    """Return the number that a text is; ValueError for texts that only Python takes for one, such as 1_000 and nan."""
     if not _NUMBER.fullmatch(text) or not math.isfinite(found := float(text)):
         raise ValueError(text)
     return found
@@ -27,7 +27,7 @@ def number(text: str) -> float:
 def detection_input(base: str, split: str, place: str, sample: Mapping[str, Any]) -> Item:
     """Return the input of an image at a place below a base, with the JSON of its sample.
 
-    Its classes, for sampling and subsets, are those of its boxes, "labels". If the JSON has a "width" and a "height",
+    It has the classes of its boxes, "labels", for sampling and subsets. If the JSON has a "width" and a "height",
     the image has to have that size.
     """
     path, (size, identity) = public_name(place), place_state(base, place)

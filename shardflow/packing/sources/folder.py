@@ -1,6 +1,6 @@
 """Folders: the images below a directory or a URL, with their splits and labels.
 
-The layout of a tree is detected from the images' paths alone, after one walk:
+The layout of a tree is detected from the images' paths, after one walk:
 
     x.jpg                   flat: one split "train", no labels
     CLASS/.../x.jpg         ImageFolder: one split "train", the label is the top folder

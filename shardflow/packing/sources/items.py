@@ -1,8 +1,8 @@
 """Items: millions of inputs in a few arrays.
 
 As a tuple of Python objects an input costs more than half a kilobyte; here it costs its path and some 30 bytes. Rows
-become objects when they are read. A source is first listed as *unlabelled inputs*: items that have, in place of the
-label, what decides on split and label. All of them together decide on the numbers of classes (`Items.divided`).
+become objects when they are read. A source is first listed as *unlabelled inputs*: items with the facts that decide on
+split and label, instead of the label. All of them together decide on the numbers of classes (`Items.divided`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Item(NamedTuple):
         size: Size of the image in bytes when it was listed, -1 when that is not known.
         identity: Number that differs when one of its files may have been changed or replaced, see `identity_of`; 0
             where nothing is known, or `more` tells contents apart.
-        more: What the reader needs besides, see `Reader`; empty when the image is the file at `path` and nothing else.
+        more: Further facts for the reader, see `Reader`; empty if the image is the file at `path`.
             All of it counts as the identity of the input: a resume packs an input again whose `more` differs.
     """
 
@@ -135,7 +135,7 @@ class Items(Sequence[Item]):
 
 
 def identity_of(*known: object) -> int:
-    """Return the identity of an input: 64 bits of a digest of what a file system or server says of its files.
+    """Return the identity of an input: 64 bits of a digest of its files' metadata.
 
     On a disk that is inode, size, mtime and ctime; of an object, its size and its tag. So a file that was replaced is
     noticed though its size and mtime are those of the old one: it has another inode or ctime. Identities are compared

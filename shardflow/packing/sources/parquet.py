@@ -74,10 +74,10 @@ class Parquet(SourceKind):
         url: A `.parquet` file; or a directory or URL with such files, "hf://datasets/OWNER/NAME"; or a pattern with
             braces or wildcards. Splits follow from the names of the files, as Hugging Face has them
             (`train-00000-of-00008.parquet`), or of their folders; without any, all rows are for training.
-        image: Column of the images; None for the only one of Hugging Face's type Image, or else of bytes.
-        label: Column with the number or name of a class, or a list of those; None for "label" or "cls", or else the
-            only one of the type ClassLabel, or else the only field of objects of this type, as `objects.category`: an
-            image has the classes of its objects.
+        image: Column of the images; None for the only one of Hugging Face's type Image, otherwise of bytes.
+        label: Column with the number or name of a class, or a list of those; None for "label" or "cls", otherwise the
+            only one of the type ClassLabel, or the only field of objects of this type, as `objects.category`: an image
+            has the classes of its objects.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if there is one.
         caption: Column with a text for `.txt`; None for "caption", where it has one.
         mask: Column of masks, images like those in `image`, for `.mask.png`, which is declared as a mask.
@@ -179,7 +179,7 @@ class Parquet(SourceKind):
         return root, splits
 
     def _columns(self, schema: Any) -> _Columns:
-        """Return the use of each column; refuse what is not clear."""
+        """Return the use of each column; refuse ambiguous ones."""
         names: Sequence[str] = schema.names
         if len(set(names)) < len(names):
             raise ConfigError(f"{self} has two columns of one name; rename or remove one of them")
@@ -243,7 +243,7 @@ class _Columns(NamedTuple):
 
 
 class _ListedFile(NamedTuple):
-    """The labels and splits of the rows of a file, and what its footer says."""
+    """The labels and splits of the rows of a file, and its footer."""
 
     labels: Sequence[Any]
     splits: Sequence[Any] | None

@@ -158,7 +158,7 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 
 def _bytes_of(array: Any) -> int:
-    """Return how many bytes an array has when what its rows share is written for each."""
+    """Return the bytes of an array if values that its rows share are written for each row."""
     pa, kind = import_pyarrow("a column"), array.type
     if pa.types.is_struct(kind):
         return sum(map(_bytes_of, array.flatten()))
@@ -217,7 +217,7 @@ def byte_columns(schema: Any) -> dict[str, bool]:
 
 
 def describe_schema(schema: Any) -> object:
-    """Return what must be equal in files that are read alike: names, columns of bytes, and names of classes."""
+    """Return what files that are read alike must share: names, columns of bytes, names of classes."""
     return sorted(schema.names), byte_columns(schema), class_names(schema), object_class_names(schema)
 
 
@@ -253,6 +253,6 @@ def _class_labels(schema: Any) -> list[tuple[str, int, tuple[str, ...]]]:
 
 
 def _classes_of_objects(value: Any, field: str) -> tuple[Any, ...]:
-    """Return the classes of a row's objects, a struct of lists or a list of structs; -1 stands for none."""
+    """Return the classes of a row's objects, a struct of lists or a list of structs; -1 means none."""
     found = value.get(field) if isinstance(value, dict) else [each[field] for each in value or () if each]
     return tuple(sorted({one for one in found or () if one not in (None, -1)}))

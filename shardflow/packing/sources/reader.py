@@ -9,8 +9,8 @@ One reader serves every kind of source. The `more` of an item is a JSON object w
 A *location* is a list: [place], a whole file; or [place, offset, size, crc32], a slice of one. A place is the name of a
 file below the base, an absolute one, or a URL; names are UTF-8 in any locale, see `storage.file_names`.
 
-The owner of a server chooses the names of its listings and the places in its tables. So behind a remote base a
-place is never a file of this machine; see `refusal`.
+The owner of a server chooses the names of its listings and the places in its tables. So below a remote base a place is
+never a file of this machine; see `refusal`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def too_many_bytes(size: int) -> str:
 
 
 def local_path(base: str, place: str) -> str | None:
-    """Return where a place is on this machine; None when it, or the base, is behind a URL."""
+    """Return where a place is on this machine; None if it, or the base, is a URL."""
     if is_remote(base) or is_remote(place):
         return None
     if place.startswith("file://"):
@@ -160,7 +160,7 @@ def local_path(base: str, place: str) -> str | None:
 def refusal(place: str, url: str) -> str:
     """Return why a place that a listing or a table at `url` names is not read; "" if it can be tried.
 
-    One behind a URL may lead to names below its base, and to URLs of stores, but to no file of this machine.
+    A remote one may lead to names below its base, and to URLs of stores, but never to a file of this machine.
     """
     if not is_place(place):
         return f"{place!a} is not a file name"

@@ -1,8 +1,8 @@
 """Existing shards: the samples of tars in the WebDataset convention, or of a shardflow dataset, packed again.
 
-A shardflow dataset has its splits, its classes and the locations of all parts in its manifest and indexes, and each
-part is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. Of other tars
-the headers are read: of a tar behind a URL, all of it, and again, sample by sample, to be packed.
+The manifest and indexes of a shardflow dataset have its splits, classes and the locations of all parts, and each part
+is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. Of other tars the
+headers are read: of a tar behind a URL, all of it, and again, sample by sample, to be packed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Shards(SourceKind):
             like `photos-val-000.tar`, belong to these; otherwise all are for training, or belong to the split that the
             directory itself is named like.
         classes: Class names in the order of their labels, or a file with one per line. A number in `.cls` is the place
-            of its name, whatever the names look like; without names it is its own. A shardflow dataset has names
+            of its name, even if the names are numbers; without names it is its own. A shardflow dataset has names
             already: its labels get the numbers of these names here.
         storage_options: Options of fsspec's file system.
 

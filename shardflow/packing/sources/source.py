@@ -35,7 +35,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A listing. It is a context manager: what reading its inputs needs lasts until it is closed.
+    """A listing. It is a context manager: the resources for reading its inputs last until it is closed.
 
     Attributes:
         reader: Reads any input, in any process.
@@ -120,7 +120,7 @@ class SourceKind(abc.ABC):
         source are equal: a resume compares items.
 
         Raises:
-            ConfigError: There are no inputs, or their splits or labels are not clear.
+            ConfigError: It has no inputs, or their splits or labels are ambiguous.
             StoreError: The source cannot be read.
         """
 

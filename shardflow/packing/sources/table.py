@@ -3,8 +3,8 @@
 CSV and TSV with a header, JSON lines, Parquet (RFC 4180; jsonlines.org; parquet.apache.org). A cell of CSV or TSV that
 holds a JSON list or object, such as boxes or several labels, is parsed; every other cell stays text.
 
-Rows keep their order. Files on this machine are listed with their state, so that a resume notices changes; an input
-behind a URL counts as unchanged as long as its row is.
+Rows keep their order. Files on this machine are listed with their state, so that a resume notices changes; a remote
+input counts as unchanged as long as its row is.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Table(SourceKind):
     Args:
         url: Path or URL of a `.csv`, `.tsv`, `.jsonl` or `.parquet` file.
         image: Column with the image's path, relative to the table (see `images`) or absolute, or its URL of any scheme
-            that fsspec supports; None for the first of `IMAGE_COLUMNS` that the table has. A table behind a URL names
-            paths below its folder, and URLs of stores, but no file of this machine.
+            that fsspec supports; None for the first of `IMAGE_COLUMNS` that the table has. A remote table names paths
+            below its folder, and URLs of stores, but never a file of this machine.
         label: Column with the name or number of a class, or a list of those; None for "label", if the table has it.
             Text that looks like a number, as in CSV, is one unless `classes` has it as a name.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
@@ -82,7 +82,7 @@ class Table(SourceKind):
             extension, such as an id, is that of the one image that has it: `abc` of `abc.jpg`.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the table,
             sorted.
-        storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
+        storage_options: Options of fsspec's file system for the table if it is remote, otherwise for every URL.
 
     Example:
         >>> shardflow.pack(shardflow.sources.Table("photos.csv", label="species"), "out/")
@@ -213,7 +213,7 @@ def _similar(columns: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _header_hint(row: Row) -> str:
-    """Return what to do about a table without a column for the images."""
+    """Return the remedy for a table without a column for the images."""
     if len(row) == 1 and any(mark in name for name in row for mark in ";\t|"):
         return "separate the columns by commas in .csv, by tabs in .tsv"
     if any(os.path.splitext(name)[1].lower()[1:] in SOURCE_PARTS for name in row):
@@ -229,7 +229,7 @@ class _Files:
         self._named: dict[str, list[str]] | None = None  # name, also without the extension of an image → names
 
     def with_extension(self, place: str, where: str) -> str:
-        """Return a path with the extension of the one image that has it; as it is if there is none.
+        """Return a path with the extension of the one image that has it; unchanged if there is none.
 
         Raises:
             ConfigError: There are several.

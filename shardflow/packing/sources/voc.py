@@ -5,7 +5,7 @@
     ImageSets/Main/train.txt     the names of the images of a split; also val.txt, test.txt, trainval.txt
 
 A sample gets a part `json` with `boxes`, `labels`, `difficult`, `truncated`, `width` and `height`, which is declared in
-the manifest. VOC counts pixels from 1, and xmax and ymax are those of the last pixel inside: the left and the top of a
+the manifest. VOC counts pixels from 1, and (xmax, ymax) is the last pixel inside: the left and the top of a
 box are therefore one less than xmin and ymin.
 
 An image of another size than its XML says is a bad input. An XML with a document type is one too: an entity in it could
@@ -67,7 +67,7 @@ class Voc(SourceKind):
 
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
-        """Return whether this is a directory in VOC's layout; one behind a URL is named as `Voc(url)`."""
+        """Return whether this is a directory in VOC's layout; name a remote one as `Voc(url)`."""
         return all(os.path.isdir(os.path.join(strip_file_scheme(url), each)) for each in (_ANNOTATIONS, _IMAGES))
 
     def list(self) -> Source:
@@ -124,7 +124,7 @@ class Voc(SourceKind):
 
 @dataclass(frozen=True, slots=True)
 class _Annotated:
-    """What an XML says: the place of its image, the names of its objects, and the rest as the JSON of its sample."""
+    """The content of an XML: the place of its image, the names of its objects, and its sample's JSON."""
 
     place: str
     names: tuple[str, ...]
@@ -132,7 +132,7 @@ class _Annotated:
 
 
 def _read(storage: Storage, stem: str, files: Mapping[str, Any]) -> _Annotated | str:
-    """Return what an XML says, or why it cannot be used."""
+    """Return the content of an XML, or why it cannot be used."""
     try:
         root = parse_xml(storage.read(f"{_ANNOTATIONS}/{stem}.xml", most_bytes=_MOST_BYTES))
         place = f"{_IMAGES}/{root.findtext('filename') or ''}"
@@ -179,7 +179,7 @@ def _whole(element: Element, path: str, default: float | None = None) -> int:
 def parse_xml(data: bytes) -> Element:
     """Return the root of an XML; raise a SampleError if it is damaged, or has a document type.
 
-    Entities are declared in document types alone. Without one, the parser expands and opens nothing.
+    Only document types declare entities. Without one, the parser expands and opens nothing.
     """
     parser, builder = expat.ParserCreate(), TreeBuilder()
 
