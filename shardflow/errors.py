@@ -129,8 +129,7 @@ class TransientError(StoreError):
 
 
 class DeadlineError(StoreError, TimeoutError):
-    """A wait for storage or another process reached its limit. The message names the server or file that did not
-    answer."""
+    """A wait for storage or another process reached its limit. The message names the server or file."""
 
 
 class SampleError(ShardflowError, ValueError):

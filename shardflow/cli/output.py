@@ -53,8 +53,7 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
-    """Print a line for each name and text, with the names in a column of this width; lines without text are left
-    out."""
+    """Print a line for each name and text, with the names in a column of this width; empty texts are left out."""
     for name, text in lines:
         if text:
             say(f"{name:{width}}{text}")

@@ -148,8 +148,7 @@ def index(
 
 
 def _lost_samples(scan: ScannedTar) -> int:
-    """Return about how many samples of a damaged tar follow the damage, which is one entry in the list of bad
-    samples."""
+    """Return about how many samples of a damaged tar follow the damage, which is one bad entry."""
     if "" not in scan.bad or not len(scan.index):
         return 0
     read = int((scan.index["offset"] + scan.index["size"]).max())

@@ -1,5 +1,4 @@
-"""The table of samples: the facts of each sample in the indexes and columns of a dataset, as Arrow; and conditions over
-it.
+"""The table of samples, as Arrow: the facts in a dataset's indexes and columns; and conditions over it.
 
 A condition is one expression of SQL, which DuckDB reads and evaluates. It reaches no file, network, extension or
 setting, and no other row: aggregates, windows and queries in it are refused, and so are random(), now() and other

@@ -23,8 +23,8 @@ _MS_PER_IMAGE, _MS_PER_MB = 1.0, 6.5
 
 
 def packing_command(storage: Storage) -> str:
-    """Return the command to run if a place holds images or tars: the command, their number and size, and the time it
-    takes. Where datasets are below it, as after `split --folds`, return the name of one.
+    """Return the command for a place with images or tars, with their number and size, and the time that it takes. Where
+    datasets are below it, as after `split --folds`, return the name of one.
 
     "" where it holds neither, or cannot be listed. The listing is bounded: beyond it, there is at least so much.
     """

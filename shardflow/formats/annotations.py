@@ -1,5 +1,4 @@
-"""Annotations: the declaration of the masks among the parts of samples, and of the places of boxes and keypoints in
-JSON.
+"""Annotations: the declaration of masks among the parts of samples, and of boxes and keypoints in JSON.
 
 It is made when packing, and is an entry of the manifest. Nothing follows from the name of a part or of a key: a part
 that is not declared is kept byte for byte.

@@ -27,8 +27,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"L", b"K", b"S"
 
 
 class TarBytes(Protocol):
-    """The bytes of a tar, read by position: it is walked by this interface alone, local or remote, and of any
-    length."""
+    """The bytes of a tar, read by position: tars are walked by this interface alone, local or remote."""
 
     @property
     def size(self) -> int:

@@ -1,5 +1,4 @@
-"""The wrapper of a storage, which passes each call on; a class that adds behaviour to a storage changes some of the
-calls."""
+"""The wrapper of a storage, which passes each call on; a class that adds behaviour changes some of the calls."""
 
 from __future__ import annotations
 

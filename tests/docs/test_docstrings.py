@@ -32,7 +32,7 @@ from tests.packing.sources.test_voc import write_set as write_voc
 from tests.packing.sources.test_yolo import write_set as write_yolo
 
 CLASSES = ("cat", "dog", "kitten")
-SPACES: list[Any] = [shardflow, *(getattr(shardflow, name) for name in shardflow.__all__)]
+SPACES: list[Any] = [shardflow, *(getattr(shardflow, name) for name in vars(shardflow)["__all__"])]
 NAMES = {
     f"{space.__name__}.{name}": value
     for space in SPACES
