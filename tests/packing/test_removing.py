@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -162,6 +167,45 @@ def test_a_record_does_not_quote_its_condition(dataset: Path) -> None:
     rule = json.loads(Path(report.receipt).read_bytes())["rule"]
     assert rule == {"where_sha256": hashlib.sha256(where.encode()).hexdigest()}
     assert sf.remove(dataset, where=where, purge=True).removed == {}
+
+
+def test_a_bucket_with_versioning(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
+    """A purge leaves old versions of deleted objects in such a bucket, and prints the command that deletes them all."""
+    bucket, client = replace(server, bucket=f"versions-{prefix}"), server.client()
+    client.mkdir(bucket.bucket)
+    client.call_s3("put_bucket_versioning", Bucket=bucket.bucket, VersioningConfiguration={"Status": "Enabled"})
+    _, key, parts = secret(dataset)
+    traces = (bytes(parts["jpg"]), f"caption of {key}".encode(), b"b/secret.jpg")
+    url = bucket.put("sets of mine/set", dataset)
+
+    def versions() -> tuple[dict[str, Any], list[bytes]]:
+        found = client.call_s3("list_object_versions", Bucket=bucket.bucket, Prefix="sets of mine/set/")
+        named = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in found.get("Versions", ())]
+        objects = [client.call_s3("get_object", Bucket=bucket.bucket, **each) for each in named]
+        return found, [fsspec.asyn.sync(client.loop, each["Body"].read) for each in objects]
+
+    (tmp_path / "keys").write_text(key)
+    environment = {**os.environ, **bucket.environment()}
+    done = run("remove", url, "--keys", tmp_path / "keys", "--purge", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [trace for trace in traces if trace in b"".join(bucket.contents("sets of mine/set").values())] == []
+    found, objects = versions()
+    assert [trace for trace in traces if trace not in b"".join(objects)] == []
+    listing, _, deletion = done.stdout.splitlines()[-1].partition(" --query ")
+    query = shlex.split(deletion)[0]
+    rows = pytest.importorskip("jmespath").search(query, found)
+    (tmp_path / "listed").write_text("".join(f"{name}\t{version}\n" for name, version in rows))
+    stub = "aws() { [ $2 = list-object-versions ] && cat listed || printf '%s\\n' \"$@\" >> deleted; }\n"
+    subprocess.run(["bash", "-c", stub + listing + " --query " + deletion], cwd=tmp_path, check=True)
+    asked = (tmp_path / "deleted").read_text().splitlines()
+    assert shlex.split(listing)[-3:] == [bucket.bucket, "--prefix", "sets of mine/set/"]
+    for start in range(0, len(asked), 8):
+        named, name, version = asked[start + 3 : start + 8 : 2]
+        client.call_s3("delete_object", Bucket=named, Key=name, VersionId=version)
+    found, objects = versions()
+    assert [trace for trace in traces if trace in b"".join(objects)] == []
+    assert (found.get("DeleteMarkers", []), len(found["Versions"])) == ([], len(bucket.contents("sets of mine/set")))
+    assert sf.verify(url, storage_options=bucket.options()) == []
 
 
 def foreign(root: Path) -> dict[str, bytes]:
