@@ -92,7 +92,7 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2470,
+    "cli": 2500,
     "dataset": 6170,
     "demo": 750,
     "device": 2100,
