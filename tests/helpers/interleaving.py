@@ -324,6 +324,7 @@ def scheduled(place: Place, commands: Mapping[str, Command]) -> Iterator[Schedul
         patch.setattr(RemoteStorage, "_connect", lambda storage: schedule.connect(storage))
         # One request at a time, or the order within a process would be another each time.
         patch.setattr("shardflow.dataset.syncing._SHARDS_AT_A_TIME", 1)
+        patch.setattr("shardflow.dataset.columns._FILES_AT_A_TIME", 1)
         patch.setattr("shardflow.dataset.image_copies._INDEXES_AT_A_TIME", 1)
         patch.setattr("shardflow.packing.ledger._RECEIPTS_AT_A_TIME", 1, raising=False)
         try:

@@ -48,14 +48,15 @@ class Scenario:
 
     Args:
         folder: A directory for the sources.
-        begins: Whether the place is empty at first. Otherwise it holds a dataset, one of whose indexes is damaged.
+        name: "begins" in an empty place; "extends", or "columns", which are added and dropped, in one that holds a
+            dataset, one of whose indexes is damaged.
     """
 
-    def __init__(self, folder: Path, *, begins: bool) -> None:
-        self._folder = folder
-        for number, (name, label) in enumerate(SOURCES.items()):
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, begins = folder, name == "begins"
+        for number, (source, label) in enumerate(SOURCES.items()):
             files = {f"{label}/{n}.png": _picture(3 * number + n) for n in range(2)}
-            write_tree(folder / name, {**files, **({} if name == "h" else {f"{label}/bad.png": b""})})
+            write_tree(folder / source, {**files, **({} if source == "h" else {f"{label}/bad.png": b""})})
         sf.pack(folder / "base", folder / "copy", **SETTINGS)
         copy = contents(folder / "copy")
         self._keys = [sample["__key__"] for sample in sf.open(folder / "copy")["train"]]
@@ -66,6 +67,12 @@ class Scenario:
         self._extend("g")(str(folder / "more"), {})
         self._last = sf.open(folder / "more")["train"][-1]["__key__"]
         self.versions: dict[str, Version] = {}
+        self._steps: dict[str, Command] = {"g": self._extend("g"), "h": self._extend("h")}
+        if not begins:
+            self._steps["x"] = self.remove
+        if name == "columns":
+            del self._steps["h"]
+            self._steps |= {"c": self.add_column, "d": self.drop_column}
         self._add_versions(copy, ["base"])
         if begins:
             self._add_versions(self._after({}, self._pack("h")), ["h"])
@@ -82,6 +89,9 @@ class Scenario:
         else:
             self.commands["remove x"] = self.remove
             self.commands["repair"] = lambda url, options: sf.repair(url, folder / "copy", storage_options=options)
+        if name == "columns":
+            del self.commands["extend h"], self.commands["pack base"]
+            self.commands |= {"add c": self.add_column, "drop d": self.drop_column}
 
     def _pack(self, source: str) -> Command:
         return lambda url, options: sf.pack(self._folder / source, url, **SETTINGS, storage_options=options)
@@ -101,7 +111,11 @@ class Scenario:
     def add_column(self, url: str, options: dict[str, Any]) -> Any:
         """Add a column to the samples of base."""
         table = pa.table({"key": self._keys, "note": [f"note on {key}" for key in self._keys]})
-        return sf.columns.add(url, table, key="key", storage_options=options)
+        return sf.columns.add(url, table, key="key", allow=["unmatched"], storage_options=options)
+
+    def drop_column(self, url: str, options: dict[str, Any]) -> Any:
+        """Drop this column; in the model, that is a source of its own, which comes after it."""
+        return sf.columns.drop(url, ["note"], storage_options=options)
 
     def _after(self, files: Mapping[str, bytes], command: Command) -> dict[str, bytes]:
         place = MemoryPlace(files)
@@ -114,12 +128,13 @@ class Scenario:
     def _add_versions(self, files: Mapping[str, bytes], sources: Sequence[str]) -> None:
         """Add a dataset of these sources, and all that extending makes of it."""
         timeless = {name: data for name, data in files.items() if not name.startswith("removals/")}
-        self.versions[_fingerprint(files[manifest.FILE_NAME])] = Version(timeless, frozenset(sources))
-        commands = {source: self._extend(source) for source in ("g", "h")}
-        if self.initial:
-            commands["x"] = self.remove
-        for source in sorted(commands.keys() - set(sources)):
-            self._add_versions(self._after(files, commands[source]), [*sources, source])
+        found = _fingerprint(files[manifest.FILE_NAME])
+        if (same := self.versions.get(found)) is not None:  # it came from other versions, which stay as well
+            timeless = {name: data for name, data in timeless.items() if name in same.files}
+        self.versions[found] = Version(timeless, frozenset(sources))
+        for source in sorted(self._steps.keys() - set(sources)):
+            if source != "d" or "c" in sources:
+                self._add_versions(self._after(files, self._steps[source]), [*sources, source])
 
     def source_of(self, name: str) -> str:
         """Return the source of a command, which its second word names."""
@@ -211,7 +226,11 @@ def explore(scenario: Scenario, place: Place, seed: int, *, every_step: bool = T
 
 BEFORE_COMMIT = "abort_uploads"  # when the shards are there
 WAKES = ("amid g", "amid h", "after h")
-SLEEPERS = {"begins": ("pack base, too", "sync"), "extends": ("extend g, too", "sync", "repair", "pack base")}
+SLEEPERS = {
+    "begins": ("pack base, too", "sync"),
+    "extends": ("extend g, too", "sync", "repair", "pack base"),
+    "columns": (),
+}
 
 
 def sleep(scenario: Scenario, place: Place, sleeper: str, begun: int, wakes: str, *, every_step: bool = True) -> bool:

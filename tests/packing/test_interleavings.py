@@ -15,7 +15,7 @@ from tests.helpers.interleaving import MemoryPlace, Place, ServerPlace, schedule
 from tests.helpers.s3_server import Server
 from tests.helpers.shared_dataset import BEFORE_COMMIT, Scenario, Watch, explore, sleep
 
-SEEDS = {"begins": range(20), "extends": range(40)}
+SEEDS = {"begins": range(20), "extends": range(40), "columns": range(12)}
 """The interleavings that are tried here, of each scenario; `tools/fire interleavings` tries others and more."""
 
 WRITES = ("put", "create", "replace", "upload", "complete", "remove")
@@ -25,7 +25,7 @@ WRITES = ("put", "create", "replace", "upload", "complete", "remove")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Scenario]:
     """The scenarios: in an empty place, and in one with a dataset."""
     folder = tmp_path_factory.mktemp("scenarios")
-    return {name: Scenario(folder / name, begins=name == "begins") for name in SEEDS}
+    return {name: Scenario(folder / name, name) for name in SEEDS}
 
 
 @pytest.fixture(params=["memory", "S3"])

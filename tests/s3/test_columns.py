@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardflow as sf
-from shardflow.dataset import columns
 from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.write_lock import is_lock
 from shardflow.errors import ConfigError, IntegrityError
@@ -115,9 +114,8 @@ def table_of(files: Mapping[str, bytes]) -> pa.Table:
 
 
 @pytest.mark.parametrize("what", ["add", "drop", "remove"])
-def test_every_point_of_death(what: str, packed: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_point_of_death(what: str, packed: Mapping[str, bytes]) -> None:
     """Killed before any request, a command leaves the old version or the new one whole, and the same call ends it."""
-    monkeypatch.setattr(columns, "_FILES_AT_A_TIME", 1)
     table = table_of(packed)
     commands: dict[str, Command] = {
         "add": lambda url, options: sf.columns.add(url, table, key="key", allow=["unmatched"], storage_options=options),
@@ -158,9 +156,8 @@ def timeless(place: MemoryPlace) -> dict[str, bytes]:
     return {name: b"" if name.startswith("removals/") else data for name, data in place.blobs.items()}
 
 
-def test_other_work_is_kept_out(packed: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_is_kept_out(packed: Mapping[str, bytes]) -> None:
     """While one addition is under way, another with other values is refused, and one with the same completes it."""
-    monkeypatch.setattr(columns, "_FILES_AT_A_TIME", 1)
     table = table_of(packed)
     other = table.set_column(1, "a", pa.array(["x"] * len(table)))
 
