@@ -55,14 +55,14 @@ def burdens() -> dict[str, bytes]:
     """Return files that are heavy with metadata; they may be decoded, or be damaged."""
     jpeg, png = jpegs.make(2), FILES["PNG"]
     return {
-        "icc.jpg": encoded(picture(), "JPEG", icc_profile=bytes(4 << 20)),
-        "app.jpg": _with_segments(jpeg, 0xE7, 4 << 20),
-        "exif.jpg": _with_segments(jpeg, 0xE1, 4 << 20, b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"),
-        "comments.jpg": _with_segments(jpeg, 0xFE, 4 << 20, most=200),
+        "icc.jpg": encoded(picture(), "JPEG", icc_profile=bytes(1 << 20)),
+        "app.jpg": _with_segments(jpeg, 0xE7, 1 << 20),
+        "exif.jpg": _with_segments(jpeg, 0xE1, 1 << 20, b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"),
+        "comments.jpg": _with_segments(jpeg, 0xFE, 1 << 20, most=200),
         "text.png": forged()["forged/text bomb.png"][0],
         "profile.png": forged()["forged/profile bomb.png"][0],
-        "chunks.png": png[:33] + png_chunk(b"tEXt", b"a\0b") * 100_000 + png[33:],
-        "exif.webp": encoded(picture(), "WEBP", exif=b"Exif\0\0MM\0*" + bytes(4 << 20)),
+        "chunks.png": png[:33] + png_chunk(b"tEXt", b"a\0b") * 20_000 + png[33:],
+        "exif.webp": encoded(picture(), "WEBP", exif=b"Exif\0\0MM\0*" + bytes(1 << 20)),
     }
 
 

@@ -10,12 +10,12 @@ from tests.helpers.s3_server import Server
 from tests.helpers.store import Store
 
 STRIDES = {
-    ("pack", "disk"): 47,
-    ("pack", "S3"): 97,
-    ("sync", "disk"): 47,
-    ("sync", "S3"): 61,
-    ("extend", "disk"): 47,
-    ("extend", "S3"): 71,
+    ("pack", "disk"): 97,
+    ("pack", "S3"): 197,
+    ("sync", "disk"): 71,
+    ("sync", "S3"): 89,
+    ("extend", "disk"): 97,
+    ("extend", "S3"): 149,
     ("remove", "S3"): 0,
     ("remove", "gcs"): 0,
     ("remove", "azure"): 0,

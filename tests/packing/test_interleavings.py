@@ -15,7 +15,7 @@ from tests.helpers.interleaving import MemoryPlace, Place, ServerPlace, schedule
 from tests.helpers.s3_server import Server
 from tests.helpers.shared_dataset import BEFORE_COMMIT, Scenario, Watch, explore, sleep
 
-SEEDS = {"begins": range(20), "extends": range(40), "columns": range(12)}
+SEEDS = {"begins": range(10), "extends": range(20), "columns": range(8)}
 """The interleavings that are tried here, of each scenario; `tools/fire interleavings` tries others and more."""
 
 WRITES = ("put", "create", "replace", "upload", "complete", "remove")
