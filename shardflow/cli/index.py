@@ -55,5 +55,5 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors
         listed = version_name(report.fingerprint)
         say(f"left out: {plural(len(report.bad) - _NAMED, 'more sample')}; all are listed in {listed}")
     if report.lost:
-        say(f"left out: about {plural(report.lost, 'sample')} behind the damage of tars")
+        say(f"left out: about {plural(report.lost, 'sample')} after the damage of tars")
     print_report(report, report.url)

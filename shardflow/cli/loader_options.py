@@ -75,7 +75,7 @@ def _split_function(user_function: str) -> tuple[Path, str]:
         remedy = f"move {name} and all it needs into a file, such as train.py, and name that: --loader train.py:{name}"
         raise click.UsageError(f"--loader {user_function}: a notebook cannot be imported; {remedy}")
     if path.suffix != ".py" or not path.is_file():
-        raise click.UsageError(f"--loader {user_function}: there is no Python file {file!r}; expected FILE.py:FUNCTION")
+        raise click.UsageError(f"--loader {user_function}: found no Python file {file!r}; expected FILE.py:FUNCTION")
     return path, name
 
 

@@ -99,7 +99,7 @@ def preview(
             raise click.UsageError(f"{name} requires {needed}")
     on_sheet, on_page = count or _COUNT, count or _PAGE_COUNT
     if on_sheet > _MOST_ON_A_SHEET and (html is None or output is not None or chosen):
-        raise click.UsageError(f"--count above {_MOST_ON_A_SHEET} is for --html alone")
+        raise click.UsageError(f"--count above {_MOST_ON_A_SHEET} needs --html")
     loader = augmented = None
     if user_function is not None:
         for name, value in (("URL", url), ("--split", split), ("--seed", seed)):

@@ -43,7 +43,7 @@ def sync(src: str, dst: str) -> None:
     if dataset.manifest.roots:
         used, whole = sum(used_bytes(dataset, split) for split in dataset), tar_bytes(dataset, shards)
         if used < _MOST_IS_USED * whole:
-            remedy = f"`shardflow pack {shown_url(src)} {shown_url(dst)} --preset original` copies the samples alone"
+            remedy = f"`shardflow pack {shown_url(src)} {shown_url(dst)} --preset original` copies only the samples"
             note = f"the tars are copied whole: {size_text(whole)}, of which the samples take {size_text(used)}"
             say(f"{note}; {remedy}", err=True)
     with resumable(), shard_bar(shards, "copying") as progress:

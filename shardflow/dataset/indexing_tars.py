@@ -116,7 +116,7 @@ def index(
     _check_annotations(indexes, annotations)
     lost = sum(map(_lost_samples, scans))
     if len(bad) > max_errors:
-        behind = f"; and about {plural(lost, 'sample')} behind the damage of tars" if lost else ""
+        behind = f"; and about {plural(lost, 'sample')} after the damage of tars" if lost else ""
         raise PackIncompleteError(
             f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {quarantine.describe(bad)}{behind}. "
             f"Leave them out with --max-errors {len(bad)}"

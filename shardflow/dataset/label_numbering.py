@@ -49,7 +49,7 @@ def refuse_lookalikes(names: Iterable[str], where: object) -> None:
                 f"{where} has the classes {same!a} and {name!a}, which look alike; rename one as the other is written"
             )
         if (other := in_lower_case.setdefault(name.lower(), name)) != name and len(name) > 1:
-            message = "%s has the classes %a and %a, which differ in upper and lower case alone; are they one class?"
+            message = "%s has the classes %a and %a, which differ only in upper and lower case; are they one class?"
             logger.warning(message, where, other, name)
 
 
@@ -117,7 +117,7 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
             raise ConfigError(
                 f"class {number} is {classes[number]!r} in {url} and {longest[number]!r} in {where}, and the tars "
                 f"have numbers; run `shardflow pack {url} NEW --preset original --classes FILE` for each, with one "
-                "FILE of all class names, one per line (pack datasets of boxes again from their source)"
+                "FILE of all class names (pack boxes again from their source)"
             )
     return None if longest is None else tuple(longest)
 

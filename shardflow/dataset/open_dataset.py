@@ -146,9 +146,9 @@ class Split:
             made, slots = self._made_of(shard)
             found |= {made.sources[slots[key]]} if key in slots else set()
         if len(found) > 1:
-            raise ConfigError(f"the key {key!r} is that of several samples; give the number of one")
+            raise ConfigError(f"the key {key!r} belongs to several samples; give the number of one")
         if not found:
-            raise IndexError(f"there is no sample with the key {key!r}; keys are as in messages, such as '000000017'")
+            raise IndexError(f"found no sample with the key {key!r}; keys are as in messages, such as '000000017'")
         return found.pop()
 
     def _made_of(self, shard: int) -> tuple[Receipt, dict[str, int]]:

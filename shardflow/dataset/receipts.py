@@ -22,7 +22,7 @@ def read_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt:
     try:
         receipt = from_bytes(storage.read(name, most_bytes=MAX_BYTES))
     except NotFoundError as error:
-        lack = f"{url} does not exist, and it alone names the files that the samples were packed from"
+        lack = f"{url} does not exist, and only it names the files that the samples were packed from"
         raise NotFoundError(f"{lack}; copy it from the packed dataset; tars of other tools have none") from error
     except FormatError as error:
         raise error.with_location(shard=url) from error

@@ -78,7 +78,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     names = [*TABLE_FIELDS, *split.columns.kinds]
     used = ["number", *(name for name in names if re.search(rf"\b{name}\b", where, re.IGNORECASE) and name != "number")]
     if len({name.lower() for name in used}) < len(used):
-        raise ConfigError(f"the condition {where!r} names columns that differ in case alone, which SQL does not tell")
+        raise ConfigError(f"the condition {where!r} names columns that differ only in case, which SQL ignores")
     mask, unknown = np.zeros(len(split), dtype=np.bool_), 0
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     try:

@@ -239,7 +239,7 @@ def _open_without(
         if split in dataset:
             message = f"{dataset.url} already has a split {split}, with {plural(len(dataset[split]), 'sample')}"
             other = "; `--test 0.1` makes a split test" if split == "val" and "test" not in dataset else ""
-            raise ConfigError(f"{message}; use that, or split a dataset of the training part alone{other}")
+            raise ConfigError(f"{message}; use that, or split a dataset of only the training part{other}")
     return dataset
 
 

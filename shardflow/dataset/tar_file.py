@@ -111,7 +111,9 @@ class TarFile:
     def _read(self, start: int, stop: int) -> bytes | memoryview:
         data = self._fetch(start, stop)
         if len(data) < stop - start:
-            raise StoreError(f"{self._url} became shorter while it was read; stop what writes to it, and try again")
+            raise StoreError(
+                f"{self._url} became shorter while it was read; stop the process that writes to it, and try again"
+            )
         return data
 
 

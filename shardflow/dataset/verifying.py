@@ -273,7 +273,7 @@ def _table_problem(image: memoryview, row: Row, recipe: Mapping[str, Any]) -> st
     # A merge of datasets with different recipes does not say what each allowed.
     most = recipe.get("max_pixels", MAX_PIXELS) if recipe else max(MAX_PIXELS, row.width * row.height)
     is_right = segment == native.seek_table(image, max_pixels=most)
-    return "" if is_right else "its seek table is not that of its scan: crops of it can be wrong"
+    return "" if is_right else "its seek table does not belong to its scan: crops of it can be wrong"
 
 
 def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:

@@ -72,7 +72,7 @@ class WriteLock:
         else:
             self.read_version()
         message = f"{self.storage.url(self.name)}, the write lock of this run, was removed or replaced meanwhile"
-        raise StoreError(f"{message}; leave it alone while a process writes there, and run the same command again")
+        raise StoreError(f"{message}; keep it while a process writes there, and run the same command again")
 
     def confirm(self, published: Collection[str]) -> None:
         """Check the lock after files were published; withdraw them if another version was committed meanwhile.

@@ -87,7 +87,7 @@ class AnnotationColumns:
                 problem += f"leave it, or {KEYPOINTS!r}, out, and mirror in the decoders of the loaders"
             elif isinstance(transform, SpatialTransform) and transform.crops_images and _CROP in crops:
                 problem = f"crops again, and {_CROP!r} would not be the part of the stored image; leave the field out, "
-                problem += "or crop in the loader alone"
+                problem += "or crop only in the loader"
             if problem:
                 raise ConfigError(f"{name} {problem}")
         return Columns(masks, objects, [field for field in fields if field in PADDING_FIELDS], crops)

@@ -88,7 +88,7 @@ def _runs(value: dict[str, Any], size: tuple[int, int]) -> npt.NDArray[np.int64]
     """Return the runs of an object in a JSON, which fill the image."""
     width, height = size
     if value.get("size") != [height, width]:
-        raise ValueError(f"runs of size {value.get('size')!r:.40} are not those of an image [{height}, {width}]")
+        raise ValueError(f"runs of size {value.get('size')!r:.40} do not fit an image [{height}, {width}]")
     counts = value.get("counts")
     if isinstance(counts, str):
         counts = _parse_text(counts)

@@ -123,7 +123,7 @@ def members(tar: TarBytes) -> Iterator[Member]:
             extended |= found
         else:
             if kind == _GNU_SPARSE or "sparse" in extended:
-                raise TarError(f"{where} is that of a sparse file, which is not read; write the tar without --sparse")
+                raise TarError(f"{where} is of a sparse file, which cannot be read; write the tar without --sparse")
             size = int(extended["size"].value) if "size" in extended else size
             size = 0 if kind in _WITHOUT_PAYLOAD else size
             if kind in (*_FILES, *_LINKS):

@@ -68,4 +68,4 @@ def read_samples(tar: TarBytes) -> Iterator[TarSample]:
         yield sample
     if damage:
         after = f"after sample {sample.key!r}" if sample is not None else "from its start"
-        yield TarSample("", problem=f"{after} the tar cannot be read: {damage}; everything behind that is lost")
+        yield TarSample("", problem=f"{after} the tar cannot be read: {damage}; the rest is lost")

@@ -70,7 +70,7 @@ class AnnotationFields:
         if _box_field(_CROWD) in self.objects and not boxes.crowds:
             raise ConfigError(
                 f"the boxes of crowds are left out, so 'box_{_CROWD}' would be 0 for all boxes; to keep them, give "
-                "CroppedBoxes(crowds=True) among the fields, else leave it out"
+                "CroppedBoxes(crowds=True) among the fields; otherwise remove it"
             )
         self._declared = _needed(declared, self.objects, () if boxes.crowds else (_CROWD,))
         keypoints = self._declared.keypoints

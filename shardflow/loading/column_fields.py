@@ -61,7 +61,7 @@ class ColumnFields:
         for name in filled:
             if name not in kinds:
                 raise ConfigError(
-                    f"Filled({name!r}, ...): there is no such column; there are {', '.join(kinds) or 'none'}"
+                    f"Filled({name!r}, ...): the dataset lacks the column; it has {', '.join(kinds) or 'none'}"
                 )
         self._defaults = {name: _default(name, kinds[name], default) for name, default in filled.items()}
         for name in self.kinds:

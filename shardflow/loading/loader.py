@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 _ELSEWHERE = {
     "cache_dir": "use cache",
     "cache_limit": "use cache=shardflow.Cache(directory, limit=...)",
-    "batch_sampler": "batch_size and shuffle decide what a batch is",
+    "batch_sampler": "batch_size and sampler compose the batches",
     "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
@@ -64,7 +64,7 @@ _ELSEWHERE = {
     "multiprocessing_context": "use num_workers=Workers(..., multiprocessing_context=...)",
     "num_replicas": "use group=(rank, size)",
     "persistent_workers": "use num_workers=Workers(..., persistent_workers=...)",
-    "pin_memory": "memory is pinned where there is a GPU; else use num_workers=Workers(..., pin_memory=...)",
+    "pin_memory": "memory is pinned if there is a GPU; otherwise use num_workers=Workers(..., pin_memory=...)",
     "pin_memory_device": "pinned memory serves every device",
     "prefetch_factor": "use num_workers=Workers(..., prefetch_factor=...)",
     "rank": "use group=(rank, size)",
@@ -445,7 +445,7 @@ def _check_callables(transform: Transforms, batch_transform: object) -> None:
     transforms = list(transform) if isinstance(transform, Sequence) and not isinstance(transform, str) else [transform]
     listed = transforms if isinstance(transform, Sequence) else []
     if any(isinstance(each, WholeSample) for each in (batch_transform, *listed)):
-        raise ConfigError("a WholeSample takes all views and fields of a sample: give it alone, as transform=")
+        raise ConfigError("a WholeSample takes all views and fields of a sample: pass it as transform=, not in a list")
     for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
         check_callable(name, value)
         if type(value).__module__.startswith("shardflow.device."):
@@ -493,7 +493,7 @@ def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], trans
     if bool(patch) != bool(side) or (patch and side and (patch % side or "image" not in fields)):
         raise ConfigError(
             f"{decoder!r} and the sampler: decoders.Patches and samplers.TokenBudget(patch=...) go together, with one "
-            "patch or one that divides the sampler's, and with 'image' among the fields; patch=None counts texts alone"
+            "patch or one that divides the sampler's, and with 'image' among the fields; patch=None counts only texts"
         )
     if bool(shapes) != decoder.needs_shape or (shapes and "image" not in fields):
         raise ConfigError(

@@ -312,7 +312,7 @@ def _fields_of(loaders: Sequence[Loader], given: Any, by: str) -> tuple[str, ...
     names = tuple(given) if isinstance(given, Collection) and not isinstance(given, str) else ()
     if len({*names}) < len(names) or {*names} != {field for loader in loaders for field in loader.fields}:
         raise ConfigError(
-            f"fields must be all those of the loaders, by their names; found {given!r:.200} with "
+            f"fields must name all fields of the loaders; found {given!r:.200} with "
             f"{'; '.join(map(str, sorted(found)))}"
         )
     for number, loader in enumerate(loaders if by == "sample" else ()):

@@ -196,7 +196,7 @@ def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage
 def check_mixable(decoders: Sequence[Decoder]) -> None:
     """Check that images of these decoders can be in one batch; ConfigError if not."""
     if any(each != decoders[0] for each in decoders) and not all(each.rows_are_images for each in decoders):
-        raise ConfigError("images that are not decoded here mix with their like alone: give all loaders one decoder")
+        raise ConfigError("encoded images do not mix with decoded ones: give all loaders one decoder")
     if len({len(decoder.views) for decoder in decoders}) > 1:
         raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
     if any(decoder.padding != decoders[0].padding for decoder in decoders):

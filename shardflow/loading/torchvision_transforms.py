@@ -36,7 +36,7 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
                 break
             if is_v1 and annotated:
                 raise ConfigError(
-                    f"{name} of torchvision.transforms takes an image alone, and with {annotated[0]!r} among the "
+                    f"{name} of torchvision.transforms takes only an image, and with {annotated[0]!r} among the "
                     "fields a transform gets a dict; use the one of torchvision.transforms.v2"
                 )
             if is_v1 and name in ("PILToTensor", "ToTensor"):

@@ -181,8 +181,8 @@ def _check(returned: Any, given: dict[str, Any]) -> None:
         )
     if added := returned.keys() - given.keys():
         raise ConfigError(
-            f"the transform added {', '.join(map(repr, sorted(added, key=str)))}, which would be lost: a batch has the "
-            "loader's fields alone; remove it at the end of the transform, or add it by WholeSample(transform, "
+            f"the transform added {', '.join(map(repr, sorted(added, key=str)))}, which would be lost: a batch has "
+            "only the loader's fields; remove it at the end of the transform, or add it by WholeSample(transform, "
             "returns=(..., name))"
         )
 

@@ -36,8 +36,8 @@ from .worker_settings import Workers
 
 _RUN_AGAIN = 78  # the exit code of a worker that was about to start workers
 _UNGUARDED = (
-    "workers that are not forked run the training script again, and it starts workers at once: put what starts the "
-    'training below `if __name__ == "__main__":`'
+    "workers that are not forked run the training script again, which then starts workers: put the start of training "
+    'below `if __name__ == "__main__":`'
 )
 
 

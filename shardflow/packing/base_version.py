@@ -135,9 +135,9 @@ class BaseVersion:
         copies = [(item.path, known[content]) for item, content in zip(alike, found, strict=True) if content in known]
         if len(copies) > max(_HANDFUL, len(items) // 2):
             raise ConfigError(
-                f"{len(copies)} of {len(items)} new inputs that were compared, of {new.inputs}, are in the dataset by "
-                f"other names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, so that names stay, "
-                "or pack all into a new dataset; --on-conflict add packs them as further samples"
+                f"{len(copies)} of {len(items)} new inputs that were compared, of {new.inputs}, are in the dataset "
+                f"under other names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, pack all into a "
+                "new dataset, or add further samples with --on-conflict add"
             )
 
     def _refuse_fewer_parts(self, source: Source) -> None:

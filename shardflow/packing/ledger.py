@@ -96,9 +96,7 @@ class Ledger:
         with TransferPool(_RECEIPTS_AT_A_TIME) as pool:
             for job, is_there in zip(jobs, pool.map(is_own, jobs), strict=True):
                 if not is_there:
-                    message = (
-                        f"{self.storage.url(job.name)}.tar is not what this run packed: another process replaced it"
-                    )
+                    message = f"{self.storage.url(job.name)}.tar was replaced by another process"
                     raise StoreError(f"{message}; when no other process writes there, run the same command again")
 
     def remove_others(self, names: Iterable[str]) -> None:

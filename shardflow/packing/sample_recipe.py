@@ -268,7 +268,7 @@ def check_size(declared: tuple[int, int] | None, geometry: Geometry) -> None:
     expected, found = ("{}x{}".format(*each) for each in (declared, geometry.upright))
     message = f"the image has {found} pixels, its annotations are of one with {expected}"
     if declared == geometry.stored:
-        message += ", as it is stored: it is turned by its metadata, and coordinates are those of the upright image"
+        message += ", as it is stored: it is turned by its metadata, and coordinates are in the upright image"
     raise DecodeError(f"{message}; give each image its own annotations")
 
 

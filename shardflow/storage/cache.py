@@ -376,7 +376,7 @@ def default_directory() -> Path:
         return Path.home() / ".cache/shardflow"
     except RuntimeError as error:  # in a container, often: no HOME, and a user that /etc/passwd does not list
         raise ConfigError(
-            f"there is no directory for the cache: user {os.getuid()} has no home directory; name one by `cache=` (in "
+            f"no directory for the cache: user {os.getuid()} has no home directory; name one by `cache=` (in "
             "commands `--cache-dir`), or set XDG_CACHE_HOME"
         ) from error
 

@@ -44,7 +44,7 @@ class BlobTooLargeError(IntegrityError):
     def of(cls, url: str, size: int, most_bytes: int, sha256: str = "") -> BlobTooLargeError:
         """Return the error of a blob."""
         message = f"{url} has {size:,} bytes; {most_bytes:,} is the most for such a file"
-        error = cls(f"{message}; if it is damaged, restore it, and else leave it out")
+        error = cls(f"{message}; if it is damaged, restore it; otherwise leave it out")
         error.size, error.sha256 = size, sha256
         return error
 

@@ -66,7 +66,9 @@ class LocalStorage:
         def read() -> bytes:
             with open(path, "rb") as file:
                 if version not in (None, _version(os.fstat(file.fileno()))):
-                    raise StoreError(f"{path} was replaced while it was read; stop what writes to it, and run it again")
+                    raise StoreError(
+                        f"{path} was replaced while it was read; stop the process that writes to it, and try again"
+                    )
                 file.seek(start)
                 return file.read(max(0, stop - start))
 

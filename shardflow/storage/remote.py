@@ -122,7 +122,7 @@ class RemoteStorage:
             if found.size != version.size:
                 raise ChangedError("it has another size")
         except ChangedError as error:  # other parts of that version were read: reading this one again cannot help
-            message = f"{self.url(name)} was replaced while it was read; stop what writes to it"
+            message = f"{self.url(name)} was replaced while it was read; stop the process that writes to it"
             raise StoreError(f"{message}, and run the same command again") from error
         return b"".join(chunks)
 

@@ -56,7 +56,9 @@ class RereadingStorage(StorageWrapper):
                     same = same + 1 if str(error) == last else 1  # it names what was found
                     last = str(error)
                 except ChangedError as error:
-                    failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
+                    failed = IntegrityError(
+                        f"{self.url(name)} was replaced while it was read; stop the process that writes to it"
+                    )
                     failed.__cause__ = error
                 pause_s = attempts.pause_s(Failure(error=failed, retry=True), passed_s)
                 if same == _SAME_TIMES:

@@ -33,7 +33,7 @@ dot). In a message, {keys} and {anonymous} are replaced by the store's `credenti
 _KEYS = "check {keys}"
 _NO_KEYS = f"no credentials were found; {_KEYS}, or for a public bucket set {{anonymous}}"
 _EXPIRED = "the session token has expired; get new credentials and run the same command again"
-_NO_BUCKET = "there is no such bucket; check its name and the endpoint"
+_NO_BUCKET = "the bucket does not exist; check its name and the endpoint"
 _CHANGED = "the blob has changed"
 _LATE = "the server did not answer in time"
 _FAILED = "the connection failed"
@@ -182,7 +182,7 @@ STORES = (
         credentials="HF_TOKEN, or storage_options={'token': ...}",
         may_be_signed=True,
         refusals=(
-            (BucketNotFoundError, f"there is no such repository, or it is private; {_KEYS}", "RepoNotFound"),
+            (BucketNotFoundError, f"the repository does not exist, or is private; {_KEYS}", "RepoNotFound"),
             (BucketNotFoundError, "the repository has no such revision; check the URL", "RevisionNotFound"),
             (AccessDeniedError, "the repository is gated; accept its conditions on its page first", "GatedRepo"),
             (TransientError, _FAILED, "httpx.TransportError httpx2.TransportError"),

@@ -90,7 +90,7 @@ def root_url(url: str, root: Root) -> str:
     above = root.url.split("/").count("..")
     is_clean = is_below("/".join(part for part in root.url.split("/") if part != ".."))
     if not root.is_relative or above > len(parts) or not is_clean:
-        rule = f"its shards are in {root.url}, and a dataset behind a URL may only lead to its own bucket or host"
+        rule = f"its shards are in {root.url}, and a remote dataset may only lead to its own bucket or host"
         raise ConfigError(f"{shown_url(url)}: {rule}; copy its manifest and indexes to a local disk if you trust it")
     joined = posixpath.normpath(posixpath.join("/", *parts, root.url)).rstrip("/")
     return f"{scheme}://{host}{joined}{query}"

@@ -56,7 +56,7 @@ def test_a_damaged_tar_says_where(tmp_path: Path) -> None:
     """The loss behind the damage names the last sample and the damage, and is of no key."""
     data = write_tar(tmp_path / "a.tar", [("a.jpg", b"1")], mtime=1).read_bytes()
     end = "it ends at byte {} without the zero blocks that close a tar: it is cut short"
-    damage = f"the tar cannot be read: {end}; everything behind that"
+    damage = f"the tar cannot be read: {end}; the rest"
     for cut, after in ((0, "from its start"), (1024, "after sample 'a'")):
         loss = list(read_samples(TarInMemory(data[:cut])))[-1]
         assert loss == TarSample("", problem=f"{after} {damage.format(cut)} is lost")

@@ -102,7 +102,7 @@ def _run(jobs: Iterator[Job], checks: Preflight, workers: int | None, done: Done
         if not isinstance(error.cause, ImportError):
             raise  # a defect: the exception has its traceback
         raise ConfigError(
-            f"a node of the cluster lacks what the job needs ({error.cause}); install it there"
+            f"a node of the cluster lacks a requirement of the job ({error.cause}); install it there"
         ) from error
     except ray.exceptions.RayError as error:
         raise PackIncompleteError(

@@ -177,7 +177,7 @@ class Folder(SourceKind):
         missing = ", ".join(part for part in self.parts or () if part not in found)
         more = encode_more(
             parts={part: [other.path] for part, other in found.items()},
-            bad=f"lacks {missing} beside it" if missing else "",
+            bad=f"lacks {missing} next to it" if missing else "",
         )
         identities = [file.identity, *(other.identity for other in found.values())]
         identity = identity_of(*identities) if found else file.identity

@@ -93,7 +93,7 @@ class Voc(SourceKind):
         def item(stem: str) -> Item:
             each = found[stem]
             if isinstance(each, _Annotated) and uses[each.place] > 1:
-                each = f"the image {each.place} is that of {uses[each.place]} XMLs; keep one of them"
+                each = f"the image {each.place} is named by {uses[each.place]} XMLs; keep one of them"
             if isinstance(each, str):
                 return bad_input(splits[stem], f"{begin}{stem}{end}", each)
             labels = [numbering.number(name) for name in each.names]

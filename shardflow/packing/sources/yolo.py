@@ -197,7 +197,7 @@ def _box(line: str, row: int, classes: int) -> tuple[int, list[float]]:
     except ValueError:
         raise SampleError(f"line {row}: {line!r:.60} is not made of numbers") from None
     if len(box) != 4:
-        hint = ", which is a polygon: boxes alone are read" if len(box) > 4 and len(box) % 2 == 0 else ""
+        hint = ", which is a polygon: only boxes are read" if len(box) > 4 and len(box) % 2 == 0 else ""
         raise SampleError(f"line {row} has {len(box) + 1} numbers, and not 5: a class and a box{hint}")
     if not (category.is_integer() and 0 <= category < classes):
         raise SampleError(f"line {row}: class {category:g} is not one of the {classes} names")
