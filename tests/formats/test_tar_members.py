@@ -175,7 +175,7 @@ def test_other_members_than_files_are_skipped() -> None:
         (extended(b"L", b"b\0") + extended(b"x", record(b"path", b"c")), "repeats the path of a member"),
         (extended(b"g", record(b"path", b"b")), "or sets it for all members"),
         (extended(b"x", record(b"GNU.sparse.major", b"1")), "sparse file"),
-        (header(b"S", 0), "at byte 0 is that of a sparse file"),
+        (header(b"S", 0), "at byte 0 is of a sparse file"),
         (header(b"x", 1 << 21), "has 2097152 bytes; at most 1048576 are read"),
         (header(b"L", 1 << 20), "is cut short: it reaches to byte 1049088"),
         (header(b"0", 0, field=b"\xff" * 12), "expected a number"),

@@ -81,7 +81,7 @@ def test_one_image_of_two_xmls(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     sf.pack(url, tmp_path / "dst", max_errors=2, **PACK)
     rows = quarantined(tmp_path / "dst")
     assert [row["path"] for row in rows] == ["Annotations/1.xml", "Annotations/2.xml"]
-    assert all("JPEGImages/1.jpg is that of 2 XMLs" in row["reason"] for row in rows)
+    assert all({"JPEGImages/1.jpg", "2"} <= {*row["reason"].split()} for row in rows)
     assert "left out 1 image without an XML" in caplog.text
 
 
