@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2500,
-    "dataset": 6170,
+    "dataset": 6180,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
