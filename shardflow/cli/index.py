@@ -22,7 +22,7 @@ _NAMED = 20
 
 @click.command()
 @click.argument("urls", type=PathOrUrl(), nargs=-1, required=True, metavar="URL...")
-@click.option("--to", type=PathOrUrl(), help="Directory for manifest and indexes.  [default: that of the tars]")
+@click.option("--to", type=PathOrUrl(), help="Directory for manifest and indexes.  [default: next to the tars]")
 @click.option("--classes", type=PathOrUrl(exists=True, dir_okay=False), help="File with the class names, one per line.")
 @annotation_options
 @click.option("--max-errors", default=0, show_default=True, help="Bad samples to allow.")
