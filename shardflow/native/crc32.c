@@ -14,7 +14,7 @@
 
 enum { STEP = 8 }; /* bytes that are looked up at once */
 
-static uint32_t tables[STEP][256]; /* [n][b]: the remainder of byte b with n bytes of zeros behind it */
+static uint32_t tables[STEP][256]; /* [n][b]: the remainder of byte b followed by n zero bytes */
 
 /* This and by_instruction continue from a remainder, which is not inverted. */
 static uint32_t by_tables(uint32_t rest, const uint8_t *at, size_t size) {

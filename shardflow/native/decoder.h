@@ -32,7 +32,7 @@ typedef struct {
     const uint8_t *image, *image_end;
     enum { SF_WINDOW, SF_WHOLE, SF_LIBRARY } decode_mode; /* of its scan; see sf_can_retry_slower */
     bool found_fault; /* in its Huffman codes */
-    bool is_own;      /* decoded by the kernel itself: `jpeg` says what it is */
+    bool is_own;      /* decoded by the kernel itself; `jpeg` describes it */
     bool may_seek;    /* whether its seek table may be used, if it has one */
     sf_shape shape;
     bool is_progressive;
@@ -68,7 +68,7 @@ void sf_need(sf_decoder *d, bool got); /* fail for want of memory, unless it was
 void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem);
 void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size); /* reads the header */
 /* ... then one of the next three, at the scale of 1 / reduction ... */
-void sf_check_end(sf_decoder *d); /* whatever was not decoded: a file that was cut there must not pass for a whole */
+void sf_check_end(sf_decoder *d); /* the part that was not decoded: a file that is cut there must not pass for a whole one */
 void sf_close_image(sf_decoder *d);
 
 /* Begin to decode lines of RGBX. The kernel's own are asked for by sf_start_window and sf_own_line; others of `info`. */

@@ -18,7 +18,7 @@ _Static_assert(64 * SYMBOL_BITS % 8 == 0, "BLOCK_BYTES is not rounded down");
  * with libjpeg-turbo; the zero that an early end writes there is there already. */
 #define LAST 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63
 static const uint8_t PLACES[] = {
-    0, /* there is no index 0 */
+    0, /* index 0 does not exist */
     SF_ZIGZAG, LAST, LAST, LAST, LAST, LAST,
 };
 #undef LAST
@@ -151,7 +151,7 @@ static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, int16_t *b
             block[PLACES[one]] = pair_value(pair);
         }
         if (index >= 64) {
-            drop(r, one >= 64 ? first_bits(pair) : pair_bits(pair)); /* what follows the last is of another block */
+            drop(r, one >= 64 ? first_bits(pair) : pair_bits(pair)); /* the next symbol belongs to another block */
             return true;
         }
         drop(r, pair_bits(pair));

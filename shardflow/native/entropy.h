@@ -29,7 +29,7 @@ typedef struct {
 } sf_codes;
 
 typedef struct {
-    const uint8_t *next; /* what comes after `bits`, of which the highest `count` are meant */
+    const uint8_t *next; /* the bytes after `bits`, of which the highest `count` bits count */
     uint64_t bits;
     unsigned count;
 } sf_reader;
@@ -73,7 +73,7 @@ bool sf_entropy_start(sf_entropy *entropy, const sf_jpeg *jpeg);
 void sf_entropy_narrow(sf_entropy *entropy, const sf_seek_table *table, sf_window window);
 
 /* Decode the next MCU into consecutive blocks of zeros, or with NULL skip it. False: there is a fault, or the
- * table is not that of the scan. */
+ * table does not belong to the scan. */
 bool sf_entropy_decode(sf_entropy *entropy, sf_coefficients *into);
 
 /* Pass over a whole scan of `count` MCUs without restart markers, and find where each begins. False: there is a fault. */

@@ -70,7 +70,7 @@ static void fdct_plain(const uint8_t *const rows[DCTSIZE], int32_t count, const 
 static ALWAYS_INLINE AVX2 __m256i sum_of(__m256i a, __m256i b) { return _mm256_add_epi16(a, b); }
 static ALWAYS_INLINE AVX2 __m256i difference_of(__m256i a, __m256i b) { return _mm256_sub_epi16(a, b); }
 
-/* No sum of 16 bits overflows: the most is that of a black block, -2^15. */
+/* No sum of 16 bits overflows: a black block has the largest, -2^15. */
 static ALWAYS_INLINE AVX2 void transform(__m256i v[8], bool is_second) {
     const int bits = is_second ? CONST_BITS + PASS1_BITS : CONST_BITS - PASS1_BITS;
     const __m256i s0 = sum_of(v[0], v[7]), s1 = sum_of(v[1], v[6]), s2 = sum_of(v[2], v[5]), s3 = sum_of(v[3], v[4]);

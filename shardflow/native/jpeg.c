@@ -88,7 +88,7 @@ static void read_application(header *h, uint8_t marker) {
     if (marker == APP14 && left_in(h) >= 12 && !memcmp(h->at, "Adobe", 5)) h->transform = h->at[11];
 }
 
-/* False: a version of which libjpeg-turbo warns. */
+/* False: libjpeg-turbo warns of its version. */
 static bool read_jfif(header *h) {
     if (left_in(h) < 14 || memcmp(h->at, "JFIF", 5)) return true;
     h->has_jfif = true;
@@ -112,7 +112,7 @@ static bool read_segment(header *h, uint8_t marker) {
     }
 }
 
-/* Set what three components are, as libjpeg-turbo guesses. False: it warns of that. */
+/* Set the colours of three components, as libjpeg-turbo guesses. False: it warns of them. */
 static bool set_colours(const header *h) {
     const bool says = !h->has_jfif && h->transform >= 0;
     h->jpeg->is_rgb = says ? h->transform == 0 : !h->has_jfif && !memcmp(h->ids, "RGB", PLANES);
@@ -140,7 +140,7 @@ static bool read_scan(header *h) {
     return coefficients[0] == 0 && coefficients[1] == DCTSIZE2 - 1 && coefficients[2] == 0;
 }
 
-/* Set the shape of an MCU: of a single component it is a block, whatever its factors say. */
+/* Set the shape of an MCU: with one component it is a block, in spite of its factors. */
 static bool set_mcus(sf_jpeg *j) {
     const sf_shape *const shape = &j->shape;
     const bool one = shape->count == 1;

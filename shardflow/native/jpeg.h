@@ -1,8 +1,8 @@
 /* A JPEG as its header describes it (ITU-T T.81, annex B), for those that the kernel decodes itself: 8 bits, Huffman coding,
  * one sequential scan of one component or of three.
  *
- * Reading refuses whatever is not plain, and whatever libjpeg-turbo would warn of: such an image is for libjpeg-turbo, which
- * says what the matter is. So no problem of a header is described here.
+ * Reading refuses headers that are not plain, or of which libjpeg-turbo would warn: libjpeg-turbo decodes such an image, and
+ * describes the problem. So no problem of a header is described here.
  */
 #ifndef SHARDFLOW_JPEG_H
 #define SHARDFLOW_JPEG_H

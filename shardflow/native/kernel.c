@@ -135,7 +135,7 @@ static void start_image(sf_decoder *d, int32_t reduction, sf_source *source) {
     source->height = d->height;
 }
 
-/* Set the filters of both axes, which say what columns and lines carry weight. */
+/* Set the filters of both axes, which give columns and lines their weights. */
 static void set_axes(sf_workspace *w, const sf_task *task, sf_source *source) {
     sf_decoder *const d = &w->decoder;
     const sf_batch *batch = task->batch;
@@ -260,7 +260,7 @@ static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
     const sf_batch *batch = task->batch;
     const sf_loops *loops = d->loops;
     const sf_axis *horizontal = &w->horizontal, *vertical = &w->vertical;
-    size_t ring_rows = 1; /* a power of two that holds a filter's length and what a read may add */
+    size_t ring_rows = 1; /* a power of two that holds a filter's length and the rows of a read */
     while (ring_rows < (size_t)vertical->taps + ROWS_PER_READ) ring_rows *= 2;
     const size_t width = (size_t)task->out_width, height = (size_t)task->out_height, side = (size_t)batch->patch;
     const size_t plane_bytes = SF_BLOCK * ((width + SF_BLOCK - 1) / SF_BLOCK);

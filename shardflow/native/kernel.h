@@ -1,8 +1,8 @@
 /* The native hot paths: JPEG bytes in, resized RGB pixels in the caller's buffer out; and JPEG bytes in, smaller ones out.
  *
  * A workspace belongs to one thread at a time; any number of them may run at once, they share nothing that is written.
- * Nothing but memory for reuse is kept between images, so an image's pixels depend on its own bytes alone. No function
- * crashes, blocks or writes outside the buffers it was given, whatever the bytes of an image are.
+ * Nothing but memory for reuse is kept between images, so an image's pixels depend only on its bytes. No function
+ * crashes, blocks or writes outside the buffers it was given, for any bytes of an image.
  */
 #ifndef SHARDFLOW_KERNEL_H
 #define SHARDFLOW_KERNEL_H
@@ -17,7 +17,7 @@
 
 enum { SF_MESSAGE_BYTES = 240 };
 
-/* What became of an image. DAMAGED alone comes with all pixels written: libjpeg-turbo continued after a warning. */
+/* The result of an image. Only DAMAGED comes with all pixels written: libjpeg-turbo continued after a warning. */
 enum sf_status {
     SF_OK = 0,
     SF_DAMAGED = 1,     /* corrupt data that libjpeg-turbo papered over; pixels are there */
@@ -31,7 +31,7 @@ enum sf_status {
     SF_UNREAD = 9,      /* its file cannot be read, or what was read is not what was written: the caller reads it and says */
 };
 
-/* How JPEGs are decoded: by libjpeg-turbo alone; by the kernel in plain C where it can; and by the kernel in vectors. */
+/* How JPEGs are decoded: by libjpeg-turbo only; by the kernel in plain C where it can; and by the kernel in vectors. */
 enum sf_way { SF_BY_LIBRARY = 0, SF_PLAIN = 1, SF_FAST = 2 };
 
 enum sf_filter { SF_TRIANGLE = 0, SF_BICUBIC = 1, SF_LANCZOS3 = 2 };
@@ -44,7 +44,7 @@ typedef struct {
     int32_t progressive;
 } sf_header;
 
-/* What an image may ask for; checked before anything is allocated for it. With one scan `pixels` alone counts. */
+/* The limits of an image, checked before anything is allocated for it. With one scan only `pixels` counts. */
 typedef struct {
     int64_t pixels;
     int64_t memory_bytes; /* of an image in several scans, whose coefficients are kept from one to the next */
@@ -160,7 +160,7 @@ SF_API int32_t sf_decode(sf_workspace *workspace, const sf_batch *views, int32_t
 SF_API int32_t sf_transcode(sf_workspace *workspace, const sf_transcoding *transcoding, sf_transcoded *transcoded,
                             sf_problem *problem);
 
-/* Read what the header says. Returns a status; `problem` is filled unless it is SF_OK. */
+/* Read the facts of the header. Returns a status; `problem` is filled unless it is SF_OK. */
 SF_API int32_t sf_read_header(sf_workspace *workspace, const uint8_t *image, size_t size, sf_header *header,
                               sf_problem *problem);
 

@@ -139,7 +139,7 @@ static int32_t share(double *values, reach *reaches, int32_t room, int32_t count
     return outputs;
 }
 
-/* Turn weights of pixels, of which there are `end`, into those of the samples that they were upsampled from. */
+/* Turn the weights of `end` pixels into weights of the samples that they were upsampled from. */
 static void fold(double *values, reach *reaches, int32_t room, int32_t count, int32_t end, double *folded) {
     const int32_t last = (end - 1) / 2;
     for (int32_t i = 0; i < count; i++) {

@@ -1,6 +1,6 @@
 /* Antialiased separable resampling of 8-bit RGBX rows in fixed point.
  *
- * The arithmetic is that of PyTorch's uint8 `interpolate(..., antialias=True)`, which follows Pillow's Resample.c:
+ * The arithmetic of PyTorch's uint8 `interpolate(..., antialias=True)`, which follows Pillow's Resample.c:
  * filter support widened by the scale, weights normalised per output and rounded to 16 bits with as many fractional
  * bits as the largest weight leaves, the horizontal pass rounded to 8 bits before the vertical one. On equal input
  * pixels the output is equal bit by bit.
@@ -28,12 +28,12 @@ typedef struct {
 bool sf_reserve(sf_buffer *buffer, size_t bytes); /* false: more than an image may use, or out of memory */
 bool sf_extend(sf_buffer *buffer, size_t kept, size_t bytes); /* the same, but the first `kept` bytes stay */
 void sf_release(sf_buffer *buffer);
-void sf_trim(sf_buffer *buffer); /* what a giant image took is not kept for the next */
+void sf_trim(sf_buffer *buffer); /* memory of a giant image is not kept for the next */
 
 /* One axis of a resize: `length` input pixels from `origin` on become `resized` pixels, of which `count` from `first` on
  * are made, in reverse order when `mirrored`. `shared` neighbours of these, counted in that order, share an output, their
  * mean; the last output may have fewer. Input pixels outside [low, high) are never weighted. Where they come in `halves`,
- * there is but one sample for two of them, and the weights are those of the samples: as if these were upsampled before,
+ * there is only one sample for two of them, and the weights are those of the samples: as if these were upsampled before,
  * three parts of the nearer sample and one of the next, which is libjpeg's "fancy" upsampling. */
 typedef struct {
     int filter;

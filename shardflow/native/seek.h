@@ -26,14 +26,14 @@ typedef struct {
 } sf_place;
 
 typedef struct {
-    int32_t columns, rows, components; /* of the scan: MCUs, and what an MCU is made of */
+    int32_t columns, rows, components; /* of the scan: MCUs, and the components of an MCU */
     int32_t stretch;                   /* MCUs from one place to the next in a row; its last stretch continues to its end */
     int32_t per_row;                   /* stretches */
     size_t scan_bytes;                 /* up to the marker after it */
     sf_buffer places;                  /* sf_place [rows * per_row + 1], the last one is the end of the scan */
 } sf_seek_table;
 
-/* Whether the contents of an APP9 segment begin as those of a table. */
+/* Whether an APP9 segment begins as a table does. */
 bool sf_seek_is_table(const uint8_t *contents, size_t bytes);
 
 /* Read the table in a JPEG's header. False: there is none, or none of this scan. */

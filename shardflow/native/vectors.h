@@ -1,5 +1,5 @@
 /* What is used of AVX2's operations on 32 bytes, in GCC's and clang's own vectors, for processors without AVX2 whose bytes are
- * in the same order. The names, and what they do, are Intel's. */
+ * in the same order. Their names and meanings are Intel's. */
 #ifndef SHARDFLOW_VECTORS_H
 #define SHARDFLOW_VECTORS_H
 
@@ -59,7 +59,7 @@ typedef uint32_t sf_uints __attribute__((vector_size(32)));
           60, 29, 61, 30, 62, 31, 63)
 #define _mm256_permute2x128_si256(a, b, which) ((which) == 0x20 ? MIXED(__m256i, a, b, 0, 1, 4, 5) : MIXED(__m256i, a, b, 2, 3, 6, 7))
 
-/* Lanes of 16 bits as those of 32: the even ones, and the odd ones. */
+/* Lanes of 16 bits as lanes of 32: the even ones, and the odd ones. */
 #define EVEN(a) ((sf_uints)_mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16))
 #define ODD(a) ((sf_uints)_mm256_srai_epi32(a, 16))
 #define LOW_HALVES(a, b) MIXED(sf_shorts, a, b, 0, 2, 4, 6, 16, 18, 20, 22, 8, 10, 12, 14, 24, 26, 28, 30)
