@@ -42,11 +42,11 @@ def read_labels(split: Split, classes: int, progress: OnShard = None) -> Iterato
             yield tuple(itertools.islice(remaining, count))
 
 
-def single_classes(split: Split, classes: int, progress: OnShard = None) -> npt.NDArray[np.int64]:
-    """Return the class of each sample, int64 [N]; -1 for none or several. Arguments and errors: see `read_labels`."""
-    found = [np.empty(0, dtype=np.int64)]
+def single_classes(split: Split, classes: int, progress: OnShard = None) -> npt.NDArray[np.int32]:
+    """Return the class of each sample, int32 [N]; -1 for none or several. Arguments and errors: see `read_labels`."""
+    found = [np.empty(0, dtype=np.int32)]
     for counts, labels in shard_labels(split, classes, progress):
-        numbers = np.full(len(counts), _NONE, dtype=np.int64)
+        numbers = np.full(len(counts), _NONE, dtype=np.int32)
         numbers[counts == 1] = labels[np.cumsum(counts)[counts == 1] - 1]
         found.append(numbers)
     return np.concatenate(found)
