@@ -26,7 +26,7 @@ _NAME = re.compile(
 
 
 def remove_leftovers(root: Path | None) -> None:
-    """Remove what killed commands have left below a directory, which is locked; None for one that is not local."""
+    """Remove leftovers of killed commands below a directory, which is locked; None for one that is not local."""
     if root is None:
         return
     with map_os_errors(root):

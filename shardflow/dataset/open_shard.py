@@ -140,10 +140,10 @@ class OpenShard:
         return [Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
 
     def retry_from_new_copy(self, read: Callable[[], _Result]) -> _Result:
-        """Return what a `read` whose error is being handled returns from a sound copy, or raise what it raises then.
+        """Return the result of a `read`, whose error is being handled, from a sound copy, or raise its error there.
 
         Raises:
-            IntegrityError: One copy after the other is damaged, or the shard is not behind its URL any more.
+            IntegrityError: All copies are damaged, or the shard is no longer at its URL.
             StoreError: The shard cannot be downloaded again.
         """
         if self._cache is None or self._is_mending:

@@ -327,8 +327,8 @@ def _levelled(have: I64, totals: I64, count: int) -> I64:
 def _deal_groups(samples: _Samples, shares: npt.NDArray[np.float64]) -> I64:
     """Return the part of each sample whose group has others, -1 for those that are alone.
 
-    Groups are dealt from the largest power of two downwards, in random order within one, each to the part that lacks
-    most of its classes and of all samples. So each part gets large and small groups by its share.
+    Groups are dealt from the largest power of two downwards, in random order within one. Each goes to the part that
+    lacks most of its classes and of all samples. So each part gets large and small groups by its share.
     """
     part_of = np.full(len(samples.groups), -1, dtype=np.int64)
     sizes = np.bincount(samples.groups)

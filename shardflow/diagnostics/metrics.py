@@ -52,7 +52,7 @@ class PrometheusExporter:
     >>> exporter = shardflow.metrics.PrometheusExporter(shardflow.Loader("photos256", batch_size=256))
 
     Args:
-        loader: What training iterates over.
+        loader: The iterable of the training loop: a loader or a prefetcher.
         registry: A `CollectorRegistry`; by default the global one of prometheus_client.
         rank: The label `rank`; by default the rank of this process.
 
@@ -97,7 +97,7 @@ class OpenTelemetryExporter:
     >>> exporter = shardflow.metrics.OpenTelemetryExporter(shardflow.Loader("photos256", batch_size=256))
 
     Args:
-        loader: What training iterates over.
+        loader: The iterable of the training loop: a loader or a prefetcher.
         meter: A `Meter`; by default `opentelemetry.metrics.get_meter("shardflow")`, of the provider that you set.
         rank: The attribute `rank`; by default the rank of this process.
 

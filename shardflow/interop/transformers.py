@@ -36,7 +36,7 @@ class Trainer(transformers.Trainer):
         return _TrainLoader(loader) if isinstance(loader, Loader | Mix) else super().get_train_dataloader()
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the evaluation loader: the one given, or of this name, or that of the trainer."""
+        """Return the evaluation loader: the given one, the one of this name, or the trainer's."""
         own: Any = self.eval_dataset
         loader = own if eval_dataset is None else own[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return _checked(loader) if isinstance(loader, Loader | Mix) else super().get_eval_dataloader(eval_dataset)

@@ -2,8 +2,8 @@
 
 A loader has batches of one source, and a mix of several: either whole batches of each, or rows. A *row* is one sample
 (or bin) for each rank, all from the same source: the n-th row of a source is the next `world_size` positions of its
-endless stream of epochs. So every rank has the same shares, reads the streams that it reads as a loader, and each
-source's samples come exactly once per pass, whatever the number of ranks.
+endless stream of epochs. So every rank has the same shares and reads the streams of a plain loader. Each source's
+samples come exactly once per pass, for any number of ranks.
 
 Steps are counted from the start of epoch 0. Everything is arithmetic on where each source is before a step.
 """

@@ -1,4 +1,4 @@
-"""The engine: hands out the batches of one or several sources, in the order of the plan, whatever happens to workers.
+"""The engine: hands out the batches of one or several sources, in the order of the plan.
 
     in a worker       wds.DataPipeline: sampler → read → decode → annotate → augment → collate → send_errors → sender
     in this process   wds.WebLoader: the DataLoader that runs the workers → their errors, and their death
@@ -152,7 +152,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def compose(self, *stages: Callable[[Iterator[Any]], Iterator[Any]]) -> wds.DataPipeline:
         """Return a WebDataset pipeline of this loader's batches and more stages, which run in this process.
 
-        So do its other methods, as those of `wds.WebLoader`: an iteration of the pipeline is one of the loader, which
+        So do its other methods, as in `wds.WebLoader`: an iteration of the pipeline is one of the loader, which
         keeps the state.
 
         >>> loader = shardflow.Loader("photos256", batch_size=256)
@@ -200,7 +200,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         return f"{reader.url(shard)}, {sample}{others}"
 
     def stats(self, *, whole_run: bool = False) -> Stats:
-        """Return where the time went since the iteration began, or in all; its `str` says what to do about it."""
+        """Return where the time went since the iteration began, or in all; its `str` names the remedy."""
         return self._stats.stats(whole_run=whole_run)
 
     def profile(self, seconds: float = 1.0) -> dict[str, float]:

@@ -32,7 +32,7 @@ first batch waits for one transfer and not for several in a row."""
 
 
 _BATCHES_BEHIND = 8
-"""The most batches that a worker may be behind another one of its rank: they are handed out in turn."""
+"""The most batches that a worker may lag another one of its rank: they are handed out in turn."""
 
 
 @contextlib.contextmanager

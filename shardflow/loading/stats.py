@@ -31,7 +31,7 @@ _COUNTED = (*BatchCounts._fields, "replaced")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where the time went since the current or last iteration began; its `str` says what to do about it.
+    """Where the time went since the current or last iteration began; its `str` names the remedy.
 
     Attributes:
         batches: Batches handed out, with the first one.

@@ -54,7 +54,7 @@ class SentError:
         frames = [
             (frame.filename, frame.lineno or 1, frame.name) for frame in traceback.extract_tb(error.__traceback__)
         ]
-        # What called the stage is the worker's own business.
+        # The caller of the stage is an internal of the worker.
         stage = max((number for number, (filename, *_) in enumerate(frames) if filename in _STAGES), default=0)
         self._frames = frames[stage:]
         earlier = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__

@@ -326,8 +326,8 @@ def convert_colours(pixels: NDArray[np.uint8], tables: NDArray[np.void]) -> None
 def seek_table(payload: bytes | memoryview, *, max_pixels: int = MAX_PIXELS) -> bytes | None:
     """Return the segment with the seek table of a JPEG (`formats.seek_table`), whether or not the JPEG holds one.
 
-    None where it can have none, because it is damaged, progressive, has restart markers or several scans, or is what
-    `decode_crops` does not decode; and where none is small enough: more than 1 % of the scan.
+    None if it can have none: it is damaged or progressive, has restart markers or several scans, or `decode_crops` does
+    not decode it; and where none is small enough: more than 1 % of the scan.
     """
     return binding.thread_decoder().seek_table(payload, binding.Limits(*limits(max_pixels))) or None
 

@@ -1,8 +1,8 @@
 """Transcoding: a JPEG becomes a smaller one without leaving its own colours.
 
-It is decoded to planes of luma and chroma (at a reduced scale where twice the target is left for the filter), each of
-which is resized separately, turned, cropped and encoded again. Nothing is converted to RGB and back, and chroma is not
-upsampled to be downsampled again: that is both faster and nearer to the original.
+It is decoded to planes of luma and chroma, at a reduced scale if twice the target is left for the filter. Each plane is
+resized, turned, cropped and encoded again. Nothing is converted to RGB and back, and chroma is not upsampled to be
+downsampled again: that is both faster and nearer to the original.
 
 Grey images get neutral chroma. RGB without YCbCr, CMYK, 12 bits, arithmetic and lossless coding are
 `Status.UNSUPPORTED`, and damage is a problem: use a general decoder.

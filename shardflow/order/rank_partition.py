@@ -12,8 +12,8 @@ epoch was entered. The positions that are left at the end, fewer than a global b
 
 Every rank has the same number of steps in each of the three.
 
-Where batches are composed, rank r takes the r-th stretch of B positions of the world_size*B in place of every
-world_size-th position, so that a batch stays whole for any number of ranks.
+If batches are composed, rank r takes the r-th stretch of B positions of the world_size*B instead. So a batch stays
+whole for any number of ranks.
 """
 
 from __future__ import annotations

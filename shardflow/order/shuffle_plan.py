@@ -30,8 +30,8 @@ from .weights import SystematicSample, Weights
 FIRST_WINDOW = 32
 """Samples in the first window of a stream: what a batch of 256 takes from each of eight streams.
 
-Windows grow from there, so that the first batch of an epoch waits for the head of a shard per stream, and not for all
-the shards that a full window spans.
+Windows grow from there: the first batch of an epoch waits for the head of one shard per stream, not for all shards of a
+full window.
 """
 
 

@@ -1,8 +1,8 @@
 """The transport for Azure Blob Storage. It takes configuration and credentials from adlfs.
 
-The calls of adlfs neither read nor write under a condition, return no byte before a body is complete, and repeat
-requests after pauses of 15 s and more. Blobs are read by requests of our own, which a shared access signature allows
-where the credential is an account key; all other requests use Azure's client, with its retries turned off.
+The calls of adlfs set no conditions, return no byte before a body is complete, and repeat requests after pauses of 15 s
+and more. Blobs are read by requests of our own, which a shared access signature allows where the credential is an
+account key; all other requests use Azure's client, with its retries turned off.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def may_pass(error: BaseException | None, path: Path) -> bool:
 
 
 def reread(path: Path, read: Callable[[], T], passed_s: float = 0.0) -> T:
-    """Return what a `read` that opens a path returns; it is repeated while the server of the file system fails.
+    """Return the result of a `read` that opens a path; it is repeated while the server of the file system fails.
 
     The time that `passed_s` before counts, too.
 

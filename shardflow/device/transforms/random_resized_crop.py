@@ -1,8 +1,8 @@
 """Random resized crops on the device: crop, antialiased resize and flip as two batched matrix products.
 
-Resizing is separable and linear in the pixels. So cropping an image to a box and resizing the crop is A · image · Bᵀ,
-with one small matrix per axis and image, and a flip reverses the rows of B. A GPU computes matrix products fastest. In
-contrast to a sampled affine grid they can antialias: the triangle filter widens with the scale, as with torchvision's
+Resizing is separable and linear in the pixels. So cropping and resizing an image is A · image · Bᵀ, with one small
+matrix per axis and image. A flip reverses the rows of B. A GPU computes matrix products fastest. In contrast to a
+sampled affine grid they can antialias: the triangle filter widens with the scale, as with torchvision's
 `antialias=True`. Results agree with torchvision's up to rounding.
 """
 

@@ -73,7 +73,7 @@ class Worker:
         return None if ordinal == _NO_INPUT else ordinal
 
     def send(self, task: Task, timeout_s: float) -> None:
-        """Send a task, of which no input may take longer than `timeout_s`. A dead worker shows in `receive`."""
+        """Send a task; none of its inputs may take longer than `timeout_s`. A dead worker shows in `receive`."""
         self.task, self._sent_s, self._timeout_s = task, time.monotonic(), timeout_s
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(task)

@@ -2,7 +2,7 @@
 
 The manifest and indexes of a shardflow dataset have its splits, classes and the locations of all parts, and each part
 is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. Of other tars the
-headers are read: of a tar behind a URL, all of it, and again, sample by sample, to be packed.
+headers are read: of a remote tar, all of it, and again, sample by sample, to be packed.
 """
 
 from __future__ import annotations
