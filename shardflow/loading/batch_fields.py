@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,8 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
             part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
             row[list(parsed_labels(sample, part, encoded.shape[1]))] = 1
         return encoded
-    return [part_value(sample, field) for sample in batch.samples]
+    pairs = zip(batch.sources, batch.samples, strict=True)
+    return [part_value(sample, field, sources[number].columns.of_parts) for number, sample in pairs]
 
 
 def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> tuple[Crops, ...]:
@@ -109,16 +111,19 @@ def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tupl
         raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 
-def part_value(sample: Sample, part: str) -> Any:
-    """Return the value of a part of a sample; ConfigError if it has none."""
-    _payload(sample, part)
+def part_value(sample: Sample, part: str, defaults: Mapping[str, Any]) -> Any:
+    """Return the value of a part of a sample, or its default; ConfigError if it has neither."""
+    if part not in sample.parts and part in defaults:
+        return copy.deepcopy(defaults[part])  # a transform may write into it
+    _payload(sample, part, f", or fill it in by columns.Filled({part!r}, default)")
     return sample.value(part)
 
 
-def _payload(sample: Sample, part: str) -> memoryview:
+def _payload(sample: Sample, part: str, remedy: str = "") -> memoryview:
     if part not in sample.parts:
         found = ", ".join(sample.parts)
-        raise sample.with_sample(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
+        message = f"the sample has no part {part!r}, it has {found}; change `fields`{remedy}"
+        raise sample.with_sample(ConfigError(message))
     return sample.parts[part]
 
 

@@ -61,7 +61,10 @@ class Collate:
         if not self._by_sample:
             return None
         pairs = zip(batch.sources, batch.samples, strict=True)
-        return [None if number in lacking else part_value(sample, field) for number, sample in pairs]
+        return [
+            None if number in lacking else part_value(sample, field, self._sources[number].columns.of_parts)
+            for number, sample in pairs
+        ]
 
 
 class WorkerOutput(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,14 @@ from .batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A column among the fields of a `Loader`, with a value for the samples that have none.
+    """A column, or a part such as "txt", among the fields of a `Loader`, with a value for the samples that have none.
 
     >>> fields = ("image", shardflow.columns.Filled("caption", ""))
     >>> loader = shardflow.Loader("photos256", batch_size=256, fields=fields)
 
     Args:
-        name: The column.
-        default: The value; of a column of lists, one list, or a number for all of its places.
+        name: The column or part.
+        default: The value; of a column of lists, one list, or a number for all of its places; of a part, any value.
     """
 
     name: str
@@ -41,29 +41,35 @@ class ColumnFields:
     Args:
         fields: The fields of a batch; others may be among them.
         split: The split.
-        filled: Column → the value in place of one that is missing.
+        filled: Column or part → the value in place of one that is missing.
+        parts: The parts of the samples; None if they are unknown.
 
     Attributes:
         kinds: Field → its kind; samples of one batch have equal kinds.
+        of_parts: Part → the value in place of one that is missing.
 
     Raises:
         ConfigError: Samples have no value in a column that has no default; a default is not a value
             of its column; or pyarrow is missing.
     """
 
-    def __init__(self, fields: Sequence[str], split: Split, filled: Mapping[str, Any]) -> None:
+    def __init__(
+        self, fields: Sequence[str], split: Split, filled: Mapping[str, Any], parts: Collection[str] | None
+    ) -> None:
         self._columns, kinds = split.columns, split.columns.kinds
         self.kinds = {name: kinds[name] for name in fields if name in kinds}
         self.kinds |= {name: "mask" for name in fields if name not in kinds and name.removeprefix(HAS) in kinds}
         split.columns.used = tuple(dict.fromkeys(self._column_of(name) for name in self.kinds))
         if self.kinds:
             check_installed()
-        for name in filled:
-            if name not in kinds:
+        self.of_parts = {name: default for name, default in filled.items() if name not in kinds}
+        for name in self.of_parts:
+            if parts is not None and name not in parts:
                 raise ConfigError(
-                    f"Filled({name!r}, ...): the dataset lacks the column; it has {', '.join(kinds) or 'none'}"
+                    f"Filled({name!r}, ...): the samples lack such a column or part; columns are "
+                    f"{', '.join(kinds) or 'none'}, parts {', '.join(sorted(parts))}"
                 )
-        self._defaults = {name: _default(name, kinds[name], default) for name, default in filled.items()}
+        self._defaults = {name: _default(name, kinds[name], filled[name]) for name in filled if name in kinds}
         for name in self.kinds:
             is_said = name in filled or HAS + name in fields or self.kinds[name] == "mask"
             if not is_said and (missing := split.columns.missing(name)):

@@ -25,6 +25,9 @@ CROP_FIELDS = ("flipped", "crop")
 """The fields that say how the decoder cropped the images."""
 
 
+_CAPTIONS = ("caption", "captions", "text")
+
+
 def resolve_fields(
     given: Sequence[str | CroppedBoxes | Filled] | None, dataset: Dataset, split: Split, *, pad: bool
 ) -> tuple[tuple[str, ...], AnnotationFields, ColumnFields]:
@@ -58,7 +61,7 @@ def resolve_fields(
             f"fields {', '.join(annotations.names)} follow the crops of the images; add 'image', or name a part "
             f"({annotations.parts[annotations.names[0]]}) to get it as it is"
         )
-    columns = ColumnFields(fields, split, filled)
+    columns = ColumnFields(fields, split, filled, parts)
     if parts is not None:
         for field in fields:
             known = field in annotations.names or field in columns
@@ -130,6 +133,8 @@ def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str
     else:
         is_there = field in COMPUTED_FIELDS or field in parts
         remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy + split.json_remedy(field)
+        if field in _CAPTIONS and "txt" in parts:
+            remedy = "; captions are the part 'txt', unless `shardflow.columns.add` added a column"
     return None if is_there else f"field {field!r}: has no part {part!r}, it has {', '.join(sorted(parts))}{remedy}"
 
 

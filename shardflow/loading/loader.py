@@ -123,7 +123,7 @@ class Loader(Engine):
             crop); "box_NAME" (list of int64 or float32 [N]); "keypoints" (list of float32 [N, K, 2 or 3] or [K, 2 or
             3]). A column that `columns.add` added: numbers (a tensor [B]), lists of numbers ([B, D]) or texts (a list
             of str); "has_NAME" (bool [B], True if the sample has a value), and `columns.Filled(NAME, default)` fills in
-            the others.
+            the others, also where a sample lacks a part.
         shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`. By default True for the
             split "train" and False for any other: `split="val"` gives each sample once, in order, as a centre crop.
         seed: Seed of the order and of all augmentation.

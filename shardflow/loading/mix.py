@@ -310,9 +310,12 @@ def _fields_of(loaders: Sequence[Loader], given: Any, by: str) -> tuple[str, ...
             "batch: with Mix(..., fields=(...)), a field is None where a source lacks it"
         )
     names = tuple(given) if isinstance(given, Collection) and not isinstance(given, str) else ()
-    if len({*names}) < len(names) or {*names} != {field for loader in loaders for field in loader.fields}:
+    have = {field for loader in loaders for field in loader.fields}
+    if len({*names}) < len(names) or {*names} != have:
+        absent = ", ".join(map(repr, (name for name in names if name not in have)))
+        remedy = f": make loaders with {absent} among their fields" if absent else ""
         raise ConfigError(
-            f"fields must name all fields of the loaders; found {given!r:.200} with "
+            f"fields must name all fields of the loaders{remedy}; found {given!r:.200} with "
             f"{'; '.join(map(str, sorted(found)))}"
         )
     for number, loader in enumerate(loaders if by == "sample" else ()):

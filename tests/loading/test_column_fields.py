@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import shardflow as sf
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError
 from tests.helpers.examples import examples
-from tests.helpers.making import flip, make_dataset
+from tests.helpers.making import flip, make_dataset, write_dataset
 
 SIZES = [7, 5, 8]
 TOTAL = sum(SIZES)
@@ -134,6 +134,28 @@ def test_fields_that_do_not_fit(whole: Path, fields: tuple[Any, ...], named: str
     with pytest.raises(ConfigError) as refused:
         loader(whole, fields=("key", *fields))
     assert named in str(refused.value)
+
+
+def test_parts_are_filled_in_where_samples_lack_them(tmp_path: Path) -> None:
+    """A sample without a caption stops the loader with the remedy, and `Filled` gives it one; a transform gets it."""
+    samples = [(f"{n}", {"jpg": b"", "txt": b"one"} if n % 2 else {"jpg": b"", "json": b"{}"}) for n in range(4)]
+    url = write_dataset(tmp_path / "set", {"train": [samples]})
+    with pytest.raises(ConfigError, match=r"has no part 'txt'.*columns\.Filled\('txt', default\)"):
+        list(loader(url, fields=("key", "txt")))
+    filled = ("key", sf.columns.Filled("txt", ""), sf.columns.Filled("json", {"seen": []}))
+    mend = sf.annotations.WholeSample(lambda sample: {**sample, "json": len(sample["json"].setdefault("seen", []))})
+    for transform in (None, mend):
+        found = [row for batch in loader(url, fields=filled, transform=transform) for row in zip(*batch, strict=True)]
+        assert [text for _, text, _ in sorted(found, key=str)] == ["", "one"] * 2
+    with pytest.raises(ConfigError, match=r"Filled\('text', \.\.\.\).*parts jpg, json, txt"):
+        loader(url, fields=(sf.columns.Filled("text", ""),))
+
+
+def test_a_caption_is_named_by_its_part(tmp_path: Path) -> None:
+    """The error for a field "caption" names the part `txt`, where packing puts captions."""
+    url = write_dataset(tmp_path / "set", {"train": [[("0", {"jpg": b"", "txt": b"one", "json": b"{}"})]]})
+    with pytest.raises(ConfigError, match="captions are the part 'txt'"):
+        loader(url, fields=("caption",))
 
 
 def test_weights_from_a_column(whole: Path, partial: Path) -> None:

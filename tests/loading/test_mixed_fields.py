@@ -101,6 +101,8 @@ def test_a_field_that_does_not_form_a_batch_is_refused(objects: Path, lacking: s
     for fields in (("image", "label", "boxes", "txt"), ("image",), "image", ("image", "image", "label", "boxes")):
         with pytest.raises(ConfigError, match=r"fields .*found"):
             shardflow.Mix([(one, 1), (two, 1)], by="batch", fields=fields)
+    with pytest.raises(ConfigError, match="make loaders with 'source' among their fields"):
+        shardflow.Mix([(one, 1), (two, 1)], by="batch", fields=("image", "label", "boxes", "source"))
     with pytest.raises(ConfigError, match="no effect"):
         shardflow.Mix([(one, 1), (one, 1)], by="batch", fields=("image", "label", "boxes"))
 
