@@ -19,7 +19,7 @@ from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import divide_query, strip_file_scheme
 
-_ALL = "*.tar"
+_ALL = "**/*.tar"
 _TRAIN = SPLITS[0]
 _NO_LETTERS = re.compile(r"[^a-z]+")
 _SPECIAL = re.compile(r"[{*?\[]")
@@ -83,7 +83,7 @@ def find_tars(
         raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
     found: set[str] = set()
     for one in patterns:
-        names = [one] if one in listing else [each for each in fnmatch.filter(listing, one) if each.endswith(".tar")]
+        names = [one] if one in listing else [each for each in matching(listing, one) if each.endswith(".tar")]
         if not names:
             tars = sum(name.endswith(".tar") for name in listing)
             raise ConfigError(
@@ -116,6 +116,20 @@ def _refuse_packed(
                     f"{place} is a packed dataset, and its folders can hold tars of several versions: name {place} "
                     "itself to `shardflow pack`, `subset` or `merge`, or leave it out by a pattern or other folders"
                 )
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Return the names that a pattern without braces matches: `*` stays within a folder, `**` is any folders."""
+    wanted = pattern.split("/")
+    return [name for name in names if _matches(name.split("/"), wanted)]
+
+
+def _matches(parts: list[str], wanted: list[str]) -> bool:
+    if not parts or not wanted:
+        return not parts and not wanted
+    if wanted[0] == "**":
+        return len(wanted) == 1 or any(_matches(parts[start:], wanted[1:]) for start in range(len(parts)))
+    return fnmatch.fnmatchcase(parts[0], wanted[0]) and _matches(parts[1:], wanted[1:])
 
 
 def has_wildcards(pattern: str) -> bool:

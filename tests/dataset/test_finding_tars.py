@@ -47,11 +47,12 @@ def test_names_that_exist_are_no_patterns(tmp_path: Path) -> None:
 
 
 def test_braces_and_wildcards(tmp_path: Path) -> None:
-    """Braces are expanded; wildcards choose the tars of a listing, a segment's end being nothing special."""
+    """Braces are expanded; wildcards choose the tars of a listing, `**` over folders, others within one."""
     storage = LocalStorage(tmp_path)
     for name in ("a.tar", "a/b.tar", "b.tar", "a.npy", "a.tar.npy", "08/a.tar", "10/b.tar"):
         storage.put(name, b"")
-    assert list(find_tars(storage, "a*")) == ["a.tar", "a/b.tar"]
+    assert list(find_tars(storage, "a*")) == ["a.tar"]
+    assert list(find_tars(storage, "a*/**")) == ["a/b.tar"]
     assert list(find_tars(storage, "{08..10..2}/?.tar")) == ["08/a.tar", "10/b.tar"]
     assert list(find_tars(storage, "{b,a}.tar")) == ["a.tar", "b.tar"]
     assert len(find_tars(storage, None)) == 5

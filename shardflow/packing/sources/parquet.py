@@ -9,7 +9,6 @@ are packed by one process (`Reader.chunk_items`); memory holds a row, and a page
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import logging
 import os
@@ -20,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardflow._wording import plural
-from shardflow.dataset.finding_tars import expand_braces, has_wildcards, split_pattern
+from shardflow.dataset.finding_tars import expand_braces, has_wildcards, matching, split_pattern
 from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
@@ -60,6 +59,7 @@ _SPLIT_WORDS = dict(zip(SPLITS, SPLITS, strict=True)) | {
 }
 _OF = re.compile(r"(.*)-(\d+)-of-(\d+)[^/]*")
 _NESTED_BYTES = re.compile(r"\b(large_|fixed_size_)?binary(_view)?(?=[\[,>]|$| not)")  # other than a name of a field
+_TEXT = re.compile(r"(dictionary<values=)?((large_|fixed_size_)?(string|binary)|null)")
 _NOT_IN_PART = re.compile(r"[^a-z0-9_.]+")
 
 
@@ -79,7 +79,7 @@ class Parquet(SourceKind):
             only one of the type ClassLabel, or the only field of objects of this type, as `objects.category`: an image
             has the classes of its objects.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if there is one.
-        caption: Column with a text for `.txt`; None for "caption", where it has one.
+        caption: Column with a text for `.txt`; None for "caption", where it has one. Lists stay in `.json`.
         mask: Column of masks, images like those in `image`, for `.mask.png`, which is declared as a mask.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the schema or,
             without any, those of the rows, sorted.
@@ -163,13 +163,14 @@ class Parquet(SourceKind):
             _, root, name = open_folder_of(self.url, self.storage_options)
             return root, _splits([name], self, root)
         storage = open_storage(root, remote_options(root, self.storage_options))
-        patterns = ["*" + EXTENSION] if pattern is None else expand_braces(pattern)
+        patterns = ["**/*" + EXTENSION] if pattern is None else expand_braces(pattern)
         listing = storage.listing() if any(map(has_wildcards, patterns)) else {}
         shown = [name for name in listing if not (name.startswith(".") or "/." in name)]
-        names = {name for one in patterns for name in (fnmatch.filter(shown, one) if has_wildcards(one) else [one])}
+        names = {name for one in patterns for name in (matching(shown, one) if has_wildcards(one) else [one])}
         if not names:
             raise NotFoundError(
-                f"{self}: {storage} has no such file among {plural(len(listing), 'file')}; check the path"
+                f"{self}: {storage} has no such file among {plural(len(listing), 'file')}; check the path, and "
+                "write ** for the folders between"
             )
         if (foreign := next((name for name in names if "://" in name or not is_below(name)), None)) is not None:
             raise ConfigError(f"{storage} lists {foreign!a}, which is not the name of a file below it; rename it")
@@ -205,6 +206,12 @@ class Parquet(SourceKind):
             (label,) = of_objects
         split = self.split or ("split" if "split" in names else None)
         caption = self.caption or ("caption" if "caption" in names else None)
+        if caption is not None and _TEXT.match(kind := str(schema.field(caption).type)) is None:
+            if self.caption is not None:
+                message = f"{self}: column {caption!r} has values of type {kind}; a caption is one text"
+                raise ConfigError(f"{message}. Name another; the part 'json' of each sample keeps this one as it is")
+            logger.warning("%s: %r has values of type %s, so it goes to .json, not to .txt", self, caption, kind)
+            caption = None
         used = {image, label, split, caption, self.mask}
         parts: dict[str, str] = {}
         for name in (name for name in in_bytes if name not in used):

@@ -107,6 +107,31 @@ def test_bare_bytes(tmp_path: Path) -> None:
     assert second.parts == {"npy": b"34", "json": b'{"key": "b"}'}
 
 
+def test_lists_of_captions_stay_in_json(tmp_path: Path) -> None:
+    """A column `caption` of lists goes to `.json`, with a warning; named as the caption, it is refused at once."""
+    table = _plain(tmp_path / "t.parquet", jpg=[photo(1)], caption=[["one", "two"]], number=[3])
+    (_, _, content) = _inputs(table)["train"][0]
+    assert content.parts == {"json": b'{"caption": ["one", "two"], "number": 3}'}
+    for name in ("caption", "number"):
+        with pytest.raises(ConfigError, match=rf"'{name}' has values of type .*; a caption is one text.*'json'"):
+            list_source(Parquet(table, caption=name))
+
+
+def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
+    """`*` in a pattern matches files of that folder alone, as in a shell; `**` matches those of any folder below."""
+    for name in ("a", "old/a", "old/older/b"):
+        _plain(tmp_path / f"{name}.parquet", jpg=[photo(1)])
+    for pattern, expected in {
+        "*.parquet": ["a"],
+        "*/*.parquet": ["old/a"],
+        "old/**/*.parquet": ["a", "older/b"],
+        "**/a.parquet": ["a", "old/a"],
+        "**/*.parquet": ["a", "old/a", "old/older/b"],
+    }.items():
+        found = [path for path, *_ in _inputs(f"{tmp_path}/{pattern}")["train"]]
+        assert [path.removesuffix(".parquet#0") for path in found] == expected, pattern
+
+
 def test_patterns_and_named_columns(tmp_path: Path) -> None:
     """A pattern chooses files, and the command line's options name columns; a mask is declared as one."""
     mask = io.BytesIO()
