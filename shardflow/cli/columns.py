@@ -34,7 +34,7 @@ def columns() -> None:
 @columns.command()
 @click.argument("url", metavar="DATASET", type=PathOrUrl())
 @click.argument("table", type=PathOrUrl())
-@click.option("--key", metavar="COLUMN", help="Column with the samples' keys, such as 000000042 or train:000000042.")
+@click.option("--key", metavar="COLUMN", help="Column with the keys that pack gave, such as train:000000042.")
 @click.option("--path", metavar="COLUMN", help="Instead of --key: column with the paths of the images when packed.")
 @names_option("--only", help="Columns to add, separated by commas.  [default: all others]")
 @click.option("--split", help="Add values to the samples of this split only.")

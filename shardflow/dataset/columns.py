@@ -117,6 +117,7 @@ def add(
     """
     if (key is None) == (path is None):
         raise ConfigError("give the column of the table that names the samples: key= for their keys, or path=")
+    allow, only = (allow,) if isinstance(allow, str) else allow, (only,) if isinstance(only, str) else only
     if unknown := set(allow) - {*ALLOWED}:
         raise ConfigError(f"allow has {sorted(unknown)}; it takes {', '.join(ALLOWED)}")
     dataset = open_dataset(url, storage_options=storage_options)

@@ -98,6 +98,8 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
         reason = str(error).partition("\n")[0]
         lacking = re.search('column "(.+?)" not found', reason)
         remedy = split.json_remedy(lacking[1]) if lacking else ""
+        if lacking and f'"{lacking[1]}"' in where:
+            remedy = f"; write a text in single quotes, '{lacking[1]}'"
         raise ConfigError(f"the condition {where!r}: {reason}; it can name {', '.join(names)}{remedy}") from error
     finally:
         connection.close()

@@ -208,7 +208,7 @@ def test_rows_are_counted(dataset: Path) -> None:
     ("table", "options", "named"),
     [
         ({"id": ["7"], "a": [1]}, {}, "000000000"),
-        ({"id": [7], "a": [1]}, {}, "text"),
+        ({"id": [7], "a": [1]}, {}, "lambda rows: [values[row['id']] for row in rows], field='json')"),
         ({"id": KEYS[:1], "a": [None]}, {}, "'a'"),
         ({"id": KEYS[:1], "a": [{"b": 1}]}, {}, "'a'"),
         ({"id": KEYS[:2], "a": [[1], [1, 2]]}, {}, "1, 2 numbers"),
@@ -222,6 +222,8 @@ def test_rows_are_counted(dataset: Path) -> None:
         ({"id": KEYS[:1], "a": [1]}, {"only": ["b"]}, "'b'"),
         ({"id": KEYS[:1], "a": [1]}, {"split": "test"}, "'test'"),
         ({"id": KEYS[:1], "a": [1]}, {"allow": ["all"]}, "'all'"),
+        ({"id": KEYS[:1], "a": [1]}, {"allow": "all", "only": "a"}, "'all'"),
+        ({"id": KEYS[:1], "a": [1]}, {"only": "score"}, "'score'"),
         ({"id": KEYS[:1], "a": [1]}, {"path": "id"}, "path="),
         ({"id": KEYS[:1], "a": [1]}, {"key": None}, "key="),
         ({"id": KEYS[:1]}, {}, "'id'"),

@@ -119,6 +119,8 @@ def test_what_is_not_one_safe_condition_is_refused(dataset: Path) -> None:
             sf.subset(dataset, dataset.parent / "view", where=where)
     with pytest.raises(ConfigError, match=r"number.*score"):
         chosen(dataset, "scor > 1")
+    with pytest.raises(ConfigError, match="single quotes, 'cat'"):
+        chosen(dataset, 'class = "cat"')
     assert not (dataset.parent / "view").exists()
 
 
