@@ -123,11 +123,8 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
         raise ConfigError(f"{shown} has no column but {key!r}; nothing would be added")
     keys = found.column(key)
     if (target := _target(keys.type)) is None or str(target) != "large_string":
-        remedy = (
-            "keys are texts that `pack` gave after shuffling, such as 'train:000000042'. For ids that the samples have "
-            "in their part 'json', use `shardflow.columns.compute(url, NAME, lambda rows: [values[row"
-            f"[{key!r}]] for row in rows], field='json')`; for paths or rows of the source, path="
-        )
+        call = f"columns.compute(URL, NAME, lambda rows: [values[row[{key!r}]] for row in rows], field='json')"
+        remedy = f"they are texts that `pack` gave, such as 'train:000000042'; join ids of the part 'json' by {call}"
         raise ConfigError(f"column {key!r} of {shown} has keys of type {keys.type}; {remedy}")
     return Table(keys.cast(target).combine_chunks(), {name: _canonical(name, found.column(name)) for name in values})
 
