@@ -58,8 +58,7 @@ class AnnotationFields:
         objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
         boxes: Which boxes stay.
         parts: Each field that the declaration offers, and its part.
-        flip_pairs: The keypoints that change places where an image is mirrored; None if the sources of a mix differ,
-            see `of_mix`.
+        flip_pairs: Keypoints that change places in a mirrored image; None if the sources of a mix differ, see `of_mix`.
     """
 
     def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes) -> None:

@@ -48,8 +48,7 @@ class _Origin(NamedTuple):
 class Mix(Engine):
     """Interleaves several loaders in proportion to their weights; usable wherever a loader is.
 
-    By default each batch is mixed: its samples come from all of the loaders. With `by="batch"` each batch comes from
-    one.
+    By default each batch is mixed: its samples come from all loaders. With `by="batch"` each batch comes from one.
 
     The loader of a sample (or batch) is a pure function of its number (`order.mixture.Shares`): all ranks agree without
     communication, and any step can be reached by arithmetic. Each loader runs through its own epochs exactly; mixed by

@@ -43,8 +43,7 @@ def transform_sample(
         masks: Which of the fields are masks.
 
     Raises:
-        ConfigError: The transform does not return the fields that it was given, or boxes and their fields of different
-            lengths.
+        ConfigError: The transform returns other fields than it was given, or boxes and fields of different lengths.
     """
     given = _to_dict(image, {field: values[index] for field, values in annotations.items()}, masks)
     returned = transform(dict(given))

@@ -1,9 +1,9 @@
 """Bin packing: first fit decreasing, of many groups of items at once.
 
 First fit decreasing fills one bin after the other, each with the longest item left that fits, until none fits. Many
-groups take each step together, so that numpy's cost per call is shared; their number bounds memory. Items of one length
-are counted, not listed; a bin that can be filled again in the same way is, and so one group of millions of items takes
-few steps.
+groups, within a bound of memory, take each step together, which shares numpy's cost per call. Items of one length are
+counted, not listed; a bin that can be filled again in the same way is, and so one group of millions of items takes few
+steps.
 
 How many bins a group needs depends on the lengths in it, and not on their order.
 """

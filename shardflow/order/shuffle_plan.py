@@ -30,8 +30,7 @@ from .weights import SystematicSample, Weights
 FIRST_WINDOW = 32
 """Samples in the first window of a stream: what a batch of 256 takes from each of eight streams.
 
-Windows grow from there: the first batch of an epoch waits for the head of one shard per stream, not for all shards of a
-full window.
+Windows grow from there: an epoch's first batch waits for the head of one shard per stream, not for a full window.
 """
 
 

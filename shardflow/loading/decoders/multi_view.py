@@ -24,8 +24,7 @@ class MultiView(CropDecoder):
     >>> views = [shardflow.decoders.RandomResizedCrop(224)] * 2
     >>> views += [shardflow.decoders.RandomResizedCrop(96, scale=(0.05, 0.25))] * 8
     >>> decoder = shardflow.decoders.MultiView(views)
-    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder)
-    >>> for (one, other, *small), labels in loader: ...     # uint8 [64, 3, 224, 224], ... [64, 3, 96, 96]
+    >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder)  # images: [64, 3, 224, 224], …, [64, 3, 96, 96]
 
     Source: ten crops of two sizes follow Caron et al., "Emerging properties in self-supervised vision
     transformers" (DINO), 2021.
