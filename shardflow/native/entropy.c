@@ -11,7 +11,14 @@ enum {
     REFILL_BYTES = 8, /* read at once, */
     AHEAD_BYTES = 7,  /* and so many before they are needed */
     ZERO_BYTES = MAX_BLOCKS_IN_MCU * BLOCK_BYTES + AHEAD_BYTES + REFILL_BYTES,
+    /* How many pairs 56 bits hold, and the bits of the next look-up: whole ones, and ones of up to LONG_BITS, which all are that
+     * encoders write. */
+    PAIRS_AT_ONCE = 4,
+    LONG_PAIRS_AT_ONCE = 2,
+    LONG_BITS = 22,
 };
+_Static_assert(PAIRS_AT_ONCE * SF_PAIR_BITS <= 56 - SF_PAIR_BITS, "bits for the next look-up");
+_Static_assert(LONG_PAIRS_AT_ONCE * LONG_BITS <= 56 - SF_PAIR_BITS, "bits for the next look-up");
 _Static_assert(64 * SYMBOL_BITS % 8 == 0, "BLOCK_BYTES is not rounded down");
 
 /* Where in a block a coefficient goes, by the index of the one after it. Beyond the block all go to its last place, as
@@ -53,28 +60,71 @@ static uint32_t long_symbol_at(const sf_codes *codes, uint64_t bits) {
     return 0;
 }
 
-/* ---- pairs: one or two AC symbols with their values ---- */
+/* ---- AC symbols with their values ---- */
 
-static inline unsigned pair_bits(uint64_t pair) { return pair & 255; }
-static inline unsigned pair_step(uint64_t pair) { return pair >> 8 & 255; }
-static inline int16_t pair_value(uint64_t pair) { return (int16_t)(pair >> 16); }
-static inline int16_t second_value(uint64_t pair) { return (int16_t)(pair >> 32); }
-static inline unsigned second_step(uint64_t pair) { return pair >> 48 & 255; }
-static inline unsigned first_bits(uint64_t pair) { return (unsigned)(pair >> 56); }
+/* One: how many bits it has, by how much the index moves, and the value. */
+static inline uint32_t single_of(unsigned bits, unsigned by, int value) {
+    return bits | by << 8 | (uint32_t)(uint16_t)value << 16;
+}
 
-static uint64_t pair_at(const sf_codes *codes, uint64_t bits) {
-    const uint32_t one = symbol_at(codes, bits);
-    const uint64_t one_bits = all_bits(one), after = bits << one_bits;
-    if (!one || one_bits > SF_PAIR_BITS) return 0;
-    const uint16_t value = (uint16_t)value_of(bits, one);
-    const uint64_t pair = one_bits << 56 | (uint64_t)value << 16 | step(one) << 8;
-    const uint32_t two = step(one) == END ? 0 : symbol_at(codes, after);
-    const uint64_t bits_of_both = one_bits + all_bits(two);
-    if (!two || bits_of_both > SF_PAIR_BITS) return pair | (uint64_t)value << 32 | one_bits;
-    return pair | (uint64_t)step(two) << 48 | (uint64_t)(uint16_t)value_of(after, two) << 32 | bits_of_both;
+/* Two, or one: the first in the upper half, and in the lower half how much both take and move, and the second's value. So a
+ * pair is added to a place, which has the bits that were taken in its lowest byte and the index above it. */
+static inline uint64_t pair_of_singles(uint32_t one, uint32_t two) {
+    return (uint64_t)(one << 16 | one >> 16) << 32 | ((one & 0xFFFF) + two);
+}
+static inline unsigned bits_of(uint64_t pair) { return pair & 255; }
+static inline unsigned step_of(uint64_t pair) { return pair >> 8 & 255; }
+static inline int16_t second_value(uint64_t pair) { return (int16_t)(pair >> 16); }
+static inline int16_t first_value(uint64_t pair) { return (int16_t)(pair >> 32); }
+static inline unsigned first_bits(uint64_t pair) { return pair >> 48 & 255; }
+static inline unsigned first_step(uint64_t pair) { return (unsigned)(pair >> 56); }
+
+/* A symbol whose value the next bits do not say whole: it has the bits of its code instead. UNKNOWN: its code is longer, too. */
+static const uint64_t UNKNOWN = (uint64_t)1 << 63;
+static inline uint64_t pair_without_value(uint32_t one) { return pair_of_singles(one, 0) | UNKNOWN; }
+static inline bool is_without_value(uint64_t pair) { return (int64_t)pair < 0; }
+static inline uint32_t symbol_without_value(uint64_t pair) {
+    const unsigned code = (uint16_t)first_value(pair), value = bits_of(pair) - code;
+    return with_code(symbol_of(value, step_of(pair)), code);
 }
 
 /* ---- tables ---- */
+
+/* Most images have other Huffman tables than their neighbours, so that this is done for each: by ranges of the next bits, which
+ * ascend with the symbols that they begin with, and without a branch for the second symbol. */
+static void set_pairs(sf_codes *codes) {
+    enum { COUNT = 1 << SF_PAIR_BITS };
+    uint32_t singles[COUNT], end = 0; /* 0: there is no such symbol with its value */
+    const uint8_t *symbol = codes->values;
+    for (unsigned length = 1; length <= SF_PAIR_BITS; length++) {
+        for (int i = 0; i < codes->counts[length - 1]; i++, symbol++) {
+            const unsigned size = *symbol & 15, run = *symbol >> 4, bits = length + size;
+            const unsigned by = size || run == 15 ? run + 1 : END;
+            const uint32_t first = end;
+            if (bits > SF_PAIR_BITS) {
+                const uint64_t pair = bits > LONG_BITS ? UNKNOWN : pair_without_value(single_of(bits, by, (int)length));
+                for (; end < first + (1u << (SF_PAIR_BITS - length)); end++) {
+                    singles[end] = 0;
+                    codes->pairs[end] = pair;
+                }
+                continue;
+            }
+            for (int k = 0; k < 1 << size; k++) {
+                const uint32_t single = single_of(bits, by, k < 1 << size >> 1 ? k + 1 - (1 << size) : k);
+                for (uint32_t left = 1u << (SF_PAIR_BITS - bits); left > 0; left--) singles[end++] = single;
+            }
+        }
+    }
+    for (; end < COUNT; end++) {
+        singles[end] = 0;
+        codes->pairs[end] = UNKNOWN;
+    }
+    for (uint32_t k = 0; k < COUNT; k++) {
+        const uint32_t one = singles[k], two = singles[k << bits_of(one) & (COUNT - 1)];
+        const bool both = step_of(one) != END && bits_of(one) + bits_of(two) <= SF_PAIR_BITS;
+        if (one) codes->pairs[k] = pair_of_singles(one, both ? two : 0);
+    }
+}
 
 static const sf_codes *codes_of(sf_codes *codes, const sf_code_lengths *table, bool is_ac) {
     if (codes->count == table->count && !memcmp(codes->counts, table->counts, sizeof codes->counts) &&
@@ -98,9 +148,7 @@ static const sf_codes *codes_of(sf_codes *codes, const sf_code_lengths *table, b
         }
         codes->ends[length] = code << (16 - length);
     }
-    for (uint64_t k = 0; is_ac && k < 1 << SF_PAIR_BITS; k++) {
-        codes->pairs[k] = pair_at(codes, k << (64 - SF_PAIR_BITS));
-    }
+    if (is_ac) set_pairs(codes);
     return codes;
 }
 
@@ -129,32 +177,49 @@ static ALWAYS_INLINE uint32_t next_symbol(const sf_reader *r, const sf_codes *co
     return RARE(!symbol) ? long_symbol_at(codes, r->bits) : symbol;
 }
 
-/* Decode a block's AC coefficients. There are bits enough to look the first up. */
+/* Decode a block's AC coefficients. There are bits enough to look the first up. Bits are counted, and read, once for several
+ * look-ups, and while the first of these is on its way: each waits for the one before, and for nothing else. To skip a
+ * block is to do without values, and without a branch for those that are long. */
 static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, int16_t *block, bool keep) {
-    unsigned index = 1;
+    uint64_t place = 1 << 8; /* the bits that were taken since they were counted, and above them the index */
     for (;;) {
-        const uint64_t pair = ac->pairs[r->bits >> (64 - SF_PAIR_BITS)];
-        refill(r); /* while the pair is on its way: each look-up waits for the one before, and for nothing else */
-        if (RARE(!pair)) {
-            const uint32_t symbol = next_symbol(r, ac);
-            if (!symbol) return false;
-            index += step(symbol);
-            if (keep) block[PLACES[index]] = (int16_t)value_of(r->bits, symbol);
-            drop(r, all_bits(symbol));
-            if (index >= 64) return true;
-            continue;
+        uint64_t pair = ac->pairs[r->bits >> (64 - SF_PAIR_BITS)];
+        refill(r);
+#pragma GCC unroll 4
+        for (int left = keep ? PAIRS_AT_ONCE : LONG_PAIRS_AT_ONCE; left > 0; left--) {
+            if (RARE(keep ? is_without_value(pair) : !bits_of(pair))) {
+                r->count -= bits_of(place);
+                refill(r);
+                const uint32_t symbol = bits_of(pair) ? symbol_without_value(pair) : next_symbol(r, ac);
+                if (!symbol) return false;
+                const unsigned index = step_of(place) + step(symbol);
+                if (keep) block[PLACES[index]] = (int16_t)value_of(r->bits, symbol);
+                drop(r, all_bits(symbol));
+                if (index >= 64) return true;
+                place = index << 8;
+                break;
+            }
+            const uint64_t before = place;
+            place += pair & 0xFFFF;
+            const unsigned first = step_of(before) + first_step(pair), index = step_of(place);
+            if (keep) { /* in this order: the first may be the block's last, and a lone one is its own second */
+                block[PLACES[index]] = second_value(pair);
+                block[PLACES[first]] = first_value(pair);
+            }
+            if (place >= 64 << 8) {
+                const unsigned bits = first >= 64 ? first_bits(pair) : bits_of(pair); /* the next one is of another block */
+                r->bits <<= bits;
+                r->count -= bits_of(before) + bits;
+                return true;
+            }
+            r->bits <<= bits_of(pair) & 63;
+            if (left > 1) {
+                pair = ac->pairs[r->bits >> (64 - SF_PAIR_BITS)];
+                continue;
+            }
+            r->count -= bits_of(place);
+            place &= ~(uint64_t)255;
         }
-        const unsigned one = index + pair_step(pair);
-        index = one + second_step(pair);
-        if (keep) { /* in this order: the first may be the block's last, and a lone one is its own second */
-            block[PLACES[index]] = second_value(pair);
-            block[PLACES[one]] = pair_value(pair);
-        }
-        if (index >= 64) {
-            drop(r, one >= 64 ? first_bits(pair) : pair_bits(pair)); /* the next symbol belongs to another block */
-            return true;
-        }
-        drop(r, pair_bits(pair));
     }
 }
 

@@ -17,7 +17,8 @@
 enum { SF_CODE_BITS = 9, SF_PAIR_BITS = 11 };
 
 /* The codes of one table. Those of AC coefficients are looked up in `pairs` first, which holds what the next bits say
- * as far as they say it whole: two coefficients, or one. Larger tables find more, but fall out of the first cache. */
+ * as far as they say it whole: two coefficients, or one, or of one with a long value how many bits it has. Larger tables
+ * find more, but fall out of the first cache. */
 typedef struct {
     uint64_t pairs[1 << SF_PAIR_BITS];
     uint32_t symbols[1 << SF_CODE_BITS]; /* by the next bits; 0: a longer code, or none */
