@@ -11,15 +11,9 @@
 typedef struct {
     int16_t *block;
     const int16_t *steps;
-    int samples;
     uint8_t *out;
     size_t stride;
 } job;
-
-static ALWAYS_INLINE job job_of(const sf_target *target, int32_t column, int32_t slot, int16_t *block) {
-    uint8_t *const out = target->out + (size_t)column * target->column + (size_t)slot * target->slot;
-    return (job){block, target->steps, target->samples, out, target->stride};
-}
 
 static uint8_t sample_of(int32_t value) { return (uint8_t)(value < -128 ? 0 : value > 127 ? 255 : value + 128); }
 
@@ -35,18 +29,28 @@ static ALWAYS_INLINE AVX2 wide scaled(__m256i a, int bits) {
     return (wide){_mm256_srai_epi32(high.low, 16 - bits), _mm256_srai_epi32(high.high, 16 - bits)};
 }
 
+/* The same, and a half of what `cut` will cut off: for once instead of in each output that they are a part of. */
+static ALWAYS_INLINE AVX2 wide scaled_with_half(__m256i a, int bits, int cut_bits) {
+    const __m256i half = _mm256_set1_epi32(1 << (cut_bits - 1));
+    return plus(scaled(a, bits), (wide){half, half});
+}
+
+static ALWAYS_INLINE AVX2 __m256i cut(wide a, int bits) {
+    return _mm256_packs_epi32(_mm256_srai_epi32(a.low, bits), _mm256_srai_epi32(a.high, bits));
+}
+
 /* Outputs from the sums of the even and of the odd inputs. */
 static ALWAYS_INLINE AVX2 void combine(const wide even[4], const wide odd[4], int bits, __m256i v[8]) {
     for (int i = 0; i < 4; i++) {
-        v[i] = descaled(plus(even[i], odd[i]), bits);
-        v[7 - i] = descaled(minus(even[i], odd[i]), bits);
+        v[i] = cut(plus(even[i], odd[i]), bits);
+        v[7 - i] = cut(minus(even[i], odd[i]), bits);
     }
 }
 
 static ALWAYS_INLINE AVX2 void transform_vectors(__m256i v[8], int bits) {
     const wide in26 = interleave(v[2], v[6]);
-    const wide even0 = scaled(_mm256_add_epi16(v[0], v[4]), CONST_BITS);
-    const wide even1 = scaled(_mm256_sub_epi16(v[0], v[4]), CONST_BITS);
+    const wide even0 = scaled_with_half(_mm256_add_epi16(v[0], v[4]), CONST_BITS, bits);
+    const wide even1 = scaled_with_half(_mm256_sub_epi16(v[0], v[4]), CONST_BITS, bits);
     const wide even2 = products(in26, F_0_541, F_0_541 - F_1_847), even3 = products(in26, F_0_541 + F_0_765, F_0_541);
     const wide even[4] = {plus(even0, even3), plus(even1, even2), minus(even1, even2), minus(even0, even3)};
 
@@ -66,26 +70,40 @@ static ALWAYS_INLINE AVX2 void store_pair(__m256i rows, const job *a, const job 
     sf_store_quarters(rows, to);
 }
 
-/* Load two blocks multiplied with their steps. The mask of a half is set where it has no coefficients in rows that count. */
-static ALWAYS_INLINE AVX2 __m256i load_pair(const job *a, const job *b, unsigned rows, __m256i v[8]) {
-    __m256i rest = _mm256_setzero_si256();
+/* Load two blocks of a component, multiplied with its steps. */
+static ALWAYS_INLINE AVX2 void load_pair(const job *a, const job *b, __m256i v[8]) {
     for (int i = 0; i < 8; i++) {
-        v[i] = sf_load_halves(a->block + 8 * i, b->block + 8 * i);
-        if (rows >> i & 1) rest = _mm256_or_si256(rest, v[i]);
-        v[i] = _mm256_mullo_epi16(v[i], sf_load_halves(a->steps + 8 * i, b->steps + 8 * i));
+        const __m256i steps = sf_load_halves(a->steps + 8 * i, a->steps + 8 * i);
+        v[i] = _mm256_mullo_epi16(sf_load_halves(a->block + 8 * i, b->block + 8 * i), steps);
+    }
+}
+
+/* Where a block has no coefficients but in its first row, or in rows that do not count, the first pass is a shift of that row. */
+static __attribute__((noinline)) AVX2 void shift_first_row(const job *a, const job *b, unsigned rows, __m256i *v) {
+    __m256i in[8], rest = _mm256_setzero_si256();
+    load_pair(a, b, in);
+    const __m256i shifted = _mm256_slli_epi16(in[0], PASS1_BITS);
+    for (int i = 0; i < 8; i++) {
+        if (rows >> i & 1) rest = _mm256_or_si256(rest, sf_load_halves(a->block + 8 * i, b->block + 8 * i));
     }
     const __m256i whole = _mm256_or_si256(rest, _mm256_shuffle_epi32(rest, 0x4E));
-    return _mm256_cmpeq_epi64(whole, _mm256_setzero_si256());
+    const __m256i is_zero = _mm256_cmpeq_epi64(whole, _mm256_setzero_si256());
+    for (int i = 0; i < 8; i++) v[i] = _mm256_blendv_epi8(v[i], shifted, is_zero);
+}
+
+/* Whether that differs from what the first pass makes of these blocks: only for values that no encoder writes. */
+static ALWAYS_INLINE AVX2 bool shift_differs(__m256i first) {
+    const __m256i back = _mm256_srai_epi16(_mm256_slli_epi16(first, PASS1_BITS), PASS1_BITS);
+    const __m256i lost = _mm256_xor_si256(back, first);
+    return !_mm256_testz_si256(lost, lost);
 }
 
 static AVX2 void pair_to_8x8(const job *a, const job *b) {
     __m256i v[8];
-    const __m256i is_zero = load_pair(a, b, 0xFE, v);
-    /* Where only the first row has coefficients the first pass is a shift there too, which differs for values that no
-     * encoder makes. */
-    const __m256i shifted = _mm256_slli_epi16(v[0], PASS1_BITS);
+    load_pair(a, b, v);
+    const bool differs = shift_differs(v[0]);
     transform_vectors(v, CONST_BITS - PASS1_BITS);
-    for (int i = 0; i < 8; i++) v[i] = _mm256_blendv_epi8(v[i], shifted, is_zero);
+    if (RARE(differs)) shift_first_row(a, b, 0xFE, v);
     transpose(v);
     transform_vectors(v, CONST_BITS + PASS1_BITS + 3);
     const __m256i p04 = _mm256_packs_epi16(v[0], v[4]), p15 = _mm256_packs_epi16(v[1], v[5]);
@@ -108,21 +126,22 @@ static ALWAYS_INLINE AVX2 wide products_of_4(wide in13, wide in57, int by1, int 
 
 static ALWAYS_INLINE AVX2 void reduce_vectors_to_4(__m256i v[8], int bits) {
     const wide in13 = interleave(v[1], v[3]), in57 = interleave(v[5], v[7]);
-    const wide even0 = scaled(v[0], CONST_BITS + 1), even1 = products(interleave(v[2], v[6]), F_1_847, -F_0_765);
+    const wide even0 = scaled_with_half(v[0], CONST_BITS + 1, bits), even1 = products(interleave(v[2], v[6]), F_1_847, -F_0_765);
     const wide odd0 = products_of_4(in13, in57, F_1_061, -F_2_172, F_1_451, -F_0_211);
     const wide odd1 = products_of_4(in13, in57, F_2_562, F_0_899, -F_0_601, -F_0_509);
     const wide sum = plus(even0, even1), difference = minus(even0, even1);
-    v[0] = descaled(plus(sum, odd1), bits);
-    v[1] = descaled(plus(difference, odd0), bits);
-    v[2] = descaled(minus(difference, odd0), bits);
-    v[3] = descaled(minus(sum, odd1), bits);
+    v[0] = cut(plus(sum, odd1), bits);
+    v[1] = cut(plus(difference, odd0), bits);
+    v[2] = cut(minus(difference, odd0), bits);
+    v[3] = cut(minus(sum, odd1), bits);
 }
 
 static AVX2 void pair_to_4x4(const job *a, const job *b) {
     __m256i v[8];
-    const __m256i is_zero = load_pair(a, b, 0xEE, v), first = _mm256_slli_epi16(v[0], PASS1_BITS);
+    load_pair(a, b, v);
+    const bool differs = shift_differs(v[0]);
     reduce_vectors_to_4(v, CONST_BITS - PASS1_BITS + 1);
-    for (int i = 0; i < 4; i++) v[i] = _mm256_blendv_epi8(v[i], first, is_zero);
+    if (RARE(differs)) shift_first_row(a, b, 0xEE, v);
     for (int i = 4; i < 8; i++) v[i] = _mm256_setzero_si256();
     transpose(v);
     reduce_vectors_to_4(v, CONST_BITS + PASS1_BITS + 3 + 1);
@@ -142,7 +161,7 @@ static AVX2 void pair_to_2x2(const job *a, const job *b) {
                                          0, F_3_624, 0, -F_1_272, 0, F_0_850, 0, -F_0_720);
     const __m256i half = _mm256_set1_epi32(1 << (CONST_BITS - PASS1_BITS + 1));
     __m256i v[8];
-    load_pair(a, b, 0, v);
+    load_pair(a, b, v);
     const wide even = scaled(v[0], CONST_BITS + 2);
     const wide odd = products_of_4(interleave(v[1], v[3]), interleave(v[5], v[7]), F_3_624, -F_1_272, F_0_850, -F_0_720);
     const wide sums[2] = {plus(even, odd), minus(even, odd)};
@@ -166,19 +185,24 @@ static AVX2 void pair_to_2x2(const job *a, const job *b) {
     }
 }
 
-AVX2 void SF_LOOPS(sf_idct)(const sf_target *targets, int count, int32_t column, int32_t slot, sf_coefficients *blocks) {
-    job jobs[MAX_BLOCKS_IN_MCU + 1];
-    for (int i = 0; i < count; i++) jobs[i] = job_of(&targets[i], column, slot, blocks[i]);
-    jobs[count] = jobs[count - 1];
-    for (int i = 0; i < count;) {
-        const job *const a = &jobs[i], *const b = a[1].samples == a->samples ? a + 1 : a;
-        if (a->samples == DCTSIZE) pair_to_8x8(a, b);
-        else if (a->samples == 4) pair_to_4x4(a, b);
-        else if (a->samples == 2) pair_to_2x2(a, b);
-        else to_1x1(a);
-        i += a->samples == 1 || b == a ? 1 : 2;
+/* The blocks of a component are transformed with those of the next MCU: it has as many of them, of the same kind. */
+AVX2 void SF_LOOPS(sf_idct)(const sf_target *targets, int count, int32_t column, int32_t slot, int mcus,
+                            sf_coefficients *blocks) {
+    for (int i = 0; i < count; i++) {
+        const sf_target *const target = &targets[i];
+        uint8_t *const out = target->out + (size_t)column * target->column + (size_t)slot * target->slot;
+        const job a = {blocks[i], target->steps, out, target->stride};
+        const job next = {blocks[count + i], target->steps, out + target->column, target->stride};
+        const job *const b = mcus == 2 ? &next : &a;
+        if (target->samples == DCTSIZE) pair_to_8x8(&a, b);
+        else if (target->samples == 4) pair_to_4x4(&a, b);
+        else if (target->samples == 2) pair_to_2x2(&a, b);
+        else {
+            to_1x1(&a);
+            if (mcus == 2) to_1x1(b);
+        }
     }
-    memset(blocks, 0, sizeof *blocks * (size_t)count);
+    memset(blocks, 0, sizeof *blocks * (size_t)(count * mcus));
 }
 
 #endif

@@ -20,8 +20,8 @@ typedef struct {
     size_t stride, column, slot;
 } sf_target;
 
-/* Transform the blocks of an MCU, and leave zeros in them. */
-typedef void sf_idct(const sf_target *targets, int count, int32_t column, int32_t slot, sf_coefficients *blocks);
+/* Transform the blocks of an MCU, or of two neighbours, and leave zeros in them: `count` of each MCU, from a column on. */
+typedef void sf_idct(const sf_target *targets, int count, int32_t column, int32_t slot, int mcus, sf_coefficients *blocks);
 
 extern sf_idct sf_idct_avx2, sf_idct_generic;
 

@@ -62,10 +62,13 @@ bool sf_scan_next(sf_scan *s) {
     const sf_window window = s->window;
     const int32_t row = s->next_row++, slot = row % s->slots;
     const bool is_wanted = row >= window.top && row < window.bottom;
+    int decoded = 0; /* MCUs that wait for the transform */
     for (int32_t column = 0; column < s->columns; column++) {
         const bool wanted = is_wanted && column >= window.left && column < window.right;
-        if (!sf_entropy_decode(s->entropy, wanted ? s->blocks : NULL)) return false;
-        if (wanted) s->idct(s->targets, s->count, column - window.left, slot, s->blocks);
+        if (!sf_entropy_decode(s->entropy, wanted ? s->blocks + decoded * s->count : NULL)) return false;
+        if (!wanted || (++decoded < 2 && column + 1 < window.right)) continue;
+        s->idct(s->targets, s->count, column + 1 - decoded - window.left, slot, decoded, s->blocks);
+        decoded = 0;
     }
     return true;
 }

@@ -28,7 +28,7 @@ typedef struct {
     sf_samples samples[PLANES];
     sf_buffer memory;
     _Alignas(16) int16_t steps[PLANES][DCTSIZE2];
-    _Alignas(16) sf_coefficients blocks[MAX_BLOCKS_IN_MCU];
+    _Alignas(16) sf_coefficients blocks[2 * MAX_BLOCKS_IN_MCU]; /* of two MCUs, which are transformed at once */
 } sf_scan;
 
 /* Begin with the scan that `entropy` has started, to be decoded at the scale of 1 / reduction. False: not enough memory. */

@@ -91,6 +91,11 @@ static inline __m256i _mm256_mulhrs_epi16(__m256i a, __m256i b) {
     return (__m256i)(((sf_uints)even & 0xFFFF) | (sf_uints)odd << 16);
 }
 
+static inline int _mm256_testz_si256(__m256i a, __m256i b) {
+    const __m256i both = a & b;
+    return !(both[0] | both[1] | both[2] | both[3]);
+}
+
 static inline __m256i _mm256_loadu_si256(const void *at) {
     __m256i a;
     memcpy(&a, at, sizeof a);
