@@ -101,7 +101,7 @@ BUDGET = {
     "geometry": 450,
     "interop": 600,
     "loading": 7110,
-    "native": 5820,
+    "native": 5920,
     "order": 2200,
     "packing": 8200,
     "preview": 1220,
