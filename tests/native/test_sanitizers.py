@@ -30,6 +30,7 @@ TESTS = (
 )
 
 
+@pytest.mark.timeout(600)
 def test_nothing_is_read_or_written_out_of_place(tmp_path: Path) -> None:
     """Hostile files, odd codings and all kinds of crops: no access beside a buffer, and no undefined behaviour."""
     environment = sanitized.build(tmp_path)
