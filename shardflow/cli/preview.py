@@ -68,7 +68,7 @@ def preview(
     html: str | None,
     verify: bool,
 ) -> int:
-    """Draw a contact sheet of samples with their annotations, or write an HTML page about a dataset.
+    """Draw a contact sheet of samples with captions and annotations, or write an HTML page about a dataset.
 
     The samples are spread evenly over the split and read one by one: no whole shard of a remote dataset is fetched. The
     page is one file that works offline.

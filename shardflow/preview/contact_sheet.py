@@ -1,4 +1,4 @@
-"""The contact sheet: tiles in rows, each a picture of a sample with a caption."""
+"""The contact sheet: tiles in rows, each a picture of a sample with lines of text below it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ PAPER, INK, FAINT, FRAME = "#f7f6f3", "#1d1d1f", "#6b6a6f", "#e6e4df"
 
 SIDE = 176  # pixels of a tile's picture, each way
 COLUMNS = 6
-_GAP, _MARGIN, _HEADER, _CAPTION = 14, 36, 104, 44
-_PROBLEM_CHARACTERS, _PROBLEM_LINES, _PROBLEM_LINE = 24, 4, 16
+_GAP, _MARGIN, _HEADER, _TITLE, _LINE = 14, 36, 104, 44, 16
+_PROBLEM_CHARACTERS, _PROBLEM_LINES = 24, 4
+_MOST_CAPTION = 4000  # characters: a page with 10,000 samples stays small enough for a browser
 _LEAST_COLUMNS = 4
 _FORMATS = {".png": "PNG", "": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _JPEG_QUALITY = 92
 
 
 class Tile(NamedTuple):
-    """A picture of one sample or file, in RGB and of any size, with the two lines of its caption, and its problem.
+    """A picture of one sample or file, in RGB and of any size, with two lines about it, and its problem.
 
-    That of a sample also has its number in the split, its key, its classes, and the size and the bytes of its image.
+    That of a sample also has its number in the split, its key, its classes, the size and the bytes of its image, and
+    the text of its caption.
     """
 
     title: str
@@ -50,6 +52,7 @@ class Tile(NamedTuple):
     classes: Sequence[str] = ()
     size: tuple[int, int] = (0, 0)
     bytes: int = 0
+    caption: str = ""
 
 
 class ContactSheet(NamedTuple):
@@ -101,6 +104,7 @@ def sample_tiles(
             names,
             (0, 0) if decoded is None else decoded[1],
             len(payload or b""),
+            sample.caption[:_MOST_CAPTION],
         )
 
 
@@ -137,8 +141,8 @@ def _array_picture(payload: bytes) -> Image.Image:
 def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]) -> None:
     """Draw a contact sheet, `COLUMNS` tiles in a row, and write it as PNG or JPEG."""
     title, subtitle, tiles = contact_sheet
-    problems = _PROBLEM_LINE * _PROBLEM_LINES if any(tile.problem for tile in tiles) else 0
-    row = SIDE + _CAPTION + problems + _GAP
+    texts = _TITLE + _LINE * any(tile.caption for tile in tiles)
+    row = SIDE + texts + _LINE * _PROBLEM_LINES * any(tile.problem for tile in tiles) + _GAP
     columns = min(COLUMNS, max(_LEAST_COLUMNS, len(tiles)))
     width = 2 * _MARGIN + columns * (SIDE + _GAP) - _GAP
     sheet = Image.new("RGB", (width, _HEADER + -(-len(tiles) // columns) * row + _MARGIN - _GAP), PAPER)
@@ -156,9 +160,11 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
             write(pen, (left + SIDE // 2, top + SIDE // 2), "no picture", 15, FAINT, anchor="mm")
         write(pen, (left, top + SIDE + 4), tile.title, 16, INK, width=SIDE)
         write(pen, (left, top + SIDE + 25), tile.detail, 13, FAINT, width=SIDE)
+        caption = " ".join(tile.caption.split())[:SIDE]  # no letter is narrower than a pixel
+        write(pen, (left, top + SIDE + _TITLE), caption, 13, INK, width=SIDE)
         lines = textwrap.wrap(tile.problem, _PROBLEM_CHARACTERS, max_lines=_PROBLEM_LINES, placeholder=" ...")
         for place, line in enumerate(lines):
-            y = top + SIDE + _CAPTION + place * _PROBLEM_LINE
+            y = top + SIDE + texts + place * _LINE
             write(pen, (left, y), line, 13, INK, width=SIDE)
     save_picture(sheet, path)
 

@@ -90,7 +90,8 @@ def sheet(tiles: Iterable[Tile]) -> str:
 
 def _figure(tile: Tile) -> str:
     title, detail = escape(tile.title), escape(tile.detail)
-    caption = f'<figcaption>{title}<br><span class="faint">{detail}</span></figcaption>'
+    text = f'<span class="caption">{escape(tile.caption)}</span>' if tile.caption else ""
+    caption = f'<figcaption>{title}<br><span class="faint">{detail}</span>{text}</figcaption>'
     if tile.picture is None:
         return f'<figure><div class="none">no picture</div>{caption}</figure>'
     return f'<figure><img src="{data_url(tile.picture, "JPEG")}" alt="{title}">{caption}</figure>'

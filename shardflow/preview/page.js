@@ -26,6 +26,7 @@ function tile(sample, place) {
   button.type = "button";
   button.tabIndex = place === current ? 0 : -1;
   button.append(picture(sample), element("span", sample.title, "name"), element("span", sample.detail, "faint"));
+  if (sample.caption) button.append(element("span", sample.caption, "caption"));
   if (sample.problem) button.append(element("span", sample.problem, "bad"));
   item.append(button);
   return item;
@@ -70,7 +71,8 @@ function enlarge(place) {
   const sample = shown[current];
   byId("large-title").textContent = `Sample ${sample.number} of ${split}`;
   byId("large-picture").replaceChildren(picture(sample));
-  const facts = { Class: sample.classes.join(", "), Key: sample.key, Image: sample.detail, Problem: sample.problem };
+  const facts = { Class: sample.classes.join(", "), Key: sample.key, Image: sample.detail };
+  Object.assign(facts, { Caption: sample.caption, Problem: sample.problem });
   byId("large-facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value)
     .flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
   byId("large-code").textContent = `dataset["${split}"][${sample.number}]`;
@@ -91,7 +93,8 @@ async function copyNumber() {
 
 for (const sample of samples) {
   sample.pixels = sample.size[0] * sample.size[1];
-  sample.text = [sample.number, sample.key, ...sample.classes, sample.detail, sample.problem].join(" ").toLowerCase();
+  const { number, key, classes, detail, problem, caption } = sample;
+  sample.text = [number, key, ...classes, detail, problem, caption].join(" ").toLowerCase();
 }
 const names = [...new Set(samples.flatMap((sample) => sample.classes))].sort((a, b) => a.localeCompare(b));
 byId("class").append(new Option("all", ""), ...names.map((name) => new Option(name, `=${name}`)));

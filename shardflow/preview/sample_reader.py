@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,17 @@ class RawSample(NamedTuple):
     def image(self) -> bytes | None:
         """The encoded image; None if the sample has none."""
         return next((payload for part, payload in self.parts.items() if part in IMAGE_PARTS), None)
+
+    @property
+    def caption(self) -> str:
+        """The text of its part txt, or else of `caption` or `captions` in json, a line each; "" without one."""
+        if (text := self.parts.get("txt")) is not None:
+            return text.decode(errors="replace")
+        found: Any = None
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):  # damaged, or not an object
+            record = json.loads(self.parts.get("json", b"{}"))
+            found = record.get("caption") or record.get("captions")
+        return "\n".join(each for each in (found if isinstance(found, list) else [found]) if isinstance(each, str))
 
     @property
     def labels(self) -> list[int]:

@@ -12,9 +12,9 @@ from shardflow.errors import ConfigError
 from shardflow.preview.contact_sheet import ContactSheet, Tile, draw_contact_sheet
 
 
-def drawn(path: Path, name: str) -> bytes:
+def drawn(path: Path, name: str, caption: str = "") -> bytes:
     """The pixels of a sheet with one tile of this name."""
-    draw_contact_sheet(ContactSheet("Names", "", [Tile(name, "", None)]), path)
+    draw_contact_sheet(ContactSheet("Names", "", [Tile(name, "", None, caption=caption)]), path)
     with Image.open(path) as picture:
         return picture.tobytes()
 
@@ -26,6 +26,16 @@ def test_every_name_can_be_told_from_others(tmp_path: Path) -> None:
     """Letters of any script are drawn, or escaped where no font has them, and never as one box for all."""
     assert len({drawn(tmp_path / "a.png", name) for name in NAMES}) == len(NAMES)
     assert drawn(tmp_path / "a.png", "Ba\u0308r") == drawn(tmp_path / "a.png", NAMES[0])
+
+
+def test_captions_are_drawn_in_one_line(tmp_path: Path) -> None:
+    """A sheet with captions has one more line, in which a caption of many lines is cut, whatever its length."""
+    none, a, lines, line, long, longer = (
+        drawn(tmp_path / "a.png", "", caption) for caption in ("", "a", "b\nc", "b c", "m" * 99, "m" * 4000)
+    )
+    assert len(none) < len(a) == len(longer)
+    assert a != line == lines
+    assert long == longer
 
 
 def test_names_without_fonts(tmp_path: Path) -> None:

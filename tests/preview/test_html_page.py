@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import shardflow
+from shardflow.preview import markup
 from shardflow.preview.augmentation import augment_sample, training_loader
 from shardflow.preview.contact_sheet import Tile
 from shardflow.preview.html_page import count_images, write_page
@@ -275,10 +276,26 @@ def test_the_gallery_is_used_by_keys(browser: Browser, page: Path) -> None:
     assert any(browser.evaluate(focus).startswith(f"{numbers[1]}: ") for _ in range(500))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_captions_are_cut_found_and_whole_in_the_enlarged_view(browser: Browser, tmp_path: Path, width: int) -> None:
+    """A tile has one line of a caption, the enlarged view all of it, and the filter finds a word at its end."""
+    caption = f"a dog\non {'a very ' * 60}Long beach"
+    tiles = [Tile(f"{n}: x", "", None, "", n, "k", caption=text) for n, text in enumerate(("", caption))]
+    path = gallery_page(tmp_path / "captions.html", tiles)
+    path.write_text(path.read_text() + markup.sheet(tiles))
+    overflow = {"overflow": EVALUATED["overflow"]}
+    assert browser.render(path, width=width, dark=False, evaluate=overflow).values["overflow"] <= 0
+    assert choose(browser, "text", "long beach") == ["1 of 2 samples", "1: x"]
+    texts = "[...document.querySelectorAll('.caption')].map(each => [each.textContent, each.clientHeight < 30])"
+    assert browser.evaluate(texts) == [[caption, True]] * 2
+    browser.evaluate("document.querySelector('#grid button').click()")
+    assert caption in browser.evaluate("document.getElementById('large-facts').innerText")
+
+
 def test_text_of_samples_is_only_text(browser: Browser, tmp_path: Path) -> None:
-    """No class, key or problem ends the script element, or becomes an element."""
+    """No class, key, caption or problem ends the script element, or becomes an element."""
     hostile = "</script><script>window.ran=1</script><!--<script><img src=x onerror=window.ran=1>"
-    tile = Tile(f"0: {hostile}", hostile, None, hostile, 0, f"{hostile}\u2028\ud800", [hostile], (1, 1), 1)
+    tile = Tile(f"0: {hostile}", hostile, None, hostile, 0, f"{hostile}\u2028\ud800", [hostile], (1, 1), 1, hostile)
     path = gallery_page(tmp_path / "hostile.html", [tile])
     rendered = browser.render(path, width=390, dark=False, evaluate={})
     browser.evaluate("document.querySelector('#grid button').click()")
@@ -286,6 +303,7 @@ def test_text_of_samples_is_only_text(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate("window.ran") is None
     assert browser.evaluate("document.images.length") == 0
     assert rendered.console == []
+    assert "<script" not in markup.sheet([tile])
 
 
 def luminance(color: str) -> float:

@@ -55,6 +55,22 @@ def test_labels_are_read_or_left_out(parts: dict[str, bytes], labels: list[int])
     assert RawSample(0, "a", parts).labels == labels
 
 
+@pytest.mark.parametrize(
+    ("parts", "caption"),
+    [
+        ({"txt": b"a \xff", "json": b'{"caption": "b"}'}, "a \ufffd"),
+        ({"json": b'{"caption": "b", "captions": ["c"]}'}, "b"),
+        ({"json": b'{"captions": ["c", 1, "d"]}'}, "c\nd"),
+        ({"json": b'{"caption": 7}'}, ""),
+        *(({"json": text}, "") for text in (b"[1]", b"{", b"\xff", b"[" * 100_000)),
+        ({}, ""),
+    ],
+)
+def test_captions_are_read_or_left_out(parts: dict[str, bytes], caption: str) -> None:
+    """The caption is the part txt, or a text or a list of texts in json; any other value counts as none."""
+    assert RawSample(0, "a", parts).caption == caption
+
+
 def test_damaged_samples_have_a_problem(tmp_path: Path) -> None:
     """A sample with a flipped byte has a problem and no parts, others are complete; a missing index does no harm."""
     url = make_dataset(tmp_path / "set", [4, 4])
