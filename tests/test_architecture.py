@@ -104,7 +104,7 @@ BUDGET = {
     "native": 5920,
     "order": 2200,
     "packing": 8200,
-    "preview": 1220,
+    "preview": 1240,
     "storage": 4560,
     "": 1280,
 }
