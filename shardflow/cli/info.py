@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
 from shardflow.errors import IntegrityError, NotFoundError
 from shardflow.formats.annotations import Annotations
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
 
@@ -48,7 +50,7 @@ def info(url: str | None, system: bool, as_json: bool) -> None:
 
 
 def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
-    manifest = dataset.manifest
+    manifest, parts = dataset.manifest, {name: _parts(dataset, name) for name in dataset}
     splits = {
         name: {"samples": len(split), "shards": len(split.shards), "bytes": used_bytes(dataset, name)}
         for name, split in dataset.items()
@@ -59,7 +61,8 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "splits": splits,
         **totals,
         "tar_bytes": tar_bytes(dataset, dataset.shards),
-        "parts": {name: _parts(dataset, name) for name in dataset},
+        "parts": {name: None if each is None else sorted(each) for name, each in parts.items()},
+        "lacking": {name: {part: n for part, n in sorted((each or {}).items()) if n} for name, each in parts.items()},
         "bytes_per_image": round(totals["bytes"] / totals["samples"]) if totals["samples"] else 0,
         "classes": None if manifest.classes is None else list(manifest.classes),
         "annotations": manifest.annotations.to_json(),
@@ -78,13 +81,18 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
     }
 
 
-def _parts(dataset: shardflow.Dataset, split: str) -> list[str] | None:
-    """Return the parts of the samples of the first shard of a split; None if its index is missing or damaged."""
+def _parts(dataset: shardflow.Dataset, split: str) -> dict[str, int] | None:
+    """Return how many samples of the first shard of a split lack each part, 0 for an image of any type.
+
+    None if its index is missing or damaged.
+    """
+    shard = dataset[split].shards[0]
     try:
-        index = read_index(dataset.storage, dataset[split].shards[0])
+        counts = Counter(part.decode() for part in read_index(dataset.storage, shard)["part"].tolist())
     except (NotFoundError, IntegrityError):
         return None
-    return sorted({part.decode() for part in index["part"].tolist()} - {KEY_PART.decode()})
+    del counts[KEY_PART.decode()]
+    return {part: 0 if part in IMAGE_PARTS else shard.samples - count for part, count in counts.items()}
 
 
 def describe_columns(dataset: shardflow.Dataset) -> dict[str, Any]:
@@ -122,6 +130,9 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
     yield from _part_lines(described["parts"])
+    for split, lacking in described["lacking"].items():
+        found = [f"{plural(samples, 'sample')} without {part}" for part, samples in lacking.items()]
+        yield from [("lacking", f"{', '.join(found)} in the first shard of {split}")] * bool(found)
     counts = sum(statistics.values(), Statistics()).counts
     yield from Annotations.from_json(described["annotations"]).describe(counts).items()
     yield from column_lines(described["columns"])

@@ -61,6 +61,16 @@ def test_lists_the_parts(tmp_path: Path) -> None:
     assert "\nparts         val: not known: an index is missing\n" in _printed(tmp_path / "data")
 
 
+def test_counts_the_samples_that_lack_a_part(tmp_path: Path) -> None:
+    """Samples of the first shard without a part that others have are counted, whatever the types of their images."""
+    parts = [{"jpg": b"x", "txt": b"x"}, {"png": b"x", "txt": b"x", "json": b"{}"}, {"jpg": b"x"}]
+    whole, bare = ([(f"{number}", each) for number, each in enumerate(some)] for some in (parts, parts[2:]))
+    write_dataset(tmp_path / "data", {"train": [whole, bare], "val": [bare]})
+    expected = "lacking       2 samples without json, 1 sample without txt in the first shard of train\nclasses"
+    assert expected in _printed(tmp_path / "data")
+    assert json.loads(_printed(tmp_path / "data", "--json"))["lacking"] == {"train": {"json": 2, "txt": 1}, "val": {}}
+
+
 def _printed(*arguments: object) -> str:
     result = CliRunner().invoke(info, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0
