@@ -92,7 +92,7 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2500,
+    "cli": 2510,
     "dataset": 6190,
     "demo": 750,
     "device": 2100,
