@@ -180,11 +180,10 @@ def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint:
     return lock
 
 
-def refuse_dataset(storage: Storage) -> None:
+def refuse_dataset(storage: Storage, remedy: str = "choose another destination") -> None:
     """Raise a DatasetExistsError if there is a dataset, after removing leftovers of its commit."""
     if storage.version(manifest.FILE_NAME) is not None:
         clean_up(storage)
-        remedy = "choose another destination, remove it, or add images to it with `shardflow extend SRC DST`"
         raise DatasetExistsError(f"{storage} already holds a dataset; {remedy}")
 
 

@@ -51,8 +51,9 @@ class Ledger:
 
     def refuse_dataset(self) -> None:
         """Refuse a destination that holds a dataset, after removing leftovers of a killed commit."""
+        remedy = "choose another destination, remove it, or add images to it with `shardflow extend SRC DST`"
         try:
-            refuse_dataset(self.storage)
+            refuse_dataset(self.storage, remedy)
         except DatasetExistsError:
             remove_abandoned()
             raise
