@@ -355,11 +355,11 @@ def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict
     if unmatched and "unmatched" not in allow:
         some = ", ".join(repr(table.keys[int(row)].as_py()) for row in unused[:_NAMED]) or "null"
         message = f"{plural(unmatched, 'row')} of {total} belong to no sample, such as {some}"
-        raise ConfigError(f"{message}; leave them out with --allow unmatched")
+        raise ConfigError(f"{message}; leave them out with allow= or --allow unmatched")
     if repeated and "repeated" not in allow:
         keys = Counter(table.keys.drop_null().to_pylist()).most_common(1)
         message = f"{plural(repeated, 'row')} of {total} have the key of a row before, such as {keys[0][0]!r}"
-        raise ConfigError(f"{message}; take the first row of each key with --allow repeated")
+        raise ConfigError(f"{message}; take the first row of each key with allow= or --allow repeated")
     return {"rows": total, "unmatched": unmatched, "repeated": repeated, **_matched(rows)}
 
 

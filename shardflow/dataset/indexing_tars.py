@@ -119,7 +119,7 @@ def index(
         behind = f"; and about {plural(lost, 'sample')} after the damage of tars" if lost else ""
         raise PackIncompleteError(
             f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {quarantine.describe(bad)}{behind}. "
-            f"Leave them out with --max-errors {len(bad)}"
+            f"Leave them out with max_errors= or --max-errors {len(bad)}"
         )
     undecodable = [f"{tar.url}/{key}" for tar, scan in zip(tars, scans, strict=True) for key in scan.undecodable]
     if undecodable:

@@ -137,7 +137,7 @@ class BaseVersion:
             raise ConfigError(
                 f"{len(copies)} of {len(items)} new inputs that were compared, of {new.inputs}, are in the dataset "
                 f"under other names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, pack all into a "
-                "new dataset, or add further samples with --on-conflict add"
+                "new dataset, or add further samples with on_conflict= or --on-conflict add"
             )
 
     def _refuse_fewer_parts(self, source: Source) -> None:

@@ -127,5 +127,5 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
     allowed = f"{plan.max_errors} {'is' if plan.max_errors == 1 else 'are'} allowed"
     return (
         f"{len(bad)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove them, or allow them "
-        f"with --max-errors {len(bad)}, then run the same command again: the packed ones stay"
+        f"with max_errors= or --max-errors {len(bad)}, then run the same command again: the packed ones stay"
     )

@@ -130,7 +130,7 @@ def test_images_that_are_not_read(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
         "shardflow: 2 images of a kind that is not read: 2 .psd, such as 'a/1.psd', 'a/2.psd' (convert them to JPEG or "
-        "PNG). Or leave them out with --max-errors 2\n"
+        "PNG). Or leave them out with max_errors= or --max-errors 2\n"
     )
     assert not list((tmp_path / "dst").glob("*/*"))
     assert "3 of 11 inputs could not be packed, 2 are allowed" in run(*arguments, 2).stderr

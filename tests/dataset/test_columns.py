@@ -195,7 +195,7 @@ def test_rows_are_counted(dataset: Path) -> None:
     """Rows that belong to no sample, and repeated keys, are refused with the option that allows them, and counted."""
     keys = [*KEYS[:3], KEYS[1], "train:lost", None]
     table = pa.table({"id": keys, "a": range(6)})
-    with pytest.raises(ConfigError, match=r"2 rows of 6 .*'train:lost'.*--allow unmatched"):
+    with pytest.raises(ConfigError, match=r"2 rows of 6 .*'train:lost'.*allow= or --allow unmatched"):
         sf.columns.add(dataset, table, key="id")
     with pytest.raises(ConfigError, match=rf"1 row of 6 .*{KEYS[1]}.*--allow repeated"):
         sf.columns.add(dataset, table, key="id", allow=["unmatched"])

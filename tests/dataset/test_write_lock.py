@@ -101,7 +101,7 @@ def test_a_writer_that_is_alone_needs_no_blob(storage: Storage) -> None:
 def test_a_dataset_is_not_locked(storage: Storage, tmp_path: Path, which: Writer | None) -> None:
     """Where a dataset is, the lock is refused and removed."""
     dataset(storage, tmp_path)
-    with pytest.raises(DatasetExistsError, match="already holds a dataset; choose another destination$"):
+    with pytest.raises(DatasetExistsError, match=r"already holds a dataset; choose another destination$"):
         acquire(storage, ours, which)
     assert list(storage.listing()) == [manifest.FILE_NAME]
 

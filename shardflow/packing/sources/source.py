@@ -78,7 +78,9 @@ class Source:
             return
         found = f"{plural(len(self.skipped), 'image')} of a kind that is not read: {describe_skipped(self.skipped)}"
         if len(self.skipped) > max_errors:
-            raise PackIncompleteError(f"{found}. Or leave them out with --max-errors {len(self.skipped)}")
+            raise PackIncompleteError(
+                f"{found}. Or leave them out with max_errors= or --max-errors {len(self.skipped)}"
+            )
         logger.warning("left out: %s", found)
 
 
