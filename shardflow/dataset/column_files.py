@@ -36,7 +36,12 @@ MAX_TABLE_BYTES = 1 << 36
 """The most bytes of a remote table, which is read into memory."""
 
 MAX_TABLE_ROWS = 1 << 28
-"""The most rows of a Parquet table: memory for as many is asked for before the first is read."""
+"""The most rows of a Parquet table."""
+
+MAX_VALUE_BYTES, MAX_EXPANSION = 1 << 32, 4
+"""The values of a Parquet table have at most so many bytes, or so many times as many as its file."""
+
+_BATCH_ROWS = 1 << 20  # each batch has a copy of a dictionary
 
 _KEPT_BYTES = 1 << 30  # of the files whose values a process keeps
 _OURS = b"shardflow"
@@ -145,7 +150,9 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
         opened = parquet.ParquetFile(file)
         if (rows := _rows(opened.metadata)) > MAX_TABLE_ROWS:
             raise ConfigError(f"{name} has {rows:,} rows; {MAX_TABLE_ROWS:,} are the most: divide it")
-        return opened.read(None if wanted is None else [each for each in wanted if each in opened.schema_arrow.names])
+        texts = [field.name for field in opened.schema_arrow if str(field.type) in _TEXTS]
+        opened = parquet.ParquetFile(file, metadata=opened.metadata, read_dictionary=texts)
+        return _read_bounded(opened, name, wanted, max(MAX_VALUE_BYTES, MAX_EXPANSION * file.size()))
     if kind in (".csv", ".tsv"):
         # Keys such as 000000042 are text, though they look like numbers.
         convert = csv.ConvertOptions(column_types={key: pa.string()})
@@ -174,6 +181,56 @@ def _rows(metadata: Any) -> int:
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise ValueError(f"its footer says {metadata.num_rows:,} rows, and {sum(rows):,} in its groups")
     return sum(rows)
+
+
+def _read_bounded(opened: Any, name: str, wanted: Sequence[str] | None, most: int) -> Any:
+    """Return columns of a Parquet file whose texts are read as dictionaries; ConfigError if they exceed `most` bytes.
+
+    The footer's sizes bound values that are compressed; a text that rows share is counted before it is copied. The
+    columns are read one by one, so that a page of one is in memory.
+    """
+    import pyarrow as pa
+
+    schema, metadata, columns, size = opened.schema_arrow, opened.metadata, list[Any](), 0
+    names = [each for each in (schema.names if wanted is None else wanted) if each in schema.names]
+
+    def check(size: int) -> None:
+        if size > most:
+            message = f"{name}: its values have {size:,} bytes or more; {most:,} are the most"
+            raise ConfigError(f"{message}: divide it, or add fewer columns (--only)")
+
+    for column, kind in [(each, schema.types[schema.names.index(each)]) for each in names]:
+        target, is_shared, parts = _checked_target(column, kind), pa.types.is_dictionary(kind), list[Any]()
+        paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+        leaves = [leaf for leaf, path in enumerate(paths) if f"{path}.".startswith(f"{column}.")]
+        chunks = [metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups) for leaf in leaves]
+        check(size + sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks))
+        for batch in opened.iter_batches(_BATCH_ROWS, columns=[column], use_threads=False):
+            array = batch.column(batch.schema.names.index(column))  # `a` comes with a column `a.b`
+            size += unshared_bytes(array)
+            check(size)
+            parts.append(array.cast(target) if is_shared else array)
+        columns.append(pa.chunked_array(parts, target if is_shared else kind))
+    return pa.table(columns, names)
+
+
+def unshared_bytes(array: Any) -> int:
+    """Return the bytes of an array if values that its rows share are written for each row."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return sum(map(unshared_bytes, array.flatten()))
+    if pa.types.is_nested(kind):
+        return unshared_bytes(array.values if pa.types.is_map(kind) else array.flatten())
+    if not pa.types.is_dictionary(kind):
+        return int(array.nbytes)
+    if array.null_count == len(array):
+        return 8 * len(array)
+    used = array.indices.drop_null().value_counts()  # not all of the dictionary, which other rows have too
+    lengths = compute.binary_length(array.dictionary.take(used.field("values")).cast("large_binary"))
+    return 8 * len(array) + int(compute.sum(compute.multiply(lengths, used.field("counts").cast("int64"))).as_py())
 
 
 def _with_codes(found: Any, texts: Any) -> Any:
@@ -221,14 +278,19 @@ def _target(kind: Any) -> Any:
     return pa.int64() if pa.types.is_integer(kind) else scalars.get(str(kind))
 
 
+def _checked_target(name: str, kind: Any) -> Any:
+    if (target := _target(kind)) is None:
+        kinds = "numbers, texts and lists of numbers"
+        raise ConfigError(f"column {name!r} has values of type {kind}; columns hold {kinds}: leave it out")
+    return target
+
+
 def _canonical(name: str, column: Any) -> tuple[str, Any]:
     """Return the type of a column of a table, and its values as one array of that type."""
     import pyarrow as pa
     from pyarrow import compute
 
-    if (target := _target(column.type)) is None:
-        kinds = "numbers, texts and lists of numbers"
-        raise ConfigError(f"column {name!r} has values of type {column.type}; columns hold {kinds}: leave it out")
+    target = _checked_target(name, column.type)
     try:
         array = column.cast(target).combine_chunks()
     except pa.ArrowException as error:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardflow as sf
+from shardflow.dataset import column_files
 from shardflow.dataset.column_files import decode, load_table
 from shardflow.dataset.tar_file import open_tar
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, PackIncompleteError, TarError
@@ -266,6 +267,25 @@ def read_footers_that_lie(root: str) -> None:
         assert not [
             reason for reason in refused if "malloc" in reason or ("lie.parquet" not in reason) != (door == "column")
         ]
+
+
+def test_tables_that_expand(tmp_path: Path) -> None:
+    """Parquet tables whose rows share a long text, or whose pages expand, are refused before memory is asked for."""
+    text, keys = "x" * (1 << 20), [f"{n:09}" for n in range(5000)]
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array([text]))
+    pq.write_table(pa.table({"key": keys, "text": shared}), tmp_path / "shared.parquet")
+    pages = pa.table({"key": keys[:450], "text": [text] * 450})
+    pq.write_table(pages, tmp_path / "pages.parquet", use_dictionary=False, compression="zstd")
+    run_alone("read_tables_that_expand", tmp_path)
+
+
+def read_tables_that_expand(root: str) -> None:
+    """Read both, the second with a lower limit."""
+    bombs.enter_limits(MEMORY_BYTES)
+    for name, most in (("shared", column_files.MAX_VALUE_BYTES), ("pages", 64 << 20)):
+        column_files.MAX_VALUE_BYTES = most
+        with pytest.raises(ConfigError, match=rf"{name}\.parquet: its values have .* {most:,} are the most: divide it"):
+            load_table(f"{root}/{name}.parquet", "key", None, None)
 
 
 def test_what_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shardflow.dataset.column_files import unshared_bytes
 from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
 from shardflow.storage.interface import BlobVersion, Storage
 
@@ -102,7 +103,7 @@ class ParquetFile:
         for group in range(len(self._sizes)):
             with self._readable(f"row group {group}: "):
                 column = self._file.read_row_group(group, paths if is_field else [name], use_threads=False).column(0)
-                size += sum(map(_bytes_of, column.chunks))
+                size += sum(map(unshared_bytes, column.chunks))
                 if size > MAX_SMALL_BYTES:
                     message = f"{self.url}: column {name!r} has more than {MAX_SMALL_BYTES:,} bytes"
                     raise ConfigError(f"{message}; is it the label? Name it with label= or --label-column")
@@ -137,7 +138,7 @@ class ParquetFile:
                 if not self._batch:  # an iterator that failed does not continue
                     self._group = -1
             for name in set(self._small).intersection(self._columns):
-                if (size := _bytes_of(self._batch.column(name))) > MAX_SMALL_BYTES:
+                if (size := unshared_bytes(self._batch.column(name))) > MAX_SMALL_BYTES:
                     raise SampleError(f"its column {name!r} has {size:,} bytes; {MAX_SMALL_BYTES:,} are the most")
             row: dict[str, Any] = self._batch.to_pylist()[0]
             return row
@@ -155,24 +156,6 @@ class ParquetFile:
 def _is_of(path: str, columns: Sequence[str]) -> bool:
     """Return whether the values at a path belong to one of these columns."""
     return any(path == name or path.startswith(f"{name}.") for name in columns)
-
-
-def _bytes_of(array: Any) -> int:
-    """Return the bytes of an array if values that its rows share are written for each row."""
-    pa, kind = import_pyarrow("a column"), array.type
-    if pa.types.is_struct(kind):
-        return sum(map(_bytes_of, array.flatten()))
-    if pa.types.is_nested(kind):
-        return _bytes_of(array.values if pa.types.is_map(kind) else array.flatten())
-    if not pa.types.is_dictionary(kind):
-        return int(array.nbytes)
-    if array.null_count == len(array):
-        return 8 * len(array)
-    used = array.indices.drop_null().value_counts()  # not all of the dictionary, which other rows have too
-    lengths = pa.compute.binary_length(array.dictionary.take(used.field("values")).cast("large_binary"))
-    return 8 * len(array) + int(
-        pa.compute.sum(pa.compute.multiply(lengths, used.field("counts").cast("int64"))).as_py()
-    )
 
 
 class _BlobFile(io.RawIOBase):
