@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2510,
-    "dataset": 6190,
+    "dataset": 6250,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
