@@ -35,10 +35,8 @@ from .worker_queue import with_queues
 from .worker_settings import Workers
 
 _RUN_AGAIN = 78  # the exit code of a worker that was about to start workers
-_UNGUARDED = (
-    "workers that are not forked run the training script again, which then starts workers: put the start of training "
-    'below `if __name__ == "__main__":`'
-)
+_GUARD = 'put the start of training below `if __name__ == "__main__":`'
+_UNGUARDED = f"workers that are not forked run the training script again, which then starts workers: {_GUARD}"
 
 
 class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
@@ -152,6 +150,10 @@ def check_sendable(workers: Workers, **objects: Any) -> None:
     if not workers.count or method == "fork":
         return
     main = sys.modules["__main__"]
+    is_script, file = getattr(main, "__spec__", None) is None, getattr(main, "__file__", None)
+    if is_script and file is not None and not os.path.exists(file):
+        again = f"workers that are started by {method!r} run the training script again, and {file} is not a file"
+        raise ConfigError(f"{again}: write it into one, and {_GUARD}")
     for name, value in objects.items():
         where = f"workers that are started by {method!r}"
         remedy = (
@@ -163,7 +165,7 @@ def check_sendable(workers: Workers, **objects: Any) -> None:
         except Exception as error:  # pickle's own, or nearly any other
             raise ConfigError(f"{name} cannot be sent to {where} ({error}); {remedy}") from None
         # As multiprocessing does it: a notebook and `python -c` have no file that a worker could run.
-        is_interactive = getattr(main, "__spec__", None) is None and getattr(main, "__file__", None) is None
+        is_interactive = is_script and file is None
         if is_interactive and any(argument == "__main__" for _, argument, _ in pickletools.genops(sent)):
             raise ConfigError(f"{name} is defined in this session, where {where} do not find it; {remedy}")
 
@@ -203,6 +205,8 @@ def _cause_of_death(codes: Sequence[int | None], error: RuntimeError) -> Shardfl
     remedy = "The state is still right: save it and start again"
     if not signals and (ended := sorted({code for code in codes if code})):
         reason = f"it ended with exit code {ended[0]}, and said why on its standard error"
+        if ended[0] == 1:  # an exception before it could send one
+            reason += f"; if it was not forked, it ran the training script again: {_GUARD}"
     elif not signals or signals & {"SIGKILL", "SIGBUS"}:
         reason = "the usual reasons are too little memory or too small a /dev/shm"
     elif sent := sorted(signals & {each.name for each in FOR_THE_JOB}):

@@ -198,7 +198,8 @@ def test_floats_can_be_mixed_in_a_worker(dataset: Path) -> None:
         (-signal.SIGKILL, "too little memory or too small a /dev/shm"),
         (-signal.SIGSEGV, r"native code crashed there \(SIGSEGV\)"),
         *((-number, f"{number.name} ended it: Slurm .*--signal.*Kubernetes") for number in FOR_THE_JOB),
-        (3, "it ended with exit code 3"),
+        (3, r"it ended with exit code 3, .* error\. "),
+        (1, "it ended with exit code 1.*`if __name__"),
     ],
 )
 def test_memory_is_suspected_only_where_a_worker_was_killed(dataset: Path, code: int, reason: str) -> None:
@@ -226,6 +227,15 @@ def test_a_script_without_a_guard_is_told_so(dataset: Path, tmp_path: Path) -> N
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.splitlines()[-1].startswith("shardflow.errors.ConfigError: workers that are not forked run")
     assert 'if __name__ == "__main__"' in done.stderr
+
+
+def test_a_script_on_standard_input_is_refused(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that would run it again do not find it, which the error says when the loader is made."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/<stdin>")
+    with pytest.raises(ConfigError, match=r"'spawn' run .* and /nowhere/<stdin> is not a file: .*`if __name__"):
+        loader(dataset, multiprocessing_context="spawn")
+    loader(dataset, multiprocessing_context="fork")
 
 
 def test_what_workers_cannot_import_is_refused_when_the_loader_is_made(dataset: Path) -> None:
