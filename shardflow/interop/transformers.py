@@ -15,7 +15,7 @@ from shardflow.loading.loader import Loader
 from shardflow.loading.mix import Mix
 
 
-class Trainer(transformers.Trainer):
+class Trainer(transformers.Trainer):  # type: ignore[misc] # its thousands of modules are not looked into
     """transformers' `Trainer`, with a `Loader` or `Mix` as `train_dataset`, `eval_dataset` or both.
 
     The loaders have their own batch sizes; give `TrainingArguments` the same ones, which it logs. Their
@@ -59,7 +59,7 @@ def _checked(loader: Loader | Mix) -> Loader | Mix:
     return loader
 
 
-class LoaderState(transformers.TrainerCallback, ExportableState):
+class LoaderState(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]
     """Keeps the training loader's state in the `trainer_state.json` of each checkpoint."""
 
     def __init__(self) -> None:
