@@ -70,9 +70,8 @@ class LabelNumbering:
         refuse_lookalikes((*names, *(known or ())), where)
         if numbers and names:
             raise ConfigError(f"{where} has both numbers and names as labels: {min(numbers)} and {min(names)!r}")
-        if numbers and (min(numbers) < 0 or max(numbers) >= MAX_CLASSES):
-            wrong = min(numbers) if min(numbers) < 0 else max(numbers)
-            raise ConfigError(f"{where} has the label {wrong}; expected a number from 0 to {MAX_CLASSES - 1}")
+        if numbers and max(numbers) >= MAX_CLASSES:
+            raise ConfigError(f"{where} has the label {max(numbers)}; expected a number from 0 to {MAX_CLASSES - 1}")
         if known is None and numbers:
             known = tuple(map(str, range(max(numbers) + 1)))
         elif known is None:

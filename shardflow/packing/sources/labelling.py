@@ -33,7 +33,12 @@ def unlabelled_input(split: str, label: Named, path: str, size: int, identity: i
     several = label if isinstance(label, list | tuple) else (() if label is None else (label,))
     for one in several:
         if isinstance(one, bool) or not isinstance(one, str | int) or one == "":  # True would be the same key as 1
-            raise ConfigError(f"{path} has the label {one!r}; expected the number or the name of a class")
+            whole = "; in pandas, `.astype('Int64')` makes whole numbers of floats, also with nulls"
+            message = f"{path} has the label {one!r}; expected the number or the name of a class"
+            raise ConfigError(message + whole * isinstance(one, float))
+        if isinstance(one, int) and one < 0:
+            remedy = "leave such rows out, or write null in all rows of a split without classes"
+            raise ConfigError(f"{path} has the label {one}; numbers of classes begin at 0: {remedy}")
     if len(set(several)) < len(several) or list(several) == [1, 0]:
         raise ConfigError(
             f"{path} has the label {list(several)!r:.60}, which looks like a one-hot or multi-hot vector; expected a "
@@ -74,7 +79,7 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
             if isinstance(name, str) and _LIKE_NUMBER.fullmatch(name) and numbering.number(name) != float(name):
                 raise ConfigError(
                     f"{where} has the label {name!r} as text, which would be class {numbering.number(name)}, because "
-                    "not all labels are whole numbers; write whole numbers, or list all classes in a file for --classes"
+                    "not all labels are numbers from 0 on; write these, or list the classes in a file for --classes"
                 )
 
 
