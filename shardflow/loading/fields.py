@@ -45,7 +45,9 @@ def resolve_fields(
     fields = [
         BOXES if isinstance(each, CroppedBoxes) else each.name if isinstance(each, Filled) else each for each in options
     ]
-    is_list = given is None or (isinstance(given, Collection) and not isinstance(given, str))
+    if isinstance(given, str):
+        raise ConfigError(f"fields are a list or tuple of names, such as ({given!r},); found the text {given!r}")
+    is_list = given is None or isinstance(given, Collection)
     if not is_list or not all(isinstance(field, str) for field in fields) or len(set(fields)) != len(fields):
         raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {given!r}")
     rows = _first_rows(split)

@@ -512,7 +512,11 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
             r"Normalize runs on the device: pass it to device.Prefetcher",
         ),
         ({"batch_transform": shardflow.device.MixUp()}, ConfigError, "MixUp runs on the device"),
-        ({"fields": "image"}, ConfigError, "fields must be different names, such as"),
+        (
+            {"fields": "image"},
+            ConfigError,
+            r"fields are a list or tuple of names, such as \('image',\); found the text",
+        ),
         ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
     ],
 )
