@@ -90,7 +90,7 @@ column_options = option_group(
     ),
     click.option("--label-column", metavar="NAME", help="Column with classes (tables only).  [default: label]"),
     click.option("--split-column", metavar="NAME", help="Column with train, val, … (tables only).  [default: split]"),
-    click.option("--caption-column", metavar="NAME", help="Column with captions, for .txt (tables only)."),
+    click.option("--caption-column", metavar="NAME", help="Column with captions (tables only).  [default: caption]"),
     click.option("--mask-column", metavar="NAME", help="Column with mask paths or URLs, for .mask.png (tables only)."),
     click.option(
         "--image-folder",

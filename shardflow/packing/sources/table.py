@@ -76,7 +76,7 @@ class Table(SourceKind):
             Text that looks like a number, as in CSV, is one unless `classes` has it as a name.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
-        caption: Column with a text for `.txt`.
+        caption: Column with a text for `.txt`; None for "caption", if it has texts. Other values stay in `.json`.
         mask: Column with the path or URL of a mask for `.mask.png`; it is declared as a mask.
         images: Directory or URL of the relative paths; None for the folder of the table. There a path without an
             extension, such as an id, is that of the one image that has it: `abc` of `abc.jpg`.
@@ -144,7 +144,7 @@ class Table(SourceKind):
         head = list(itertools.islice(rows, _HEAD))
         if not head:
             return
-        columns = self._columns([_parsed(row) for row in head] if is_text else head, unused)
+        columns = self._columns([_parsed(row, [self.caption]) for row in head] if is_text else head, unused)
         as_they_are = {columns.image, columns.split, columns.caption, columns.mask}
 
         def unlabelled(numbered: tuple[int, Row]) -> Item:
@@ -156,7 +156,9 @@ class Table(SourceKind):
             for column in (columns.image, columns.mask):
                 if files is not None and isinstance(place := row.get(column or ""), str):
                     row = {**row, str(column): files.with_extension(place, f"{self}, row {number}")}
-            return _unlabelled_input(row, columns, self._split(row, columns.split, number), number, folder, base)
+            needed = columns.image, columns.label, self.caption, columns.mask
+            split = self._split(row, columns.split, number)
+            return _unlabelled_input(row, columns, needed, split, number, folder, base)
 
         yield from map_in_threads(unlabelled, enumerate(itertools.chain(head, rows), 1))
 
@@ -182,6 +184,7 @@ class Table(SourceKind):
             raise ConfigError(f"{message}; name another column, or pack files of .parquet as shardflow.sources.Parquet")
         label, split = ("label" if "label" in row else None), ("split" if "split" in row else None)
         used = named._replace(image=image, label=self.label or label, split=self.split or split)
+        used = used._replace(caption=self._caption(head, unused) if "caption" in row or self.caption else None)
         others = [name for name in row if name not in used]
         like_split = _similar(others, _LIKE_SPLIT)
         if used.label is None:
@@ -193,6 +196,19 @@ class Table(SourceKind):
         if used.split is None:
             unused += self._perhaps_meant("split", like_split, "all rows are for training")
         return used
+
+    def _caption(self, head: Sequence[Row], unused: MutableSequence[str]) -> str | None:
+        """Return the column of the captions, as named or "caption"; refuse one named without texts, warn of another."""
+        column = self.caption or "caption"
+        values = [value for row in head if (value := row.get(column)) not in (None, "")]
+        if not values or any(isinstance(value, str | bytes) for value in values):
+            return column
+        kind = type(values[0]).__name__
+        if self.caption is not None:
+            message = f"{self}: column {column!r} has values of type {kind}; a caption is one text"
+            raise ConfigError(f"{message}. Name another; the part 'json' of each sample keeps this one as it is")
+        unused.append(f"{self}: {column!r} has values of type {kind}, so it goes to .json, not to .txt")
+        return None
 
     def _perhaps_meant(self, use: str, likely: Sequence[str], effect: str) -> Iterator[str]:
         """Yield a warning of a column that is not used, but was perhaps meant: it would silently be in `.json`."""
@@ -261,9 +277,10 @@ class _Columns(NamedTuple):
     mask: str | None
 
 
-def _unlabelled_input(row: Row, columns: _Columns, split: str, number: int, folder: str, base: str) -> Item:
-    needed = filter(None, (columns.image, columns.label, columns.caption, columns.mask))
-    missing = [column for column in needed if row.get(column) in (None, "")]
+def _unlabelled_input(
+    row: Row, columns: _Columns, needed: Sequence[str | None], split: str, number: int, folder: str, base: str
+) -> Item:
+    missing = [column for column in needed if column is not None and row.get(column) in (None, "")]
     place = str(row.get(columns.image or "") or "")
     bad = f"row {number} has no {', '.join(missing)}" if missing else ""
     mask = str(row.get(columns.mask or "") or "")
@@ -272,8 +289,8 @@ def _unlabelled_input(row: Row, columns: _Columns, split: str, number: int, fold
     parts: dict[str, object] = {}
     if not bad:
         try:
-            if columns.caption is not None:
-                parts["txt"] = caption_text(row[columns.caption])
+            if columns.caption is not None and (caption := row.get(columns.caption)) not in (None, ""):
+                parts["txt"] = caption_text(caption)
             if rest := to_json({column: value for column, value in row.items() if column not in columns}):
                 parts["json"] = rest
         except SampleError as error:

@@ -76,6 +76,26 @@ def test_named_columns(tmp_path: Path) -> None:
     assert "json" not in samples[0]
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_a_column_of_captions_is_known(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A column `caption` becomes `.txt` where a row has a text; of lists it goes to `.json`, or is refused if named."""
+    write_tree(tmp_path, {"1.jpg": photo(1)})
+    write_list = json.dumps if name == "t.csv" else list
+    captions = {"texts": ["[a]", ""], "lists": [write_list(["b", "c"]), write_list(["d"])]}
+    found = {}
+    for which, values in captions.items():
+        rows = [{"path": "1.jpg", "caption": value} for value in values]
+        with list_source(_write(tmp_path / f"{which}-{name}", rows)) as source:
+            found[which] = [source.reader.read(item).parts for item in source.splits["train"]]
+    assert found["texts"] == [{"txt": b"[a]"}, {}]
+    assert json.loads(found["lists"][0]["json"]) == {"caption": ["b", "c"]}
+    assert "'caption' has values of type list, so it goes to .json" in caplog.text
+    if name == "t.csv":
+        return  # where a caption that is named is any text
+    with pytest.raises(ConfigError, match=r"column 'caption' has values of type list; a caption is one text.*'json'"):
+        list_source(sf.sources.Table(tmp_path / f"lists-{name}", caption="caption"))
+
+
 def test_numbers_are_labels(tmp_path: Path) -> None:
     """Numbers stay the numbers of classes, in text tables as well, and a file can name them."""
     write_tree(tmp_path, {"1.jpg": photo(1), "classes.txt": b"ant\nbee\r\ncat\n\n"})
