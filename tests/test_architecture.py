@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7110,
     "native": 5920,
     "order": 2200,
-    "packing": 8200,
+    "packing": 8210,
     "preview": 1240,
     "storage": 4560,
     "": 1280,
