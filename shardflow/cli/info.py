@@ -10,6 +10,7 @@ import click
 
 import shardflow
 from shardflow._wording import first_few, plural, size_text
+from shardflow.dataset.purged_tars import purged_tars
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
@@ -77,6 +78,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "fingerprint": dataset.fingerprint,
         "tools": dict(manifest.tools),
         "roots": {name: root.to_json() for name, root in manifest.roots.items()},
+        "purged": purged_tars(dataset.storage, [shard.name for shard in dataset.shards]),
         **_cached(dataset),
     }
 
@@ -127,6 +129,8 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         roots = ", ".join(root["url"] for root in described["roots"].values())
         used = min(1.0, described["bytes"] / max(described["tar_bytes"], 1))
         yield "tars", f"{size_text(described['tar_bytes'])}, of which {used:.0%} are used, where they are: {roots}"
+        if purged := described["purged"]:
+            yield "missing", f"{plural(len(purged), 'shard')}: {min(purged.values())}"
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
     yield from _part_lines(described["parts"])

@@ -32,6 +32,7 @@ from shardflow.storage.local_files import map_os_errors, pause, reread
 from shardflow.storage.retry import current_wait, one_wait
 
 from .open_shard import OpenShard
+from .purged_tars import opening_tar
 from .sample import Sample
 from .shard_rows import ShardRows, parse_index, read_index, read_index_bytes
 from .tar_file import read_at
@@ -295,7 +296,8 @@ class ShardReader:
             assert self.cache is not None
             download = self._download(entry)
             return self.cache.open(entry.sha256, entry.bytes, download, stall_timeout_s=self.stall_timeout_s)
-        return reread(path, lambda: open(path, "rb"))
+        with opening_tar(self._storage, entry.name):
+            return reread(path, lambda: open(path, "rb"))
 
     def _is_file(self, name: str) -> bool:
         return self._storage.local_path(name) is not None
@@ -304,7 +306,8 @@ class ShardReader:
         storage, downloads = self._storage, self._downloads  # not the reader, which would be in a cycle with its shards
 
         def download(target: Path) -> None:
-            storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
+            with opening_tar(storage, entry.name):
+                storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
             downloads.append(entry.bytes)
 
         return download

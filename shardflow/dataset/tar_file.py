@@ -21,6 +21,8 @@ from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors, may_pass, reread
 from shardflow.storage.transfers import TransferPool
 
+from .purged_tars import opening_tar
+
 BLOCK_BYTES = 4 << 20
 KEPT_BLOCKS = 12
 """Blocks in memory: a sample whose headers were walked is read again for its payloads, and most are smaller."""
@@ -171,11 +173,12 @@ def open_tar(storage: Storage, name: str, *, hashed: bool = False) -> Iterator[T
     """
     url, path = storage.url(name), storage.local_path(name)
     if path is not None:
-        with reread(path, lambda: open(path, "rb")) as file:
+        with opening_tar(storage, name), reread(path, lambda: open(path, "rb")) as file:
             yield of_descriptor(file.fileno(), url, path=path, hashed=hashed)
         return
-    if (version := storage.version(name)) is None:
-        raise NotFoundError(f"{url} does not exist; check the path")
+    with opening_tar(storage, name):
+        if (version := storage.version(name)) is None:
+            raise NotFoundError(f"{url} does not exist; check the path")
     fetch = functools.partial(storage.read_range, name, version=version)  # a tar that is replaced is not mixed
     with TransferPool(_AHEAD) as pool:
         yield TarFile(fetch, version.size, url, pool=pool, hashed=hashed)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import shardflow as sf
+from shardflow.cli.main import shardflow
 from shardflow.dataset.warming import warm
 from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
@@ -53,6 +56,21 @@ def test_missing_root(virtual: Path, tmp_path: Path) -> None:
     (tmp_path / "set").rename(tmp_path / "elsewhere")
     with pytest.raises(NotFoundError, match=rf"{tmp_path}/set, .*moved.*`shardflow subset`"):
         sf.open(virtual)
+
+
+def test_purged_root(tmp_path: Path) -> None:
+    """Loader, `verify` and `info` say of a tar that `remove --purge` deleted what happened, and what to do."""
+    image_folder(tmp_path / "src", 3)
+    sf.pack(tmp_path / "src", tmp_path / "set", executor="serial", short_side=8)
+    sf.subset(tmp_path / "set", tmp_path / "sub", where="number < 2")
+    sf.remove(tmp_path / "set", keys=["000000000"], purge=True)
+    reason = r"set/train/000000\.tar is gone: since .*/sub was .*`remove --purge` ran there; make it again \(`shardf"
+    with pytest.raises(NotFoundError, match=reason):
+        next(iter(sf.Loader(tmp_path / "sub", batch_size=2, num_workers=0)))
+    (finding,) = sf.verify(f"local://{tmp_path}/sub")
+    assert re.search(reason, str(finding))
+    shown = CliRunner().invoke(shardflow, ["info", str(tmp_path / "sub")])
+    assert re.search(rf"missing +1 shard: .*{reason}", shown.output)
 
 
 def test_sync_copies_the_tars(virtual: Path, tmp_path: Path) -> None:
