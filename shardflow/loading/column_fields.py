@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,18 +43,24 @@ class ColumnFields:
         split: The split.
         filled: Column or part → the value in place of one that is missing.
         parts: The parts of the samples; None if they are unknown.
+        drawn: Returns the numbers of the samples that can come; it is called where a column has gaps.
 
     Attributes:
         kinds: Field → its kind; samples of one batch have equal kinds.
         of_parts: Part → the value in place of one that is missing.
 
     Raises:
-        ConfigError: Samples have no value in a column that has no default; a default is not a value
+        ConfigError: Samples that can come have no value in a column that has no default; a default is not a value
             of its column; or pyarrow is missing.
     """
 
     def __init__(
-        self, fields: Sequence[str], split: Split, filled: Mapping[str, Any], parts: Collection[str] | None
+        self,
+        fields: Sequence[str],
+        split: Split,
+        filled: Mapping[str, Any],
+        parts: Collection[str] | None,
+        drawn: Callable[[], npt.NDArray[np.int64]],
     ) -> None:
         self._columns, kinds = split.columns, split.columns.kinds
         self.kinds = {name: kinds[name] for name in fields if name in kinds}
@@ -70,9 +76,10 @@ class ColumnFields:
                     f"{', '.join(kinds) or 'none'}, parts {', '.join(sorted(parts))}"
                 )
         self._defaults = {name: _default(name, kinds[name], filled[name]) for name in filled if name in kinds}
-        for name in self.kinds:
-            is_said = name in filled or HAS + name in fields or self.kinds[name] == "mask"
-            if not is_said and (missing := split.columns.missing(name)):
+        said = {name for name, kind in self.kinds.items() if name in filled or HAS + name in fields or kind == "mask"}
+        self._needed = [name for name in self.kinds if name not in said]
+        for name in self._needed:
+            if split.columns.missing(name) and (missing := _missing(split, name, drawn())):
                 raise ConfigError(
                     f"column {name!r}: {plural(missing, 'sample')} of split {split.name!r} have no value; fill them by "
                     f"fields=(..., columns.Filled({name!r}, default)), or add the field {HAS + name!r} to get 0 or '' "
@@ -91,6 +98,9 @@ class ColumnFields:
         values, present = Values(*found).take(records)
         if name in self._defaults:
             values[~present] = self._defaults[name]
+        elif name in self._needed and not present.all():
+            message = f"column {name!r}: a sample that the epochs of the loader leave out has no value"
+            raise ConfigError(f"{message}; fill it by columns.Filled({name!r}, default)")
         return values
 
     def _column_of(self, field: str) -> str:
@@ -113,6 +123,18 @@ def collate_column(field: str, batch: Batch, sources: Sequence[ColumnFields]) ->
         order.append(here)
     values = np.concatenate(parts)[np.argsort(np.concatenate(order))]
     return values.tolist() if values.dtype == object else torch.from_numpy(values)
+
+
+def _missing(split: Split, name: str, drawn: npt.NDArray[np.int64]) -> int:
+    """Return how many of these samples, by their numbers, have no value in a column."""
+    comes = np.zeros(len(split), dtype=np.bool_)
+    comes[drawn] = True
+    by_shard = np.split(comes, np.cumsum(split.shard_samples)[:-1])
+    return sum(
+        int((here & ~split.columns.read(name, shard).present).sum())
+        for shard, here in enumerate(by_shard)
+        if here.any()
+    )
 
 
 def _default(name: str, kind: str, default: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from shardflow._validation import did_you_mean
 from shardflow.dataset.open_dataset import Dataset, Split
@@ -13,6 +13,7 @@ from shardflow.formats.columns import COMPUTED_FIELDS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 from shardflow.geometry.objects import BOXES, KEYPOINTS, CroppedBoxes
+from shardflow.order.keyed_rng import I64
 
 from .annotation_fields import AnnotationFields
 from .column_fields import ColumnFields, Filled
@@ -29,11 +30,17 @@ _CAPTIONS = ("caption", "captions", "text")
 
 
 def resolve_fields(
-    given: Sequence[str | CroppedBoxes | Filled] | None, dataset: Dataset, split: Split, *, pad: bool
+    given: Sequence[str | CroppedBoxes | Filled] | None,
+    dataset: Dataset,
+    split: Split,
+    drawn: Callable[[], I64],
+    *,
+    pad: bool,
 ) -> tuple[tuple[str, ...], AnnotationFields, ColumnFields]:
     """Return the fields of a batch, by default image and label, with `valid` for a padded tail; and their origins.
 
-    The parts of the samples are those in the index of the first shard, so that no tar is opened.
+    `drawn` returns the numbers of the samples that can come. The parts of the samples are those in the index of the
+    first shard, so that no tar is opened.
 
     Raises:
         ConfigError: Names repeat, the first shard's samples lack such a part, or the dataset lacks the column or some
@@ -63,7 +70,7 @@ def resolve_fields(
             f"fields {', '.join(annotations.names)} follow the crops of the images; add 'image', or name a part "
             f"({annotations.parts[annotations.names[0]]}) to get it as it is"
         )
-    columns = ColumnFields(fields, split, filled, parts)
+    columns = ColumnFields(fields, split, filled, parts, drawn)
     if parts is not None:
         for field in fields:
             known = field in annotations.names or field in columns

@@ -208,7 +208,7 @@ class Loader(Engine):
             contiguous=epochs.sampler.together == "batch",
         )
         _check_epoch(chosen.name, epochs, partition)
-        names, annotations, columns = resolve_fields(fields, opened, chosen, pad=partition.tail == "pad")
+        names, annotations, columns = resolve_fields(fields, opened, chosen, epochs.drawn, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, names, transform)
         refuse_unfit(decoder, transform, annotations.names)
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)

@@ -111,6 +111,11 @@ class Epochs:
         self.length = self.samples_per_epoch or self.pass_length
         self._plans: dict[tuple[int, int], EpochPlan] = {}  # of the two passes used last
 
+    def drawn(self) -> I64:
+        """Return the numbers of the samples that can come."""
+        found = self.sampler.drawn()
+        return np.arange(self.samples) if found is None else found
+
     def _check_sections(self, facts: Facts) -> None:
         """Check that passes can be cut into epochs of `samples_per_epoch`."""
         if not self.pass_length:

@@ -157,6 +157,10 @@ class EpochSampler(Protocol):
         """Return the pass of an epoch; a pure function."""
         ...
 
+    def drawn(self) -> I64 | None:
+        """Return the numbers of the samples that can come; None where all of those that take part can."""
+        return None
+
     def image_shapes(self, samples: I64) -> I64 | None:  # noqa: ARG002 - for those who decide on them
         """Return height and width of the images of samples, int64 [B, 2]; None if this does not decide on each."""
         return None

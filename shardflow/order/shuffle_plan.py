@@ -207,6 +207,10 @@ class ShuffledEpochs(EpochSampler):
         self.identity = None if weights is None else {"weights": weights.digest}
         self._shard_samples, self._shuffle, self._weights = facts.shard_samples, facts.shuffle, weights
 
+    def drawn(self) -> I64 | None:
+        """Return the numbers of the samples whose weight is not 0."""
+        return None if self._weights is None else self._weights.drawn()
+
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
         """Return the order of an epoch."""
         shuffle = self._shuffle

@@ -70,6 +70,10 @@ class ListedEpochs(EpochSampler):
         self.identity = {"subset": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
         self._plan = ListPlan.of_samples(numbers, shard_samples)
 
+    def drawn(self) -> I64 | None:
+        """Return the numbers of its samples."""
+        return self.chosen
+
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:  # noqa: ARG002 - the same in every epoch
         """Return the list."""
         return self._plan

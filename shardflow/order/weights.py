@@ -109,6 +109,10 @@ class Weights:
         """Return the weights of the records of a shard as multiples of 2**-31, int64."""
         return self._fixed(int(self._starts[shard]), int(self._ends[shard]))
 
+    def drawn(self) -> I64:
+        """Return the numbers of the samples that can come: those whose weight is not 0."""
+        return np.flatnonzero(self._fixed(0, int(self._ends[-1])))
+
     def _fixed(self, start: int, stop: int) -> I64:
         values = self._values[start:stop] if self._classes is None else self._values
         fixed: I64 = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)

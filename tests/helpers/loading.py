@@ -62,7 +62,7 @@ def whole_batches(split: Split, epochs: Epochs, partition: RankPartition) -> Who
         partition=partition,
         decoder=CenterCrop(),
         annotations=annotations,
-        columns=ColumnFields((), split, {}, None),
+        columns=ColumnFields((), split, {}, None, epochs.drawn),
     )
     return WholeBatches([source], Shares([1]))
 

@@ -118,6 +118,25 @@ def test_missing_values_need_a_word(partial: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": sf.samplers.Subset([4, 2, 19])},
+        {"sampler": sf.samplers.Subset([4, 2, 19]), "shuffle": False},
+        {"sampler": sf.samplers.Subset("score is not null")},
+        {"sampler": sf.samplers.Weighted(1.0, where="score is not null")},
+        {"limit": 3},
+    ],
+)
+def test_only_samples_that_can_come_need_a_value(partial: Path, options: dict[str, Any]) -> None:
+    """Samples that a sampler or a limit leaves out need no value in a column; one that can come is counted."""
+    assert set(check(loader(partial, **options))).isdisjoint(WITHOUT)
+    with pytest.raises(ConfigError, match=r"'score': a sample that .* leave out has no value.*Filled"):
+        loader(partial, **options).source.columns.values("score", 0, np.array([int(WITHOUT[0])]))
+    with pytest.raises(ConfigError, match="'score': 1 sample of"):
+        loader(partial, sampler=sf.samplers.Subset([4, 9, 9, 19]))
+
+
+@pytest.mark.parametrize(
     ("fields", "named"),
     [
         (("scor",), "score"),
