@@ -6,6 +6,7 @@ of a dropped column stay, because the versions before have it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
 from shardflow.formats.annotations import mask_field
 from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, TABLE_FIELDS, Column, stem_of
+from shardflow.formats.labels import MAX_LABEL_BYTES
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Writer
@@ -125,6 +127,8 @@ def add(
     _check_names(dataset, loaded, replace, to)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
     counts = _count(loaded, rows, allow, example)
+    if key is not None and all(root.fingerprint for root in dataset.manifest.roots.values()):  # keys that `pack` gave
+        _refuse_own_ids(dataset, loaded, rows, key)
     return _added(dataset, loaded, rows, counts, replace, to, storage_options, progress)
 
 
@@ -320,6 +324,26 @@ def _refuse_shared(table: Table, rows: _Rows) -> None:
         else:
             remedy = "join by path (--path)"
         raise ConfigError(f"{message}, in {' and '.join(splits)}; {remedy}")
+
+
+def _refuse_own_ids(dataset: Dataset, table: Table, rows: _Rows, field: str) -> None:
+    """Refuse keys that match by accident: the part `json` of the last sample that has a row says another one."""
+    split = next(split for name, split in dataset.items() if (rows[name] >= 0).any())
+    number = int(np.flatnonzero(rows[split.name] >= 0)[-1])
+    key = table.keys[int(rows[split.name][number])].as_py()
+    shard, record = split.locate(number)
+    if ":" in key or (index := split.reader.rows(shard)) is None:
+        return
+    for _, part, offset, size, *_ in index.of_record(record):
+        if part != b"json" or size > MAX_LABEL_BYTES:
+            continue
+        found: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(dataset.storage.read_range(split.shards[shard].name, offset, offset + size))
+        if isinstance(found, dict) and str(found.get(field, key)) != key:
+            message = f"`pack` gave the key {key!r} to the sample whose json has {field!r} {found[field]!r:.30}"
+            remedy = "join that by columns.compute(URL, NAME, FUNCTION, field='json')"
+            raise ConfigError(f"{message}; {remedy}, or write '{split.name}:{key}' for pack's key")
 
 
 def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -54,6 +56,19 @@ def test_a_function_over_texts_becomes_a_column(captioned: Path) -> None:
     )
     twice = shardflow.open(captioned)["val"].columns.read("twice", 0)
     assert twice.values.tolist() == [2 * (n % 5 + 1) for n in range(6, 12)]
+
+
+def test_ids_that_look_like_keys_of_pack(tmp_path: Path) -> None:
+    """A join by ids that match keys by accident is refused with the remedy, where the samples' json has the ids."""
+    keys = [f"{n:09}" for n in range(4)]
+    ids = [json.dumps({"key": key}).encode() for key in keys[::-1]]
+    samples = [(key, {"jpg": jpeg(0), "json": own}) for key, own in zip(keys, ids, strict=True)]
+    url = write_dataset(tmp_path / "set", {"train": [samples]})
+    with pytest.raises(ConfigError, match=r"'000000003' .*json has 'key' '000000000'; .*compute.*'train:000000003'"):
+        shardflow.columns.add(url, pa.table({"key": keys, "score": [0, 1, 2, 3]}), key="key")
+    for name, given in (("key", [f"train:{key}" for key in keys]), ("number", keys)):
+        added = shardflow.columns.add(url, pa.table({name: given, "score": [0, 1, 2, 3]}), key=name)
+        assert added.matched == {"train": 4}
 
 
 def test_what_cannot_be_a_column_is_refused(captioned: Path) -> None:
