@@ -79,6 +79,7 @@ class Simulation:
         self.directory.parent.mkdir()
         self.world = World(folder)
         self.counts: Counter[str] = Counter()
+        self._flipped: dict[Path, float] = {}  # file → when
         self.most_bytes = 0
         self.longest_s = 0.0
         shared = mmap.mmap(-1, 4096)
@@ -183,8 +184,13 @@ class Simulation:
             ]
             if not found:
                 return
+            path, now = self.rng.choice(sorted(found)), time.monotonic()
+            if kind == "flip":  # a reader gives a file up whose third copy is damaged, too
+                if now < self._flipped.get(path, 0) + 1:
+                    return
+                self._flipped[path] = now
             with contextlib.suppress(OSError):
-                self._harm(kind, self.rng.choice(sorted(found)))
+                self._harm(kind, path)
         self.counts[kind] += 1
 
     def _harm(self, kind: str, path: Path) -> None:

@@ -191,7 +191,7 @@ def test_store_that_stops_answering_is_an_error_within_its_deadline(
     proxy: Proxy, server: Server, url: str, tmp_path: Path, fault: Fault
 ) -> None:
     """Training hears of a store that answers no more, when `deadline_s` has passed."""
-    some = loader(url, storage_options={**server.options(proxy.endpoint), "deadline_s": 2}, cache=tmp_path / "cache")
+    some = loader(url, storage_options={**server.options(proxy.endpoint), "deadline_s": 4}, cache=tmp_path / "cache")
     proxy.add(fault)
     with pytest.raises(DeadlineError, match=r"tried .* in \d s: run it again when the store answers"):
         next(iter(some))
@@ -200,7 +200,7 @@ def test_store_that_stops_answering_is_an_error_within_its_deadline(
 def test_an_index_that_never_arrives_is_one_wait(proxy: Proxy, server: Server, url: str, tmp_path: Path) -> None:
     """A loader that cannot get the index it is made with is an error after one deadline, before the first batch."""
     proxy.add(Fault(status=503, code="SlowDown"), contains=".npy")
-    options = {**server.options(proxy.endpoint), "deadline_s": 1}
+    options = {**server.options(proxy.endpoint), "deadline_s": 3}
     with pytest.raises(DeadlineError, match=r"\.npy: .* in \d s: run it again when the store answers"):
         loader(url, storage_options=options, cache=tmp_path / "cache")
 
