@@ -232,7 +232,7 @@ def test_a_script_without_a_guard_is_told_so(dataset: Path, tmp_path: Path) -> N
 def test_a_script_on_standard_input_is_refused(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that would run it again do not find it, which the error says when the loader is made."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/<stdin>")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/<stdin>", raising=False)
     with pytest.raises(ConfigError, match=r"'spawn' run .* and /nowhere/<stdin> is not a file: .*`if __name__"):
         loader(dataset, multiprocessing_context="spawn")
     loader(dataset, multiprocessing_context="fork")
