@@ -193,6 +193,7 @@ def _read_bounded(opened: Any, name: str, wanted: Sequence[str] | None, most: in
 
     schema, metadata, columns, size = opened.schema_arrow, opened.metadata, list[Any](), 0
     names = [each for each in (schema.names if wanted is None else wanted) if each in schema.names]
+    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
 
     def check(size: int) -> None:
         if size > most:
@@ -201,7 +202,6 @@ def _read_bounded(opened: Any, name: str, wanted: Sequence[str] | None, most: in
 
     for column, kind in [(each, schema.types[schema.names.index(each)]) for each in names]:
         target, is_shared, parts = _checked_target(column, kind), pa.types.is_dictionary(kind), list[Any]()
-        paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
         leaves = [leaf for leaf, path in enumerate(paths) if f"{path}.".startswith(f"{column}.")]
         chunks = [metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups) for leaf in leaves]
         check(size + sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks))

@@ -129,6 +129,8 @@ def _missing(split: Split, name: str, drawn: npt.NDArray[np.int64]) -> int:
     """Return how many of these samples, by their numbers, have no value in a column."""
     comes = np.zeros(len(split), dtype=np.bool_)
     comes[drawn] = True
+    if comes.all():
+        return split.columns.missing(name)  # without reading
     by_shard = np.split(comes, np.cumsum(split.shard_samples)[:-1])
     return sum(
         int((here & ~split.columns.read(name, shard).present).sum())

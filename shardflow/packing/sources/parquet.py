@@ -40,7 +40,7 @@ from .items import Item, Items, encode_more, identity_of
 from .labelling import number_labels, unlabelled_input
 from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema, object_class_names
 from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
-from .sample_adapter import IMAGE_KEYS, MASK_PART, caption_text, label_column, to_json
+from .sample_adapter import IMAGE_KEYS, MASK_PART, caption_text, label_column, to_json, unfit_caption
 from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -207,10 +207,7 @@ class Parquet(SourceKind):
         split = self.split or ("split" if "split" in names else None)
         caption = self.caption or ("caption" if "caption" in names else None)
         if caption is not None and _TEXT.match(kind := str(schema.field(caption).type)) is None:
-            if self.caption is not None:
-                message = f"{self}: column {caption!r} has values of type {kind}; a caption is one text"
-                raise ConfigError(f"{message}. Name another; the part 'json' of each sample keeps this one as it is")
-            logger.warning("%s: %r has values of type %s, so it goes to .json, not to .txt", self, caption, kind)
+            logger.warning("%s", unfit_caption(self, caption, kind, is_named=self.caption is not None))
             caption = None
         used = {image, label, split, caption, self.mask}
         parts: dict[str, str] = {}

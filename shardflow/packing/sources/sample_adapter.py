@@ -157,6 +157,15 @@ def caption_text(value: Any) -> str:
     raise SampleError(f"has the caption {value!r:.60}; expected text")
 
 
+def unfit_caption(source: object, column: str, kind: str, *, is_named: bool) -> str:
+    """Return the warning that a column "caption" without texts stays in `.json`; ConfigError if the user named it."""
+    values = f"{source}: column {column!r} has values of type {kind}"
+    if is_named:
+        message = f"{values}; a caption is one text"
+        raise ConfigError(f"{message}. Name another; the part 'json' of each sample keeps this one as it is")
+    return f"{values}, so it goes to .json, not to .txt"
+
+
 def to_json(values: Mapping[str, Any]) -> str:
     """Return values as a JSON object, "" for none. Types that JSON lacks become text, and NaN becomes null."""
     try:

@@ -39,7 +39,7 @@ from shardflow.storage.urls import (
 from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, unlabelled_input
 from .reader import Reader, is_place, map_in_threads, place_state, public_name, refusal
-from .sample_adapter import LIKE_LABEL, MASK_PART, caption_text, to_json
+from .sample_adapter import LIKE_LABEL, MASK_PART, caption_text, to_json, unfit_caption
 from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -204,10 +204,7 @@ class Table(SourceKind):
         if not values or any(isinstance(value, str | bytes) for value in values):
             return column
         kind = type(values[0]).__name__
-        if self.caption is not None:
-            message = f"{self}: column {column!r} has values of type {kind}; a caption is one text"
-            raise ConfigError(f"{message}. Name another; the part 'json' of each sample keeps this one as it is")
-        unused.append(f"{self}: {column!r} has values of type {kind}, so it goes to .json, not to .txt")
+        unused.append(unfit_caption(self, column, kind, is_named=self.caption is not None))
         return None
 
     def _perhaps_meant(self, use: str, likely: Sequence[str], effect: str) -> Iterator[str]:
