@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,11 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+def prefetching_threads() -> int:
+    """Return how many threads of this process fetch shards ahead."""
+    return sum(thread.name == "shardflow-prefetch" for thread in threading.enumerate())
 
 
 def run_script(script: str) -> subprocess.CompletedProcess[str]:

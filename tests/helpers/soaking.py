@@ -50,16 +50,17 @@ from tests.helpers.weather import ANY, Weather
 
 SHARDS, SHARD_SAMPLES, CACHED_SHARDS = 24, 8, 8
 TOLERANCES = {
-    "descriptors": 8,
-    "threads": 3,
+    "descriptors": 20,
+    "threads": 8,
     "main_bytes": 8 << 20,
-    "workers_bytes": 8 << 20,
+    "workers_bytes": 24 << 20,
     "shm_bytes": 0,
     "cache_bytes": 512 << 10,
     "temporary": 1,
 }
 """By how much each median may rise over a soak of any length: allocators settle, transfers overlap, and a cache whose
-disk is full is empty."""
+disk is full is empty. A worker that replaces a killed one has up to 8 threads, 20 descriptors and 20 MB fewer than one
+that has read a whole epoch, and a short soak has few samples. A leak of one descriptor per shard rises faster."""
 
 _EVENTS = ("worker killed",) * 3 + ("clock set",) * 3 + ("disk filled or freed",) * 2 + ("training killed",)
 _POLL_S = 0.02

@@ -31,7 +31,15 @@ from shardflow.order.shuffle_settings import Shuffle
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import CountingStorage, SlowStorage
 from tests.helpers.examples import examples
-from tests.helpers.loading import epochs_of, open_files, run_script, unread_split, until, whole_batches
+from tests.helpers.loading import (
+    epochs_of,
+    open_files,
+    prefetching_threads,
+    run_script,
+    unread_split,
+    until,
+    whole_batches,
+)
 from tests.helpers.making import make_dataset
 
 SHARDS = 24
@@ -116,11 +124,6 @@ def stays_at(stream: Stream, transfers: int) -> bool:
     return reached and stream.transfers() == transfers
 
 
-def threads() -> int:
-    """How many look-ahead threads this process has."""
-    return sum(thread.name == "shardflow-prefetch" for thread in threading.enumerate())
-
-
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     shuffle=st.just(False) | st.builds(Shuffle, buffer=st.integers(1, 64)),
@@ -171,7 +174,7 @@ def test_local_shards_are_left_alone(root: Path) -> None:
     """For shards that are read where they lie there is neither a thread nor a list of needs."""
     with prefetching(shardflow.open(root)["train"], iter([]), workers=1, period=1) as advance:
         advance(0, 1)
-        assert threads() == 0
+        assert prefetching_threads() == 0
 
 
 def test_fetches_in_order_within_the_budget_and_goes_on(root: Path, tmp_path: Path) -> None:
@@ -483,9 +486,9 @@ def test_threads_end_with_the_iteration(root: Path, tmp_path: Path) -> None:
         for _ in range(TOTAL if epoch % 2 else 2):
             if next(batches, None) is None:
                 break
-        assert threads() <= 2 * IN_FLIGHT
+        assert prefetching_threads() <= 2 * IN_FLIGHT
         del batches
-    assert until(lambda: threads() == 0)
+    assert until(lambda: prefetching_threads() == 0)
     assert len(os.listdir("/proc/self/fd")) - descriptors <= 4  # of shards still open
     assert not list(stream.cache.directory.glob("partial/*"))
     assert not list(stream.cache.directory.glob("locks/*"))

@@ -16,6 +16,7 @@ from shardflow.storage.cache import Cache
 from shardflow.storage.cache_directory import TAG_NAME
 from tests.helpers.command import exit_code
 from tests.helpers.folders import contents, write_tree
+from tests.helpers.loading import prefetching_threads, until
 from tests.helpers.making import make_dataset
 
 SHA = "ab" * 32
@@ -43,6 +44,7 @@ def every_use(url: str, directory: Path) -> None:
     cache = Cache(directory, "20kB", pixels="100kB")
     for _ in range(2):
         list(shardflow.Loader(url, batch_size=4, num_workers=0, cache=cache))
+    assert until(lambda: not prefetching_threads(), 60)  # they end by themselves
     cache.prune_damaged()
     cache.prune(0)
 
