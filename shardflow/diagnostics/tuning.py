@@ -18,13 +18,12 @@ from typing import Any
 from shardflow.errors import ConfigError
 from shardflow.loading.loader import Loader
 from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
-from shardflow.loading.worker_settings import Workers, usable_cores
+from shardflow.loading.worker_settings import DEFAULT_PREFETCH_FACTOR, Workers, usable_cores
 
 from .checks import Check, failed_checks
 from .loader_probe import LoaderProbe, Measurement
 
 PREFETCH_FACTORS = (2, 4, 8)
-_DEFAULT_FACTOR = 4
 
 _ROUNDS = 3
 _WORKERS_SHARE = 0.65  # of the time; the rest is for the prefetch factor, which matters less
@@ -147,11 +146,11 @@ def tune(
     with warnings.catch_warnings():
         # More workers than cores are tried on purpose: they help where images come from a slow store.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        trials = [Trial(Workers(number, prefetch_factor=_DEFAULT_FACTOR)) for number in numbers]
+        trials = [Trial(Workers(number, prefetch_factor=DEFAULT_PREFETCH_FACTOR)) for number in numbers]
         _run(make_loader, trials, share, report_run)
         first = _best(trials)
         # The default factor runs again with the others: its first runs may have been under other load.
-        factors = [factor for factor in PREFETCH_FACTORS if factor != _DEFAULT_FACTOR]
+        factors = [factor for factor in PREFETCH_FACTORS if factor != DEFAULT_PREFETCH_FACTOR]
         others = [Trial(replace(first.workers, prefetch_factor=factor)) for factor in factors]
         _run(make_loader, [first, *others], seconds - share, report_run)
         trials = sorted([*trials, *others], key=lambda trial: (*trial.settings.values(),))

@@ -14,12 +14,15 @@ from shardflow.errors import ConfigError
 
 from .distributed import local_ranks
 
+DEFAULT_PREFETCH_FACTOR = 2
+"""As in `torch.utils.data.DataLoader`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:
     """The worker processes of a loader; `num_workers=8` stands for `num_workers=Workers(8)`.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=256, num_workers=shardflow.Workers(8, prefetch_factor=2))
+    >>> loader = shardflow.Loader("photos256", batch_size=256, num_workers=shardflow.Workers(8, prefetch_factor=4))
 
     Attributes:
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
@@ -34,7 +37,7 @@ class Workers:
 
     num_workers: int | None = None
     _: KW_ONLY
-    prefetch_factor: int = 4
+    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
     persistent_workers: bool = True
     pin_memory: bool | None = None
     multiprocessing_context: Any = None
