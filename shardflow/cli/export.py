@@ -76,7 +76,8 @@ def card(url: str, directory: str | None, name: str | None, license_id: str | No
     """Write a dataset card: README.md with metadata for the Hugging Face Hub, and croissant.json.
 
     Splits, classes, sizes and settings come from the manifest; no shard is read. The files go to DIRECTORY or next to
-    the shards of a local dataset. They replace only files that this command wrote.
+    the shards of a local dataset. They replace only files that this command wrote. A virtual dataset has no
+    croissant.json, which names whole tars.
 
     \b
     Examples:

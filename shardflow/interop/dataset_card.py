@@ -52,6 +52,8 @@ def write_card(
 ) -> Iterator[Path]:
     """Write README.md and croissant.json into a directory, by default next to the shards; yield the paths.
 
+    A virtual dataset gets README.md alone: Croissant names whole tars, and its tars have other samples too.
+
     Args:
         dataset: Its manifest is read, and no shard.
         directory: Created if it does not exist. Files that an earlier call wrote there are replaced.
@@ -63,10 +65,11 @@ def write_card(
     """
     name = name or dataset.url.rstrip("/").rpartition("/")[2]
     readme = f"{card(dataset, name, license)}\n<!-- written by `shardflow export card`, {SEAL} -->\n"
-    metadata = json.dumps({**croissant(dataset, name, license), "@id": SEAL}, indent=1, ensure_ascii=False)
-    yield from write_sealed(
-        beside_shards(dataset.storage, directory), {"README.md": readme, "croissant.json": f"{metadata}\n"}
-    )
+    files = {"README.md": readme}
+    if not dataset.manifest.roots:
+        metadata = json.dumps({**croissant(dataset, name, license), "@id": SEAL}, indent=1, ensure_ascii=False)
+        files["croissant.json"] = f"{metadata}\n"
+    yield from write_sealed(beside_shards(dataset.storage, directory), files)
 
 
 def card(dataset: Dataset, name: str, license_id: str | None) -> str:
@@ -117,14 +120,12 @@ def card(dataset: Dataset, name: str, license_id: str | None) -> str:
 
 def croissant(dataset: Dataset, name: str, license_id: str | None) -> dict[str, Any]:
     """Return the Croissant metadata: each shard with size and SHA-256, the images of each split, and the classes."""
-    is_owner = not dataset.manifest.roots
     images = [f"*.{part}" for kind in IMAGE_TYPES if kind.in_shards for part in kind.parts]
     distribution: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     for split in dataset.values():
         for shard in split.shards:
-            place = shard.name if is_owner else dataset.storage.url(shard.name)
-            size = {"contentUrl": place, "contentSize": f"{shard.bytes} B", "encodingFormat": "application/x-tar"}
+            size = {"contentUrl": shard.name, "contentSize": f"{shard.bytes} B", "encodingFormat": "application/x-tar"}
             distribution.append(_node("FileObject", shard.name, **size, sha256=shard.sha256))
         files = f"{split.name}-images"
         tars = [{"@id": shard.name} for shard in split.shards]

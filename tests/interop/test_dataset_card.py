@@ -56,7 +56,7 @@ def test_card_says_what_the_manifest_does(tmp_path: Path) -> None:
 
 
 def test_the_hub_reads_the_samples_of_the_dataset_alone(tmp_path: Path) -> None:
-    """Tars that a removal has replaced are not named, and a virtual dataset names none: they hold other samples."""
+    """Tars that a removal replaced are not named, and none of a virtual dataset, whose tars have other samples."""
     root = image_folder(tmp_path / "src", 6)
     shardflow.pack(root, tmp_path / "set", shard_samples=2, executor="serial")
     shardflow.remove(tmp_path / "set", keys=["000000002"])
@@ -69,6 +69,8 @@ def test_the_hub_reads_the_samples_of_the_dataset_alone(tmp_path: Path) -> None:
     tars = ["train/000000.tar", "train/000003.tar", "train/000002.tar"]
     assert named(tmp_path / "set")[0]["data_files"] == [{"split": "train", "path": tars}]
     assert named(tmp_path / "some") is None
+    list(write_card(shardflow.open(tmp_path / "some"), tmp_path / "other"))
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["README.md"]
 
 
 @pytest.mark.parametrize("file", ["README.md", "croissant.json"])
