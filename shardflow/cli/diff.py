@@ -60,8 +60,9 @@ def _lines(found: shardflow.reports.Diff) -> Iterator[tuple[str, str]]:
         yield split, f"samples {samples[0]:,} | {samples[1]:,}, shards {shards[0]:,} | {shards[1]:,}"
         yield "", f"{plural(differing.same_shards, 'shard')} {'is' if differing.same_shards == 1 else 'are'} the same"
         only = f"{differing.only[0]:,} only in A, {differing.only[1]:,} only in B"
-        changed = f", {differing.changed:,} of them with another image" if differing.changed else ""
-        yield "", f"by {differing.by}: {plural(differing.both, 'sample')} in both{changed}, {only}"
+        changed = {"image": differing.changed_images, "label or other part": differing.changed_parts}
+        told = "".join(f", {count:,} of them with another {name}" for name, count in changed.items() if count)
+        yield "", f"by {differing.by}: {plural(differing.both, 'sample')} in both{told}, {only}"
         for examples, dataset in zip(differing.examples, ("A", "B"), strict=True):
             if examples:
                 more = ", ..." if len(examples) == _NAMED else ""

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import OnShard
+from shardflow.formats.shard_index import KEY_PART, Index
 
 from .open_dataset import Dataset, open_dataset
 from .receipts import find_receipt
@@ -27,7 +29,8 @@ class SplitDiff:
         by: How samples were compared: "source" by the path of the input, if both datasets have receipts, else "content"
             by size and CRC-32 of the image.
         both: How many samples both datasets have.
-        changed: How many of these have another image; only if they were compared by source.
+        changed_images: How many of these have another image; only if they were compared by source.
+        changed_parts: How many have the same image and another label, caption or other part; only by source, too.
         only: How many samples only one dataset has.
         examples: Some of their sources.
     """
@@ -37,7 +40,8 @@ class SplitDiff:
     same_shards: int
     by: str
     both: int
-    changed: int
+    changed_images: int
+    changed_parts: int
     only: tuple[int, int]
     examples: tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -120,11 +124,13 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitD
     tars = [Counter(shard.sha256 for shard in side.shards) for side in sides]
     by_source = all(side.sources is not None for side in sides)
     first, second = (Counter[Any](side.sources if by_source else side.images) for side in sides)
-    changed = 0
+    images = parts = 0
     if by_source:
-        images = dict(zip(sides[1].sources or (), sides[1].images, strict=True))
-        before = zip(sides[0].sources or (), sides[0].images, strict=True)
-        changed = sum(images.get(source, image) != image for source, image in before)
+        theirs = dict(zip(sides[1].sources or (), zip(sides[1].images, sides[1].others, strict=True), strict=True))
+        for source, image, others in zip(sides[0].sources or (), sides[0].images, sides[0].others, strict=True):
+            their_image, their_others = theirs.get(source, (image, others))
+            images += image != their_image
+            parts += image == their_image and others != their_others
     only = (first - second, second - first)
     return SplitDiff(
         samples=(len(sides[0].images), len(sides[1].images)),
@@ -132,14 +138,15 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitD
         same_shards=(tars[0] & tars[1]).total(),
         by="source" if by_source else "content",
         both=(first & second).total(),
-        changed=changed,
+        changed_images=images,
+        changed_parts=parts,
         only=(only[0].total(), only[1].total()),
         examples=tuple(tuple(sorted(map(str, one))[:_EXAMPLES]) if by_source else () for one in only),  # type: ignore[arg-type]
     )
 
 
 class _Side:
-    """The shards of a split in one of the datasets, and of each sample the checksum of its image and its source.
+    """The shards of a split in one of the datasets; of each sample, the checksums of its parts and its source.
 
     The sources are None if a receipt is missing or does not fit its shard.
     """
@@ -147,9 +154,12 @@ class _Side:
     def __init__(self, dataset: Dataset, split: str, receipts: bool, progress: OnShard) -> None:
         self.shards = dataset[split].shards if split in dataset else ()
         self.images: list[int] = []
+        self.others: list[int] = []
         self.sources: list[str] | None = [] if receipts else None
         for number, shard in enumerate(self.shards):
-            self.images += image_checksums(dataset[split].reader.index(number)).tolist()
+            index = dataset[split].reader.index(number)
+            self.images += image_checksums(index).tolist()
+            self.others += _other_checksums(index)
             if self.sources is not None:
                 found = find_receipt(dataset.storage, shard.receipt_name, shard)
                 if found is None:
@@ -158,3 +168,15 @@ class _Side:
                     self.sources += found.sources
             if progress is not None:
                 progress(shard)
+
+
+def _other_checksums(index: Index) -> list[int]:
+    """Return for each record a number of its parts that are neither key nor image: names, CRC-32s and sizes."""
+    images = {part.encode() for part in IMAGE_PARTS}
+    contents: list[set[tuple[bytes, int, int]]] = [
+        set() for _ in range(int(index["record"][-1]) + 1 if len(index) else 0)
+    ]
+    for record, part, crc32, size in index[["record", "part", "crc32", "size"]].tolist():
+        if part != KEY_PART and part not in images:
+            contents[record].add((part, crc32, size))
+    return [hash(frozenset(content)) for content in contents]

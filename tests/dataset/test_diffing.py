@@ -24,7 +24,8 @@ def test_packs_of_one_source(tmp_path: Path) -> None:
     assert found.recipe == {}
     assert found.classes_only == ((), ("new",))
     split = found.splits["train"]
-    assert (split.by, split.samples, split.both, split.changed, split.only) == ("source", (30, 30), 29, 1, (1, 1))
+    assert (split.by, split.samples, split.both, split.only) == ("source", (30, 30), 29, (1, 1))
+    assert (split.changed_images, split.changed_parts) == (1, 0)
     assert split.examples == ((gone.relative_to(src).as_posix(),), ("new/x.jpg",))
     sf.pack(src, tmp_path / "c", **settings, quality=70)
     assert sf.diff(tmp_path / "b", tmp_path / "c").recipe == {"quality": (90, 70)}
@@ -50,7 +51,10 @@ def test_renumbered_classes(tmp_path: Path) -> None:
     names = sf.open(tmp_path / "a").classes
     assert names is not None
     sf.pack(sf.sources.Folder(src, classes=(names[1], names[0], *names[2:])), tmp_path / "b", **settings)
-    assert sf.diff(tmp_path / "a", tmp_path / "b").renumbered == names[:2]
+    found = sf.diff(tmp_path / "a", tmp_path / "b")
+    assert found.renumbered == names[:2]
+    moved = sum(len(list((src / name).iterdir())) for name in names[:2])
+    assert (found.splits["train"].changed_images, found.splits["train"].changed_parts) == (0, moved)
 
 
 def test_a_receipt_that_is_another_shards_is_none(tmp_path: Path) -> None:
