@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2510,
-    "dataset": 6320,
+    "dataset": 6340,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
