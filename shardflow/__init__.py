@@ -1,35 +1,35 @@
 """shardflow: pack images once into WebDataset tar shards, stream them anywhere.
 
     shardflow.pack(src, dst)        images -> dataset; src: a folder, a table, a COCO set, tars, or one of `sources`
-    shardflow.extend(src, dst)      new images -> new shards of a dataset
+    shardflow.extend(src, dst)      more images -> new shards of a dataset
     shardflow.remove(url, keys)     dataset -> the same dataset without some samples
     shardflow.Loader(url, ...)      dataset -> batches of tensors
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
-    shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
-    shardflow.Cache(directory)      where shards and decoded images are kept
+    shardflow.samples(url, ...)     dataset -> the first stage of a WebDataset pipeline
+    shardflow.Cache(directory)      a local cache of shards and decoded images
     shardflow.open(url)             dataset -> splits and samples by number
-    shardflow.verify(url)           dataset -> all damage in it, and what its sources say otherwise
+    shardflow.verify(url)           dataset -> its damage, and its differences from the source
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
     shardflow.sync(src, dst)        dataset -> the same dataset somewhere else
-    shardflow.index(urls, to)       tars of other writers -> a dataset over them, in place
-    shardflow.subset(src, dst)      dataset -> a dataset of some of its samples, over the same tars
-    shardflow.split(src, dst)       dataset -> a dataset with a split held out, over the same tars
-    shardflow.split_folds(src, dst) dataset -> the datasets of a k-fold cross-validation, over the same tars
+    shardflow.index(urls, to)       tars of other tools -> a dataset over them, in place
+    shardflow.subset(src, dst)      dataset -> a selection of its samples, over the same tars
+    shardflow.split(src, dst)       dataset -> the same samples with a split held out, over the same tars
+    shardflow.split_folds(src, dst) dataset -> the folds of a cross-validation, over the same tars
     shardflow.merge(srcs, dst)      datasets -> one dataset, over the same tars
     shardflow.diff(a, b)            datasets -> their differences
-    shardflow.tune(make_loader)     your loader -> the settings that suit this machine
+    shardflow.tune(make_loader)     your loader -> the fastest settings on this machine
 
-    shardflow.sources               what `pack` takes: Folder, Table, Parquet, Coco, Yolo, Voc, Shards, Collection
-    shardflow.annotations           what parts mean: Annotations, Boxes, Keypoints
+    shardflow.sources               inputs of `pack`: Folder, Table, Parquet, Coco, Yolo, Voc, Shards, Collection
+    shardflow.annotations           the meaning of parts: Annotations, Boxes, Keypoints
     shardflow.columns               values per sample, added to a dataset without rewriting its tars: add, drop
     shardflow.decoders              from encoded images to tensors: RandomResizedCrop, CenterCrop, MultiView, ...
-    shardflow.samplers              which samples make an epoch, in which order
-    shardflow.device                batches on a device, augmented there: Prefetcher, Normalize, MixUp, ...
+    shardflow.samplers              the samples of an epoch, and their order
+    shardflow.device                prefetching and augmentation on the GPU: Prefetcher, Normalize, MixUp, ...
     shardflow.metrics               statistics of a loader for Prometheus and OpenTelemetry
-    shardflow.reports               what the functions above return
+    shardflow.reports               the results of the functions above
     shardflow.errors                the exceptions
 
-Each name is imported on first use, so that `import shardflow` is quick and does not load torch.
+Names are imported on first use, so `import shardflow` is fast and does not load torch.
 """
 
 from typing import TYPE_CHECKING

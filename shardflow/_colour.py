@@ -1,16 +1,14 @@
 """Colour: pixels of any kind as 8-bit grey or RGB, in sRGB.
 
-16 bits are scaled, alpha is composited on white, palettes and CMYK are converted. Numbers without a defined range are
-refused rather than guessed at.
-
-Packing and loading convert by these functions, so that a tar read in place shows the pixels that packing it would.
+16 bits are scaled, alpha is composited on white, palettes and CMYK are converted. Pixel values without a defined range
+are refused. Packing and loading share these functions, so a tar read in place gives the pixels that packing would.
 
 Colours with an embedded ICC profile are converted to sRGB, which models expect; packing does so after the resize, where
-there are fewer pixels. Little CMS converts them, relative colorimetric, with black point compensation; colours outside
-of sRGB are clipped. Profiles of three curves and a matrix, which most are, take a tenth of its time in the native
-kernel: integers, so that numpy computes the same without it, and never more than a level from Little CMS. A profile
-that changes no colour, such as most cameras' sRGB profile, is recognised by that, under any name. One that is broken,
-or meant for pixels of another kind, is ignored, as viewers do.
+there are fewer pixels. Little CMS converts with relative colorimetric intent and black point compensation; colours
+outside sRGB are clipped. Most profiles are three curves and a matrix: the native kernel applies these ten times as
+fast, within one level of Little CMS, in integers, so that numpy computes the same values without the kernel. A profile
+that changes no colour, such as most cameras' sRGB profile, is skipped under any name. A broken profile, or one for
+another kind of pixels, is ignored, as viewers do.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from shardflow.errors import DecodeError
 from shardflow.formats.icc_profile import matrix_profile
 
 CONVERSION = "tables 1"
-"""What profiles of curves and a matrix become: raised with every change of the pixels that come of them."""
+"""Version of the conversion by curves and a matrix; raise it with every change that alters pixels."""
 
 _SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
 _MODES = {"1": "L", "L": "L", "LA": "L", "I": "L", "I;16": "L", "CMYK": "CMYK"}
 _SAME = 2
-"""Levels of 255: sRGB profiles by different makers differ by that much, those of other spaces by far more."""
+"""Levels of 255: sRGB profiles of different vendors differ by this much, those of other spaces by far more."""
 
 _SRGB = np.array(
     [[0.4360747, 0.3850649, 0.1430804], [0.2225045, 0.7168786, 0.0606169], [0.0139322, 0.0971045, 0.7141733]]
@@ -49,13 +47,13 @@ def to_8_bits(image: Image.Image) -> Image.Image:
     if convert is unchanged:
         return image
     converted = Image.new(mode, image.size)
-    for top, band in bands(image):  # at once, it would be in memory several times over
+    for top, band in bands(image):  # the whole image at once would take several times the memory
         converted.paste(convert(band), (0, top))
     return converted
 
 
 def unchanged(band: Image.Image) -> Image.Image:
-    """Return a band unchanged."""
+    """Return the band itself: the conversion of an image that needs none."""
     return band
 
 
@@ -63,7 +61,7 @@ def conversion_to_8_bits(image: Image.Image) -> tuple[str, Callable[[Image.Image
     """Return the mode that `to_8_bits` gives an image, "L" or "RGB", and the function that converts a band of it.
 
     Raises:
-        DecodeError: Its numbers have no defined range.
+        DecodeError: The pixel values have no defined range.
     """
     if image.mode == "F":
         raise DecodeError("floating-point pixels have no defined range")
@@ -106,18 +104,18 @@ class ProfileConversion:
     """The conversion from an embedded colour profile to sRGB."""
 
     usable: bool = True  # False for a profile that cannot be applied
-    mode: str = "RGB"  # Pillow's, of the pixels before it: "L", "RGB" or "CMYK"
-    transform: Callable[[Image.Image], Image.Image] | None = None  # None when nothing is to be done
+    mode: str = "RGB"  # Pillow's mode of the input: "L", "RGB" or "CMYK"
+    transform: Callable[[Image.Image], Image.Image] | None = None  # None if no colour changes
 
     def apply(self, pixels: Image.Image) -> Image.Image:
         """Return pixels as RGB in sRGB."""
         if self.transform is None:
-            return pixels if pixels.mode == "RGB" else pixels.convert("RGB")  # which would copy
+            return pixels if pixels.mode == "RGB" else pixels.convert("RGB")  # `convert` always copies
         return self.transform(pixels.convert(self.mode))
 
 
 def profile_conversion(profile: bytes | None, mode: str) -> ProfileConversion:
-    """Return the conversion that the profile in an image needs, if it has one; `mode` is Pillow's, of its pixels."""
+    """Return the conversion of an image with an embedded profile, or none; `mode` is Pillow's mode of its pixels."""
     return _conversion(bytes(profile), _MODES.get(mode, "RGB")) if profile else ProfileConversion()
 
 
@@ -163,12 +161,12 @@ def _difference(one: Image.Image, other: Image.Image) -> int:
 
 
 def _tables(profile: bytes) -> Callable[[Image.Image], Image.Image] | None:
-    """Return the conversion of a profile of curves and a matrix; None of another profile."""
+    """Return the conversion of a profile of curves and a matrix; None for any other profile."""
     found = matrix_profile(profile)
     if found is None:
         return None
     matrix = np.linalg.inv(_SRGB) @ found.matrix
-    if np.abs(matrix).sum(axis=1).max() >= 4:  # or 32 bits would overflow
+    if np.abs(matrix).sum(axis=1).max() >= 4:  # 32 bits would overflow
         return None
     tables = np.zeros((), native.COLOUR_TABLES)
     top = len(tables["encoded"]) - 1

@@ -1,4 +1,4 @@
-"""CPU cores that this process may use."""
+"""The CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def allowed_cores() -> int:
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
-        pass  # no control group of version 2: only affinity limits it
+        pass  # no cgroup v2: only affinity limits this process
     return cores

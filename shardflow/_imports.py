@@ -1,4 +1,4 @@
-"""Imports of large packages without the garbage collector, and of a namespace's names on first use."""
+"""Imports: of large packages with the garbage collector paused, and of a namespace's names on first use."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 def import_large(name: str, package: str | None = None) -> ModuleType:
     """Import a module as `importlib.import_module` does, with the garbage collector paused.
 
-    Importing creates objects that stay, by the hundred thousand, and the collector walks all of them again and again:
-    a quarter of the time that torch takes, and nearly half of that of the clients of S3.
+    Importing creates hundreds of thousands of permanent objects, which the collector walks again and again. That takes
+    a quarter of the import time of torch, and nearly half that of the S3 clients.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -29,8 +29,8 @@ def import_large(name: str, package: str | None = None) -> ModuleType:
 def lazy_names(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a module whose names are imported on first use.
 
-    The names are those that the module imports `if TYPE_CHECKING:`. So each is listed once, where type checkers
-    and editors find it too, and importing the module imports nothing else: no torch for those who pack.
+    The names are those that the module imports `if TYPE_CHECKING:`, so each is listed once, for type checkers and
+    editors too. Packing thus never imports torch.
 
         if TYPE_CHECKING:
             from .dataset.open_dataset import open_dataset as _open_dataset
@@ -54,14 +54,11 @@ def lazy_names(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
 
 def named_places(namespace: str) -> dict[str, tuple[str, str]]:
-    """Return the names that a module imports `if TYPE_CHECKING:`, each with its module and its name there.
-
-    A name that is a module itself has "" for its name there.
-    """
+    """Return the names that a module imports `if TYPE_CHECKING:` → (module, name in it; "" for the module itself)."""
     spec: Any = sys.modules[namespace].__spec__
     source = spec.loader.get_source(namespace)
     if source is None:
-        raise ImportError(f"{namespace} lists its names in its source, which is not there: install the .py files")
+        raise ImportError(f"{namespace}: its source file, which lists its names, is missing; install the .py files")
     places: dict[str, tuple[str, str]] = {}
     checked = (each for each in ast.parse(source).body if isinstance(each, ast.If))
     for line in (line for each in checked if ast.unparse(each.test) == "TYPE_CHECKING" for line in each.body):

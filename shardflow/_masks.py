@@ -1,4 +1,4 @@
-"""Masks: files of labels per pixel, which packing, loading and previews open with Pillow and read alike."""
+"""Masks: image files of labels per pixel, opened by Pillow in the same way for packing, loading and previews."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ MASK_MODES = ("1", "L", "P", "I;16", "RGB")
 
 
 def open_mask(data: bytes | memoryview, size: tuple[int, int], *, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
-    """Return a mask whose header was read, if it has this width and height and plain values; else as `open_image`.
+    """Open a mask and read its header, as `open_image` does. Its mode is "1", "L", "P", "I;16" or "RGB".
 
-    Its mode is "1", "L", "P", "I;16" or "RGB"; `load_mask` returns its values. Call both in `map_codec_errors`.
+    `load_mask` returns its values. Call both within `map_codec_errors`.
+
+    Raises:
+        DecodeError: Its width and height are not `size`, or its values are not plain labels.
     """
     image = open_image(data, max_pixels=max_pixels, formats=MASK_FORMATS)
     try:
@@ -39,10 +42,10 @@ def open_mask(data: bytes | memoryview, size: tuple[int, int], *, max_pixels: in
 
 
 def _is_rescaled(image: Image.Image, data: bytes | memoryview) -> bool:
-    """Whether Pillow changes the values of the file.
+    """Return whether Pillow changes the values of the file.
 
-    It scales 2 or 4 bits of grey, and 16 of colour (W3C PNG 11.2.2); it inverts 8 bits or fewer of which 0 is white,
-    and reads signed numbers as unsigned ones (TIFF 6.0).
+    It scales grey of 2 or 4 bits and colour of 16 (W3C PNG 11.2.2). In TIFFs (6.0) it inverts grey of up to 8 bits with
+    0 as white, and reads signed integers as unsigned.
     """
     if image.format == "PNG":
         return bytes(data[24:26]) in (b"\x02\x00", b"\x04\x00", b"\x10\x02")
@@ -55,35 +58,35 @@ def _is_rescaled(image: Image.Image, data: bytes | memoryview) -> bool:
 
 
 def load_mask(image: ImageFile.ImageFile) -> npt.NDArray[Any]:
-    """Return the values of a mask from `open_mask`, those of a palette as indices: [H, W], or [H, W, 3] of RGB.
+    """Return the values of a mask from `open_mask`: bool, uint8 or uint16, [H, W], or [H, W, 3] for RGB.
 
-    They are bool, uint8 or uint16.
+    The values of a palette are indices.
 
     Raises:
-        DecodeError: Its metadata turn it, or a value has no colour in its palette: tools disagree about such a file.
+        DecodeError: Its metadata rotate or mirror it, or a value is beyond its palette: tools disagree on such files.
     """
     image.load()
     if orientation_of(image) != 1:
-        raise DecodeError("the mask is turned by its metadata; save it upright, as the image is shown")
+        raise DecodeError("the mask's metadata rotate or mirror it; save it upright, like the image")
     check_palette(image)
     return np.asarray(image)
 
 
 def check_palette(image: Image.Image) -> None:
-    """Raise a DecodeError if a loaded image has a value that its palette, if it has one, gives no colour."""
+    """Raise DecodeError if a loaded image has a palette and a value beyond it."""
     if image.mode != "P":
         return
     colours, (_, most) = len(image.getpalette() or ()) // 3, cast("tuple[int, int]", image.getextrema())
     if most >= colours:
         raise DecodeError(
-            f"the value {most} is beyond its palette, which has {colours} colours; save it with more, or as grey"
+            f"the value {most} is beyond its palette of {colours} colours; save it with a larger palette, or as grey"
         )
 
 
 def mask_values(
     data: bytes | memoryview, size: tuple[int, int], *, max_pixels: int = MAX_PIXELS
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
-    """Return the values of a mask, those of a palette as indices: [H, W], or [H, W, 3] of RGB; else as `open_mask`."""
+    """Return the values of a mask: [H, W], or [H, W, 3] for RGB; arguments and errors as for `open_mask`."""
     with open_mask(data, size, max_pixels=max_pixels) as image:
         values = load_mask(image)
         return values.astype(np.uint8) if values.dtype == np.bool_ else values

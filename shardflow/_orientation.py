@@ -1,6 +1,6 @@
 """Orientation: images whose EXIF or XMP metadata says that they are stored rotated or mirrored.
 
-EXIF counts where it has an orientation, XMP otherwise, as in Pillow. Sources: TIFF 6.0, section 8 (the numbers 1 … 8);
+An orientation in EXIF takes precedence over XMP, as in Pillow. Sources: TIFF 6.0, section 8 (the numbers 1 … 8);
 XMP specification, part 2 (`tiff:Orientation`).
 """
 
@@ -31,7 +31,7 @@ _TRANSPOSES = {
 
 
 _STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
-"""Orientation → steps along rows and columns, after rows and columns were exchanged from 5 on."""
+"""Orientation → steps along rows and columns; for 5 … 8, rows and columns are swapped first."""
 
 _Array = TypeVar(
     "_Array", npt.NDArray[np.uint8], npt.NDArray[np.uint16], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
@@ -39,9 +39,9 @@ _Array = TypeVar(
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the orientation of an image, 1 … 8; 1 is upright. It must be loaded: a PNG may end in its metadata.
+    """Return the orientation of a loaded image, 1 … 8; 1 is upright. A PNG may have its metadata after its pixels.
 
-    A TIFF is turned while it is loaded, see `load_tiff`.
+    Pillow turns a TIFF upright while loading it, see `load_tiff`.
     """
     with contextlib.suppress(Exception):  # broken metadata around an intact image
         if (found := _exif_orientation(image)) is not None:
@@ -53,7 +53,7 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def load_tiff(image: Image.Image) -> bool:
-    """Load a TIFF, and return whether Pillow has turned it upright, which it does with no other format."""
+    """Load a TIFF, and return whether Pillow turned it upright, which it does for no other format."""
     orientation = None
     with contextlib.suppress(Exception):  # broken metadata around an intact image
         orientation = _exif_orientation(image)
@@ -62,7 +62,7 @@ def load_tiff(image: Image.Image) -> bool:
 
 
 def load_stored(image: Image.Image) -> int:
-    """Load an opened image, and return how it is still to be turned, 1 … 8."""
+    """Load an opened image, and return the orientation still to be applied, 1 … 8."""
     if image.format == "TIFF" and load_tiff(image):
         return 1
     image.load()
@@ -70,10 +70,10 @@ def load_stored(image: Image.Image) -> int:
 
 
 def opened_size(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of an opened image when it is upright. A PNG may be loaded for that."""
+    """Return the width and height of an opened image once upright. A PNG may be loaded for this."""
     width, height = image.size
     if getattr(image, "tag_v2", {}).get(_EXIF_TAG) in range(5, 9):
-        return width, height  # of a TIFF with this tag, Pillow has the size of the upright image before it is loaded
+        return width, height  # for a TIFF with this tag, Pillow states the upright size before loading
     return (height, width) if orientation_of(image) >= 5 else (width, height)
 
 
@@ -107,7 +107,7 @@ def _exif_orientation(image: Image.Image) -> int | None:
 
 
 def _xmp(image: Image.Image) -> bytes:
-    """Return the XMP packet of an image, wherever its format and this version of Pillow have it; b"" for none."""
+    """Return the XMP packet of an image, wherever its format and this version of Pillow store it; b"" if none."""
     for name in ("xmp", "XML:com.adobe.xmp"):
         if packet := image.info.get(name):
             return packet.encode() if isinstance(packet, str) else bytes(packet)

@@ -1,7 +1,7 @@
 """Pillow: the one place that opens image files with it, for packing, loading and previews.
 
-Few formats are opened, within the limits of `formats.image_limits`, and anything that a codec raises on hostile bytes
-becomes one kind of error.
+Only listed formats are opened, within the limits of `formats.image_limits`. Any exception of a codec becomes one kind
+of error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .formats.image_types import IMAGE_TYPES, ImageType, image_type, type_named
 
 
 def _load_plugins() -> dict[str, str]:
-    """Import the plug-ins of Pillow that are installed, which registers their formats; return their versions."""
+    """Import the installed plug-ins of Pillow, which registers their formats; return their versions."""
     versions = {}
     for plugin in filter(None, (each.plugin for each in IMAGE_TYPES)):
         package = plugin.partition(".")[0]
@@ -36,7 +36,7 @@ PLUGIN_VERSIONS = _load_plugins()
 
 
 def _missing_codec(kind: ImageType) -> str:
-    """Return why Pillow cannot read a format here, and the remedy; "" when it can."""
+    """Return why Pillow cannot read a format here, and the remedy; "" if it can."""
     if kind.extra is not None and kind.name not in Image.OPEN:
         return f"{kind.name} is read after pip install 'shardflow[{kind.extra}]'"
     if kind.pillow_feature is not None and not features.version(kind.pillow_feature):
@@ -51,7 +51,7 @@ FORMATS = tuple(each.name for each in IMAGE_TYPES if each.by_pillow and each.nam
 """Pillow's names of the formats that can be read here."""
 
 BAND_ROWS = 256
-"""Images are converted in bands of so many rows, so that no second copy of a whole image is made on the way."""
+"""Images are converted in bands of this many rows, so that no second copy of a whole image is made."""
 
 BITS_TAG = 258
 """TIFF 6.0, section 8: BitsPerSample."""
@@ -68,7 +68,7 @@ _TILE_TAGS = 322, 323  # TIFF 6.0, section 15: TileWidth, TileLength
 def open_image(
     data: bytes | memoryview, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS
 ) -> ImageFile.ImageFile:
-    """Return an image whose header was read, and of which no pixel is decoded yet. Call it in `map_codec_errors`.
+    """Open an image and read its header; no pixel is decoded yet. Call this within `map_codec_errors`.
 
     Raises:
         DecodeError: It is not an image in one of the formats.
@@ -78,7 +78,7 @@ def open_image(
         raise DecodeError("the file is empty")
     check_image(data, max_pixels)
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # because Pillow would refuse images that are allowed here
+        Image.MAX_IMAGE_PIXELS = max_pixels  # otherwise Pillow refuses images that are allowed here
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
     except Image.DecompressionBombError as error:  # its limit is not below `max_pixels`
@@ -103,7 +103,7 @@ def open_image(
 
 @contextlib.contextmanager
 def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
-    """Turn anything that a codec raises into `kind`, and drop its warnings: on hostile bytes it may raise anything."""
+    """Turn any exception of a codec into `kind`, and drop its warnings: on hostile bytes it may raise anything."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -114,7 +114,7 @@ def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
         raise TooLargeError(f"is larger than PIL.Image.MAX_IMAGE_PIXELS allows: {error}") from error
     except Exception as error:
         message = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # equal inputs have equal reasons
-        if re.fullmatch(r"((de|en)coder error )?-?\d+", message):  # the number of a codec, and nothing else
+        if re.fullmatch(r"((de|en)coder error )?-?\d+", message):  # only the codec's error number
             message = f"the data is damaged ({message})"
         raise kind(message or type(error).__name__) from error
 

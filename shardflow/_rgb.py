@@ -1,6 +1,6 @@
-"""RGB pixels: an image file as packing would show it, for all that reads images where they lie.
+"""RGB pixels: an image file as packing would store it, for images that are read without packing.
 
-Most decoders of JPEG know no metadata: they neither turn an image nor convert its colours. So `is_plain_jpeg` says
+Most JPEG decoders ignore metadata: they neither turn an image upright nor convert its colours. `is_plain_jpeg` says
 which files they may decode; Pillow decodes the others.
 """
 
@@ -26,10 +26,10 @@ _PNG_METADATA = re.compile(rb"eXIf|XML:com\.adobe\.xmp|Raw profile type")
 def rgb_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
     """Return the pixels of an opened image, upright and in sRGB, alpha on white: uint8 [H, W, 3].
 
-    They are those that packing encodes where it does not resize. Call it in `map_codec_errors`.
+    Packing without a resize encodes the same pixels. Call this within `map_codec_errors`.
 
     Raises:
-        DecodeError: Its numbers have no defined range.
+        DecodeError: The pixel values have no defined range.
     """
     colours = profile_conversion(image.info.get("icc_profile"), image.mode)
     orientation = load_stored(image)
@@ -45,7 +45,7 @@ def rgb_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
 def is_plain_jpeg(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> bool:
     """Return whether a JPEG is grey or RGB, in sRGB and upright, so that its metadata change nothing.
 
-    True also for one that is damaged, which every decoder refuses.
+    A damaged JPEG counts as plain: every decoder refuses it.
     """
     data = bytes(payload)
     if (header := plain_header(data)) is not None:
@@ -59,7 +59,7 @@ def is_plain_jpeg(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> 
 
 
 def upright_size(payload: memoryview | bytes) -> tuple[int, int]:
-    """Return width and height of an image after it is turned upright; (0, 0) if its header cannot be read."""
+    """Return the width and height of the upright image; (0, 0) if the header cannot be read."""
     size = image_size(payload)
     if size[0] and not may_be_turned(payload):
         return size
@@ -71,7 +71,7 @@ def upright_size(payload: memoryview | bytes) -> tuple[int, int]:
 
 
 def may_be_turned(payload: memoryview | bytes) -> bool:
-    """Return whether an image may have metadata that say how to turn it; False is certain."""
+    """Return whether an image may have orientation metadata; False is certain."""
     kind = image_type(payload)
     if kind is None or kind.name == "NPY":
         return False

@@ -1,8 +1,7 @@
-"""Signals to a whole job: they are for its main process, and its worker processes ignore them.
+"""Signals to a whole job: the main process handles them, and worker processes ignore them.
 
-Slurm sends them to each process of a step (`scancel`, `--signal`), torchrun, a terminal's Ctrl-C and a notebook's
-interrupt to process groups. The main process then saves its state, or ends in its own way; a worker that died of the
-same signal would cost it that.
+Slurm (`scancel`, `--signal`) signals each process of a step; torchrun, Ctrl-C and a notebook's interrupt signal process
+groups. The main process still needs its workers then, to save its state or to shut down in order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ FOR_THE_JOB = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, sig
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold them back while this thread starts processes, which inherit that, until they call `ignore`."""
+    """Block these signals while this thread starts processes, which inherit the mask until they call `ignore`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_JOB)
     try:
         yield
@@ -25,7 +24,7 @@ def held_back() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Ignore them from now on; for the main thread of a worker process."""
+    """Ignore these signals from now on. Call this in the main thread of a worker process."""
     for number in FOR_THE_JOB:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_JOB)

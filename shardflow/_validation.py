@@ -23,7 +23,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def check_integer(name: str, value: SupportsIndex, least: int | None = None, most: int | None = None) -> int:
-    """Return the value as an `int`: integers of numpy are accepted, and a saved state must not contain them."""
+    """Return the value as an `int`. numpy's integers are accepted, but must not end up in a saved state."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -36,14 +36,14 @@ def check_integer(name: str, value: SupportsIndex, least: int | None = None, mos
 
 
 def check_switch(name: str, value: object) -> bool:
-    """Return the value as a `bool`, if it is True or False; numpy's are accepted."""
+    """Return the value as a `bool` if it is True or False, also numpy's."""
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name} must be True or False, found {value!r}")
     return bool(value)
 
 
 def check_share(name: str, value: float) -> float:
-    """Return the value if it is a share: above 0 and below 1."""
+    """Return the value if it is above 0 and below 1."""
     if not isinstance(value, Real) or not 0 < value < 1:
         raise ConfigError(f"{name} must be above 0 and below 1, found {value!r}")
     return value
@@ -51,7 +51,7 @@ def check_share(name: str, value: float) -> float:
 
 def check_probability(name: str, value: float, *, most: float = 1) -> float:
     """Return the value if it is within 0 … `most`."""
-    if isinstance(value, bool):  # a switch elsewhere; True would be always
+    if isinstance(value, bool):  # other libraries have a switch here
         raise ConfigError(f"{name} must be a probability, 0 … {most}, such as 0.5; found {value}")
     if not isinstance(value, Real) or not 0 <= value <= most:
         raise ConfigError(f"{name} must be 0 … {most}, found {value}")
@@ -74,15 +74,15 @@ def check_range(
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return " (did you mean …?)" for the word that is most like a mistyped one, or nothing."""
+    """Return " (did you mean …?)" with the closest of the words, or "" if none is close."""
     close = difflib.get_close_matches(word, list(words), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function refuse arguments that it lacks, or that need a name, with a `ConfigError` that says what to write.
+    """Make a function raise ConfigError, with a remedy, for unknown arguments and for positional ones that need a name.
 
-    `elsewhere` has the remedy for arguments that users know from other libraries.
+    `elsewhere` maps arguments of other libraries to the equivalent here.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -107,11 +107,11 @@ def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callabl
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Check that an optional argument is None or callable, and not a class whose objects are callable."""
+    """Check that an optional argument is None or callable, and not a class that was not instantiated."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be callable, found {value!r}")
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
-        raise ConfigError(f"{name} must be an object, such as {value.__name__}() with parentheses, found the class")
+        raise ConfigError(f"{name} must be an instance, such as {value.__name__}(), found the class")
 
 
 def size_in_bytes(size: int | str) -> int:
@@ -120,5 +120,5 @@ def size_in_bytes(size: int | str) -> int:
         return size
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(size).strip().lower())
     if found is None or found[2] not in _UNITS:
-        raise ConfigError(f"a size is a number of bytes, or as in '500MB', '1.5TB', '64GiB'; found {size!r}")
+        raise ConfigError(f"a size must be a number of bytes, or such as '500MB', '1.5TB', '64GiB', found {size!r}")
     return int(float(found[1]) * _UNITS[found[2]])

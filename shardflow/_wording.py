@@ -1,4 +1,4 @@
-"""Wording that messages and output share: numbers with their nouns and units, and text from data."""
+"""Wording shared by messages and output: numbers with nouns and units, and escaped text from data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def size_text(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with all that is not printable escaped as in a Python string: "\\x1b", "\\n", "\\u202e"."""
+    """Return a text with unprintable characters escaped as in a Python string: "\\x1b", "\\n", "\\u202e"."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

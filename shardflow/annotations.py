@@ -1,4 +1,4 @@
-"""Annotations: the meaning of a sample's parts, for packing, and how they follow crops and transforms when loading."""
+"""Annotations: which parts of a sample are masks, boxes and keypoints, so that they follow its crops and transforms."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""Columns: values per sample, such as captions, scores and embeddings, that are added to a dataset later.
+"""Columns: values per sample, such as captions, scores and embeddings, added to a dataset without rewriting its tars.
 
-No tar is rewritten. `Loader(fields=("image", "caption"))` returns them, and `samplers.Weighted("score")` goes by them.
+`Loader(fields=("image", "caption"))` returns them; `samplers.Weighted("score")` takes weights from one.
 """
 
 from typing import TYPE_CHECKING

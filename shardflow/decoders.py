@@ -1,7 +1,7 @@
-"""Decoders for `Loader(decoder=...)`, and the classes to write another one.
+"""Decoders for `Loader(decoder=...)`, and the base classes of your own.
 
-A decoder inherits from `CropDecoder` and has a `plan`, which chooses a crop of each image; or from `Decoder` and has a
-`decode`, which makes the images.
+Inherit from `CropDecoder` and define `plan`, which chooses the crops; or from `Decoder` and define `decode`, which
+decodes the images.
 """
 
 from typing import TYPE_CHECKING

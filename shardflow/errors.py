@@ -3,18 +3,18 @@
     ShardflowError
     ├── ConfigError                wrong arguments                                  (ValueError)
     │   └── ResumeMismatchError    a saved state belongs to something else
-    ├── FormatError                bytes that do not follow their format            (ValueError)
+    ├── FormatError                a file violates its format                       (ValueError)
     │   ├── ManifestError          shardflow.json
     │   ├── ShardIndexError        the index of a shard
     │   └── TarError               a shard
-    ├── IntegrityError             well-formed bytes that are not the packed ones
+    ├── IntegrityError             well-formed bytes differ from the packed ones
     ├── StoreError                 reading or writing storage failed                (OSError)
-    │   ├── NotFoundError          nothing is there                                 (FileNotFoundError)
+    │   ├── NotFoundError          a file, object or directory does not exist       (FileNotFoundError)
     │   │   └── BucketNotFoundError
-    │   ├── AccessDeniedError      the storage refuses                              (PermissionError)
+    │   ├── AccessDeniedError      the storage refuses access                       (PermissionError)
     │   ├── TransientError         another attempt may succeed
     │   └── DeadlineError          a wait reached its limit                         (TimeoutError)
-    ├── SampleError                one sample, the others are fine                  (ValueError)
+    ├── SampleError                one sample cannot be used; the others can        (ValueError)
     │   ├── DecodeError            it cannot be decoded
     │   ├── EncodeError            it cannot be encoded
     │   └── TooLargeError          decoding it would take too much memory or time
@@ -39,9 +39,9 @@ class ShardflowError(Exception):
     """Base of all errors of shardflow.
 
     Attributes:
-        shard: Path or URL of the shard in which it happened; None where that is not known.
-        key: Key of the sample with which it happened; None where that is not known.
-        exit_code: The exit code of the command line.
+        shard: Path or URL of the shard concerned; None if unknown.
+        key: Key of the sample concerned; None if unknown.
+        exit_code: Exit code of the command line.
     """
 
     exit_code = 1
@@ -78,7 +78,7 @@ class ResumeMismatchError(ConfigError):
 
 
 class FormatError(ShardflowError, ValueError):
-    """Bytes do not follow the format that they should have. Restore the file from a copy."""
+    """A file violates its format. Restore it from a copy."""
 
 
 class ManifestError(FormatError):
@@ -97,9 +97,9 @@ class TarError(FormatError):
 
 
 class IntegrityError(ShardflowError):
-    """Bytes are well formed but are not those that were packed: a checksum or a size differs.
+    """Bytes are well formed but differ from the packed ones: a checksum or a size does not match.
 
-    `shardflow verify` names all of the damage, and `shardflow verify --repair` repairs it.
+    `shardflow verify` lists all damage; `shardflow verify --repair` repairs it.
     """
 
 
@@ -118,13 +118,13 @@ class BucketNotFoundError(NotFoundError):
 
 
 class AccessDeniedError(StoreError, PermissionError):
-    """The storage refuses. Check the credentials and their rights, or the owner and mode of the file."""
+    """The storage refuses access. Check the credentials and their permissions, or the owner and mode of the file."""
 
 
 class TransientError(StoreError):
-    """A failure that may not come again: a slow or overloaded store, a broken connection.
+    """A failure that may pass: a slow or overloaded store, a broken connection.
 
-    It is raised after all attempts of the retry policy have failed. The same call can be made again later.
+    It is raised after all attempts of the retry policy have failed. Make the same call again later.
     """
 
 
@@ -145,25 +145,24 @@ class EncodeError(SampleError):
 
 
 class TooLargeError(SampleError):
-    """An image has more pixels, or needs more memory or passes over them, than is allowed; it was not decoded.
+    """An image exceeds the limit of pixels, memory or scans, and was not decoded.
 
-    The message names its size and the limit. If it is meant to be so large, raise `max_pixels` of the decoder, or of
-    `pack`.
+    The message names its size and the limit. If you trust the image, raise `max_pixels` of the decoder or of `pack`.
     """
 
 
 class WorkerError(ShardflowError, RuntimeError):
-    """A worker process died, for lack of memory in most cases. The message names the samples that it worked on."""
+    """A worker process died, usually for lack of memory. The message names the samples in progress."""
 
 
 class PackIncompleteError(ShardflowError, RuntimeError):
     """Packing or indexing stopped before the commit, so there is no dataset yet.
 
-    The shards that are finished stay: run the same command again to continue from them.
+    Finished shards stay: run the same command again to continue from them.
     """
 
 
 class DatasetExistsError(ShardflowError, FileExistsError):
-    """The destination already holds a dataset, and nothing is ever overwritten. Choose another, or extend it."""
+    """The destination already holds a dataset, which is never overwritten. Choose another, or extend it."""
 
     exit_code = 3

@@ -1,7 +1,6 @@
-"""Samplers for `Loader(sampler=...)`, and the classes to write another one.
+"""Samplers for `Loader(sampler=...)`, and the base classes of your own.
 
-A sampler is any object with `bind(facts) -> EpochSampler`; it decides which samples make an epoch, in which order, and
-how they form batches.
+A sampler is any object with `bind(facts) -> EpochSampler`. It chooses the samples of an epoch, their order and batches.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Sources, which `pack` and `extend` take where a path or URL does not say enough."""
+"""Sources: inputs of `pack` and `extend` that need more than a path or URL."""
 
 from typing import TYPE_CHECKING
 

@@ -68,9 +68,7 @@ class TransformChain:
             raise ConfigError(f"transforms must be a list, found {transforms!r}")
         for transform in transforms:
             if isinstance(transform, type) or not callable(transform):
-                raise ConfigError(
-                    f"a transform must be a callable object, such as Normalize() with parentheses, found {transform!r}"
-                )
+                raise ConfigError(f"a transform must be a callable instance, such as Normalize(), found {transform!r}")
         check_callable("batch_transform", batch_transform)
         if any(isinstance(transform, DecodeJpeg) for transform in transforms[1:]):
             raise ConfigError("DecodeJpeg must be the first transform: it makes the images that the others take")

@@ -1,10 +1,10 @@
 """The engine: hands out the batches of one or several sources, in the order of the plan.
 
     in a worker       wds.DataPipeline: sampler → read → decode → annotate → augment → collate → send_errors → sender
-    in this process   wds.WebLoader: the DataLoader that runs the workers → their errors, and their death
+    in this process   wds.WebLoader: the DataLoader that runs the workers → raises their errors, notices their death
 
-The cursor (epoch, position) is the whole state. It lives here, in the training process, and moves when a batch is
-handed out; workers receive the start of an iteration and compute everything else.
+The cursor (epoch, position) is the whole state. It is kept in the training process and moves when a batch is handed
+out; workers receive the start of an iteration and compute everything else.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 
 class EpochSetter(NamedTuple):
-    """The one attribute of a torch DataLoader that trainers look for on a loader.
+    """The attribute `batch_sampler` of a torch DataLoader, which Lightning looks for.
 
-    Lightning calls `loader.batch_sampler.sampler.set_epoch` and reads `loader.batch_sampler.batch_size`. There is no
-    `loader.sampler`: where that exists, Lightning replaces it with a shuffling one.
+    Lightning calls `loader.batch_sampler.sampler.set_epoch` and reads `loader.batch_sampler.batch_size`. A
+    `loader.sampler` does not exist, because Lightning would replace it with a shuffling one.
     """
 
     sampler: Any  # the loader or mix itself
@@ -50,16 +50,16 @@ class EpochSetter(NamedTuple):
 
 
 class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no types
-    """The common part of `Loader` and `Mix`: iterating, measuring, ending in the middle, and WebDataset's methods.
+    """The common part of `Loader` and `Mix`: iteration, statistics, and WebDataset's methods.
 
     Attributes:
         fields: The names of a batch's columns.
-        batch_size: Samples per batch and rank; those of the first loader of a mix.
+        batch_size: Samples per batch and rank; for a mix, of its first loader.
         workers: The settings of the worker processes.
-        annotations: Which of the fields follow the crops, and which boxes stay.
+        annotations: The fields that follow the crops, and the rule for boxes.
         classes: The class names of the labels, label 0 first; empty without labels.
         max_errors: Number of damaged samples that may be replaced by others, or left out of their bins.
-        replaced: The problem of each of these samples.
+        replaced: The errors of the samples that were replaced or left out.
     """
 
     _kind = "loader"
@@ -73,7 +73,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()
         self._control = WorkerControl(workers.count, len(plan.sources))
         sender = BatchSender(workers.prefetch_factor + SLOTS_BEYOND_PREFETCH)
-        # A transform may keep its input, so images that meet one are not decoded into memory on loan.
+        # A transform may keep its input, so its images are not decoded into memory on loan.
         keeps = any(source.transform is not None or source.batch_transform is not None for source in plan.sources)
         allocator = allocate if keeps else sender.borrow
         self._pipeline = wds.DataPipeline(
@@ -96,14 +96,14 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
     @abstractmethod
     def _begin(self, epoch: int, position: int) -> tuple[int, list[EpochStart]]:
-        """Return the number of the next step, and where the sources are before it."""
+        """Return the number of the next step, and the positions of the sources before it."""
 
     @abstractmethod
     def _check(self) -> None:
-        """Check what must be as it was, and equal on all ranks, which call this together; ConfigError if it is not."""
+        """Check that settings are unchanged and equal on all ranks, which call this together; ConfigError if not."""
 
     def __len__(self) -> int:
-        """Return the number of batches that each rank gets in a whole epoch, also after a resume: see `remaining`."""
+        """Return the number of batches per rank in a whole epoch, also after a resume (see `remaining`)."""
         return self._steps(0)
 
     @property
@@ -113,31 +113,30 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
     @property
     def epoch(self) -> int:
-        """The epoch of the running iteration; between iterations, the one that the next begins with."""
+        """The epoch of the running iteration; between iterations, that of the next."""
         return self._cursor.next[0]
 
     @property
     def remaining(self) -> int:
-        """The batches still to come in the running iteration, or in the next: fewer than all after a resume."""
+        """The batches left in the running iteration, or in the next one; fewer than `len(self)` after a resume."""
         return self._steps(self._cursor.next[1])
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """The label of each class name."""
+        """Class name → label."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @property
     def batch_sampler(self) -> EpochSetter:
-        """Where Lightning looks for `set_epoch` and the batch size."""
+        """The object on which Lightning looks for `set_epoch` and the batch size."""
         return EpochSetter(sampler=self, batch_size=self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
 
-        An iteration that is left early ends its epoch too, but a look at one batch, `next(iter(loader))`, does not: the
-        next iteration starts where it did. The start is fixed when the first batch is requested: Lightning calls `iter`
-        before it sets the epoch.
-        One iteration at a time: starting another, or moving the loader, ends the one before it.
+        An iteration that is left early also ends its epoch, except after one batch: `next(iter(loader))` does not move
+        the loader. The start is fixed when the first batch is requested, because Lightning calls `iter` before it sets
+        the epoch. Starting another iteration, or moving the loader, ends the current one.
         """
         with self.new_iteration() as iteration:
             for columns in iteration.batches:
@@ -145,14 +144,14 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
                 yield columns
 
     def new_iteration(self) -> Iteration:
-        """Begin an iteration, which ends the one before it. All ranks call this together."""
+        """Begin an iteration, which ends the current one. All ranks call this together."""
         self._check()
         return Iteration(self)
 
     def compose(self, *stages: Callable[[Iterator[Any]], Iterator[Any]]) -> wds.DataPipeline:
-        """Return a WebDataset pipeline of this loader's batches and more stages, which run in this process.
+        """Return a WebDataset pipeline of this loader's batches and further stages, which run in this process.
 
-        So do its other methods, as in `wds.WebLoader`: an iteration of the pipeline is one of the loader, which
+        The other methods of `wds.WebLoader` work the same way. An iteration of the pipeline is one of the loader, which
         keeps the state.
 
         >>> loader = shardflow.Loader("photos256", batch_size=256)
@@ -161,9 +160,9 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         return _Chain(self).compose(*stages)
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> wds.DataPipeline:
-        """Return a WebDataset pipeline whose iterations have so many batches, taken from successive epochs.
+        """Return a WebDataset pipeline whose iterations have this many batches, taken from successive epochs.
 
-        Each continues where the one before ended, so that every epoch is whole.
+        Each iteration continues where the last one ended, so every epoch is complete.
         """
         return self.compose().with_epoch(nsamples, nbatches)
 
@@ -174,7 +173,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
                 logger.warning("replaced: %s", problem)
         if len(self.replaced) > self.max_errors:
             raise IntegrityError(
-                f"{len(self.replaced)} samples are damaged, {self.max_errors} are allowed (max_errors); the last: "
+                f"{len(self.replaced)} samples are damaged, max_errors allows {self.max_errors}; the last: "
                 f"{problems[-1]}"
             )
 
@@ -190,24 +189,24 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def _describe(self, batch: Batch) -> str:
         reader = self._plan.sources[batch.sources[0]].split.reader
         shard, record = int(batch.shards[0]), int(batch.records[0])
-        # The worker may have died of a missing shard: an error message must not wait for it.
+        # An error message must not wait for a shard whose download may have killed the worker.
         sample = f"record {record}"
         if reader.is_local(shard):
-            with contextlib.suppress(ShardflowError):  # nor must damage hide what happened
+            with contextlib.suppress(ShardflowError):  # damage must not hide the worker's death
                 sample = f"sample {reader.key(shard, record)}"
-            reader.close(shard)  # this process reads no shards: an open one stays on the disk after its eviction
+            reader.close(shard)  # an open shard would keep its disk space after an eviction
         others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
         return f"{reader.url(shard)}, {sample}{others}"
 
     def stats(self, *, whole_run: bool = False) -> Stats:
-        """Return where the time went since the iteration began, or in all; its `str` names the remedy."""
+        """Return the statistics of the current iteration, or of the whole run; `str()` of them names the remedy."""
         return self._stats.stats(whole_run=whole_run)
 
     def profile(self, seconds: float = 1.0) -> dict[str, float]:
         """Return the CPU milliseconds per image of each stage of the workers, measured in this process.
 
-        The stages make batches from the cursor on for about so many seconds. The cursor does not move, but an iteration
-        in progress ends. Sending batches to the training process is not among them.
+        The stages make batches from the cursor on for about `seconds`. The cursor does not move, but an iteration in
+        progress ends. Sending batches to the training process is not measured.
 
         >>> shardflow.Loader("photos256", batch_size=256).profile()
         {'plan': ..., 'read': ..., 'decode': ..., 'annotate': ..., 'augment': ..., 'collate': ...}
@@ -237,10 +236,10 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
 
 class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
-    """The WebDataset pipeline that continues from an engine's batches.
+    """The WebDataset pipeline of an engine's batches.
 
-    `with_epoch` cuts one endless iteration into pieces. WebDataset's own starts over for each piece: the rest of an
-    epoch, and the contents of shuffle buffers, would never come.
+    `with_epoch` divides one endless iteration. WebDataset's version restarts for each part, and would lose the rest of
+    an epoch and the contents of shuffle buffers.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -255,11 +254,11 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
         return chain
 
     def __iter__(self) -> Iterator[Any]:
-        if self.nsamples <= 0 or self.repetitions != sys.maxsize:  # not by `with_epoch`
+        if self.nsamples <= 0 or self.repetitions != sys.maxsize:  # without `with_epoch`
             yield from super().__iter__()
             return
         iteration = self._engine._control.iteration
-        if self._number != iteration():  # the loader was moved, or iterated by others
+        if self._number != iteration():  # the loader was moved, or iterated elsewhere
             self._endless = self._without_end()
         try:
             for item in itertools.islice(self._endless, self.nsamples):
@@ -271,7 +270,7 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
 
     def _without_end(self) -> Iterator[Any]:
         empty = 0
-        while empty < 2:  # the first epoch is empty where a state was that of an epoch's end
+        while empty < 2:  # the first epoch is empty after a resume at an epoch's end
             empty += 1
             for item in self.iterator1():
                 empty = 0
@@ -279,10 +278,10 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
 
 
 class Iteration:
-    """One iteration of an engine. Its batches count when they are handed out, not when they are taken from `batches`.
+    """One iteration of an engine. A batch counts when it is handed out, not when it is taken from `batches`.
 
-    So a thread may take them ahead of the training step, as `device.Prefetcher` does. The cursor moves in `hand_out`,
-    and where the context ends; nothing moves it once another iteration has begun.
+    So a thread may take batches ahead of the training step, as `device.Prefetcher` does. The cursor moves in
+    `hand_out` and at the end of the context, unless another iteration has begun.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -310,11 +309,11 @@ class Iteration:
 
     @property
     def _is_over(self) -> bool:
-        """Whether another iteration began, or the engine was moved."""
+        """Whether another iteration has begun, or the engine was moved."""
         return self._engine._control.iteration() != self._number
 
     def hand_out(self) -> None:
-        """Count one more batch as handed out: the cursor moves behind it."""
+        """Count one more batch as handed out, and move the cursor behind it."""
         if not self._is_over:
             self._handed_out += 1
             self._engine._cursor.advance(self._engine._after(self._position, self._handed_out))
@@ -324,7 +323,7 @@ class Iteration:
 
         Raises:
             ConfigError: Another iteration began, or the engine was moved, before the last batch.
-            WorkerError: A worker died; the message says on what.
+            WorkerError: A worker died; the message names the batches in progress.
         """
         engine, taken = self._engine, 0
         outputs = iter(engine._pool)
@@ -343,7 +342,7 @@ class Iteration:
         except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
             raise
         except Exception as error:
-            engine._pool.end()  # their state is unknown
+            engine._pool.end()  # the workers' state is unknown
             if isinstance(error, WorkerError):
                 raise WorkerError(f"{error}. {engine._in_progress()}") from None
             raise
@@ -351,6 +350,6 @@ class Iteration:
             outputs.close()
         if self._is_over and taken < self._steps:
             raise ConfigError(
-                f"the {engine._kind} was iterated again, or moved by set_epoch or load_state_dict, which ended this "
-                f"iteration; move it between iterations, and for two iterations at once make another {engine._kind}"
+                f"this iteration ended, because the {engine._kind} was iterated again, or moved by set_epoch or "
+                f"load_state_dict; move it between iterations, or make another {engine._kind} for a second iteration"
             )

@@ -54,27 +54,27 @@ _ELSEWHERE = {
     "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
-    "device": "device.Prefetcher(loader, device) brings batches to a device",
+    "device": "device.Prefetcher(loader, device) copies batches to a device",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
-    "generator": "seed decides all that is random",
-    "handler": "max_errors says how many damaged samples others may replace",
-    "image_size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
+    "generator": "seed determines the order and all augmentation",
+    "handler": "max_errors is the number of damaged samples that may be replaced by others",
+    "image_size": "the decoder sets the size: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "in_order": "batches always come in order",
     "nodesplitter": "every rank gets its own share, without a splitter",
     "multiprocessing_context": "use num_workers=Workers(..., multiprocessing_context=...)",
     "num_replicas": "use group=(rank, size)",
     "persistent_workers": "use num_workers=Workers(..., persistent_workers=...)",
-    "pin_memory": "memory is pinned if there is a GPU; otherwise use num_workers=Workers(..., pin_memory=...)",
-    "pin_memory_device": "pinned memory serves every device",
+    "pin_memory": "memory is pinned by default if there is a GPU; see num_workers=Workers(..., pin_memory=...)",
+    "pin_memory_device": "pinned memory works for every device",
     "prefetch_factor": "use num_workers=Workers(..., prefetch_factor=...)",
     "rank": "use group=(rank, size)",
     "resampled": "an epoch has each sample once; samples_per_epoch gives it another length",
     "samples_per_class": "sampler=shardflow.samplers.ClassBatches(...) composes batches by class",
     "shardshuffle": "shuffle=True shuffles the shards too",
-    "size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
+    "size": "the decoder sets the size: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
-    "timeout": "waits for storage and workers have their own limits",
-    "transforms": "use transform, called with each image, or batch_transform",
+    "timeout": "waits for storage and workers always have limits",
+    "transforms": "use transform, called with each image, or batch_transform, called with each batch",
     "where": "sampler=shardflow.samplers.Subset('score > 0.5') selects samples by a condition",
     "weights": "sampler=shardflow.samplers.Weighted(...) draws samples by weight",
     "worker_init_fn": "transforms are seeded for each sample, so workers need none",
@@ -86,7 +86,7 @@ _ELSEWHERE = {
 
 
 class Loader(Engine):
-    """Streams one split of a dataset as batches; iterating it again gives the next epoch.
+    """Streams one split of a dataset as batches; each iteration is the next epoch.
 
     >>> loader = shardflow.Loader("photos256", split="train", batch_size=256)
     >>> for images, labels in loader:    # uint8 [256, 3, 224, 224], int64 [256]
@@ -95,35 +95,35 @@ class Loader(Engine):
     Args:
         url: The dataset: a directory, or any URL that fsspec serves, such as "s3://bucket/photos256".
         split: Name of the split to read.
-        version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
+        version: Fingerprint of the version to read; by default the newest.
         batch_size: Samples per batch and rank, 1 or more; with `TokenBudget`, bins.
-        decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
-            one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
-            `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
-            `device.Prefetcher`.
-        transform: Called with each image as the decoder cropped it, uint8 [3, H, W]; returns a tensor. Any v2
-            transform of torchvision; if it crops or flips again, a warning names the equivalent decoder. With masks,
-            boxes or keypoints among the fields, it takes and returns a dict of tv_tensors by field; as
-            `WholeSample(transform)`, a dict of all fields. Random numbers that it draws from torch's, Python's or
-            numpy's global generator depend only on (seed, epoch, sample). With `MultiView`, one for all views, or a
-            list with one (or None) for each.
-        batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
-            that it, `transform` or `decoder` raises is re-raised unchanged, with a note (Python 3.11) of the sample.
+        decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or your own subclass; by default
+            `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. `MultiView([...])` takes several crops of
+            an image. To decode on the device, pass `Raw()` here, and `DecodeJpeg` to `device.Prefetcher`.
+        transform: Called with each decoded and cropped image, uint8 [3, H, W]; returns a tensor. Any v2 transform of
+            torchvision; if it crops or flips again, a warning names the equivalent decoder. With masks, boxes or
+            keypoints among the fields, it takes and returns a dict of tv_tensors by field; as `WholeSample(transform)`,
+            a dict of all fields. Random numbers that it draws from the global generators of torch, Python or numpy
+            depend only on (seed, epoch, sample). With `MultiView`, one for all views, or a list with one (or None) for
+            each.
+        batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. Errors of
+            `batch_transform`, `transform` and `decoder` are re-raised unchanged, with a note (Python 3.11) that names
+            the sample.
         fields: The columns of a batch, in order. By default image and label, or image and key for a dataset without
             labels; with tail="pad", "valid" comes third. Of the image: "image", "flipped" (bool [B], True if the
             decoder mirrored it), "crop" (float32 [B, 4]: left, top, right, bottom of the shown part in pixels of the
             stored image), "image_size" (int64 [B, 2], height and width), "pixel_mask" (bool [B, H, W], False in
-            padding). With `MultiView`, the first three are tuples with one for each view. Of the sample: "label" (int64
+            padding). With `MultiView`, the first three are tuples with an entry per view. Of the sample: "label" (int64
             [B], from `.cls`), "labels" (float32 [B, classes], 1 for each class), "key" (list of str), "index" (int64
             [B], numbers in the split), "random_key" (int64 [B], for transforms on a device), "valid" (bool [B], False
             for repeats), "source" (int64 [B], number of the source in a `Mix`). Any part by its name: "txt" (list of
-            str), "json" (list of parsed values), others (list of bytes). Declared annotations, for each view if there
-            are several, which follow the crop: "mask" or another mask part without ".png" (uint8, of 16-bit PNGs int32,
-            [B, 1 or 3, H, W]); "boxes" or `CroppedBoxes(min_visibility=...)` (list of float32 [N, 4], in pixels of the
-            crop); "box_NAME" (list of int64 or float32 [N]); "keypoints" (list of float32 [N, K, 2 or 3] or [K, 2 or
-            3]). A column that `columns.add` added: numbers (a tensor [B]), lists of numbers ([B, D]) or texts (a list
-            of str); "has_NAME" (bool [B], True if the sample has a value), and `columns.Filled(NAME, default)` fills in
-            the others, also where a sample lacks a part.
+            str), "json" (list of parsed values), others (list of bytes). Declared annotations, which follow the crop,
+            once per view: "mask" or another mask part without ".png" (uint8, or int32 for 16-bit PNGs, [B, 1 or 3, H,
+            W]); "boxes" or `CroppedBoxes(min_visibility=...)` (list of float32 [N, 4], in pixels of the crop);
+            "box_NAME" (list of int64 or float32 [N]); "keypoints" (list of float32 [N, K, 2 or 3] or [K, 2 or 3]). A
+            column from `columns.add`: numbers (a tensor [B]), lists of numbers ([B, D]) or texts (a list of str);
+            "has_NAME" (bool [B], True if the sample has a value). `columns.Filled(NAME, default)` fills in missing
+            values of a column or a part.
         shuffle: True, False for the split's own order, or `Shuffle(buffer=..., streams=...)`. By default True for the
             split "train" and False for any other: `split="val"` gives each sample once, in order, as a centre crop.
         seed: Seed of the order and of all augmentation.
@@ -131,35 +131,34 @@ class Loader(Engine):
             samples from the start of the epoch, "short" distributes them (a rank may get an empty batch). All ranks
             make the same number of steps in each case. By default "drop" when shuffling, else "short".
         limit: Use only the first `limit` samples of the split, for a trial run.
-        samples_per_epoch: Length of an epoch over all ranks, for runs that count steps. Each iteration yields that many
+        samples_per_epoch: Length of an epoch over all ranks, for runs that count steps. Each iteration yields this many
             samples, and the next one continues after them. By default an epoch is one pass over the split.
-        sampler: Which samples make an epoch, and how they form batches; by default each sample comes once. One of
+        sampler: Chooses the samples of an epoch and their batches; by default each sample comes once. One of
             `shardflow.samplers`, such as `Weighted("balanced")`, `Subset("score > 0.5")`, `ClassBatches(4)`,
-            `AspectBuckets([(224, 224), ...])` and `TokenBudget(8192)`, or one that you write. `shuffle` and `limit`
-            apply to it too.
+            `AspectBuckets([(224, 224), ...])` and `TokenBudget(8192)`, or your own. `shuffle` and `limit` also apply.
         max_errors: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
             keep their steps and shapes; `TokenBudget` leaves them out of their bins. `replaced` names them. With 0, the
             first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process. Or
             `Workers(8, prefetch_factor=..., pin_memory=..., multiprocessing_context=..., persistent_workers=...)`.
-        group: The data-parallel group. Its ranks get different batches; under tensor and pipeline parallelism, ranks
-            with the same place in their groups get the same batches. (rank, size), a process group, or one dimension of
-            a DeviceMesh, such as `mesh["dp"]`. By default all ranks of torch.distributed if it is initialised, else
-            RANK and WORLD_SIZE from the environment, else (0, 1).
-        cache: Where shards that are not on a local disk are kept: a directory, or `Cache(directory, limit=...,
-            pixels=...)`. Ranks, workers and runs on a host share it. By default `shardflow` in the user's cache
-            directory, up to 100 GB. If the dataset exceeds the limit, a fixed subset of shards stays cached. With
-            `pixels`, decoded images are kept too, also of local datasets, so that later epochs and runs crop without
-            decoding; batches are the same, bit by bit. An image of 256 x 341 pixels takes 262 kB.
+        group: The data-parallel group: (rank, size), a process group, or one dimension of a DeviceMesh, such as
+            `mesh["dp"]`. Its ranks get different batches; under tensor and pipeline parallelism, ranks with the same
+            place in their groups get the same batches. By default all ranks of torch.distributed if it is initialised,
+            else RANK and WORLD_SIZE from the environment, else (0, 1).
+        cache: The cache of remote shards: a directory, or `Cache(directory, limit=..., pixels=...)`, shared by ranks,
+            workers and runs on a host. By default `shardflow` in the user's cache directory, up to 100 GB. If the
+            dataset exceeds the limit, a fixed subset of shards stays cached. `pixels` also keeps decoded images, of
+            local datasets too, so that later epochs and runs crop without decoding; batches are the same, bit by bit.
+            An image of 256 x 341 pixels takes 262 kB.
         storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …); not for directories.
 
     Attributes:
-        dataset: The samples as a map-style dataset: `loader.dataset[i]` is (image, label), uint8 [3, H, W] and int. Its
-            `dataset` is the open dataset with all splits.
+        dataset: The samples as a map-style dataset: `loader.dataset[i]` is (image, label), uint8 [3, H, W] and int;
+            `loader.dataset.dataset` is the open dataset with all splits.
         source: The split with its sampler, decoder and transforms.
 
     Raises:
-        ConfigError: An argument is wrong, or the dataset lacks a field.
+        ConfigError: An argument is wrong, or the dataset lacks a split or field.
         NotFoundError: `url` has no dataset.
         StoreError: The dataset cannot be reached.
     """
@@ -216,13 +215,12 @@ class Loader(Engine):
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
         images = opened.manifest.annotations.images if IMAGES in names else ()
         if images and epochs.sampler.patch is not None:
-            raise ConfigError(f"{IMAGES!r} have other sizes than TokenBudget plans: leave one of them out")
+            raise ConfigError(f"TokenBudget cannot plan the sizes of {IMAGES!r}; leave the field or the sampler out")
         if isinstance(transform, WholeSample) and ("image" in names or images):
             check_movable(annotations.names)
         elif transform is not None and images:
             raise ConfigError(
-                f"with {IMAGES!r} among the fields, a transform takes the whole sample: WholeSample(transform), which "
-                "gets a dict of all fields"
+                f"with {IMAGES!r} among the fields, a transform must take the whole sample: pass WholeSample(transform)"
             )
         check_sendable(
             workers, decoder=decoder, sampler=epochs.sampler, transform=transform, batch_transform=batch_transform
@@ -277,8 +275,8 @@ class Loader(Engine):
 
     def __getitem__(self, number: object) -> NoReturn:
         raise TypeError(
-            "a Loader yields batches and takes the place of PyTorch's DataLoader: iterate over it directly; single "
-            "samples are in loader.dataset"
+            "a Loader replaces PyTorch's DataLoader and yields batches: iterate over it; for single samples, index "
+            "loader.dataset"
         )
 
     def __repr__(self) -> str:
@@ -296,17 +294,17 @@ class Loader(Engine):
         )
 
     def explain(self, number: int, *, epoch: int = 0, sample: Sample | None = None) -> ExplainedSample | None:
-        """Return sample `number` of the split as training gets it in an epoch; None if that epoch lacks it.
+        """Return sample `number` of the split as training gets it in an epoch; None if the epoch does not have it.
 
-        The stages of the workers make it, in this process; `batch_transform` and transforms on a device are left out.
-        With `samples_per_epoch`, `epoch` counts the passes over the split. If the sample comes several times, the first
-        counts. Pass a `sample` that was read already to save reading it.
+        The workers' stages run in this process, without `batch_transform` and transforms on a device. With
+        `samples_per_epoch`, `epoch` counts passes over the split. If the sample comes several times, the first counts.
+        Pass `sample` if you have read it already.
 
         >>> loader = shardflow.Loader("photos256", batch_size=256)
         >>> image = loader.explain(17, epoch=3).images[0]  # uint8 [3, 224, 224]
 
         Raises:
-            ConfigError: The loader returns no images, or the sample does not exist, or is another.
+            ConfigError: The loader returns no images, the sample does not exist, or `sample` is a different one.
         """
         if {"image", IMAGES}.isdisjoint(self.source.fields):
             raise ConfigError(f"the loader reads no images; add 'image' to its fields, found {self.source.fields}")
@@ -318,13 +316,14 @@ class Loader(Engine):
         if sample is None:
             sample = self.split.reader.read(shard, record)
         elif (sample.url, sample.record) != (self.split.reader.url(shard), record):
-            raise ConfigError(f"the sample that was read is record {sample.record} of {sample.url}, not {number}")
+            raise ConfigError(f"sample= is record {sample.record} of {sample.url}, not sample {number}")
         return explain_sample(self.source, sample, visit)
 
     def describe(self) -> dict[str, Any]:
-        """Return the entries by which a run's log names its data and loads it again: plain JSON, without credentials.
+        """Return the settings that identify the data of a run, for its log: plain JSON, without credentials.
 
-        The entries stay equal throughout a run, and on all ranks of equal machines. `version=` takes `fingerprint`.
+        They stay equal throughout a run, and on all ranks of equal machines. To load this version of the dataset again,
+        pass `fingerprint` as `version=`.
 
         >>> entries = shardflow.Loader("photos256", batch_size=256).describe()  # mlflow.log_dict(entries, "data.json")
         """
@@ -352,11 +351,10 @@ class Loader(Engine):
         }
 
     def set_sampler(self, sampler: Sampler) -> None:
-        """Set another sampler for the epochs to come; a running epoch ends with that.
+        """Replace the sampler for the next epochs; a running epoch ends.
 
-        The loader must have been made with a sampler, so that all ranks expect it: each epoch begins with a check that
-        they have the same. New worker processes are started. A state names its sampler: set it again before
-        `load_state_dict`.
+        The loader must have been made with a sampler, because only then each epoch begins with a check that all ranks
+        have the same. New worker processes start. A state names its sampler: set it before `load_state_dict`.
 
         >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Weighted(1))
         >>> loader.set_sampler(shardflow.samplers.Weighted(losses.clip(0.2, 3)))
@@ -366,16 +364,14 @@ class Loader(Engine):
                 and not iterated since.
         """
         if not self._is_sampled:
-            raise ConfigError(
-                "set_sampler changes the sampler of a loader that has one; make it with sampler=samplers.Weighted(1)"
-            )
+            raise ConfigError("the loader was made without a sampler; make it with sampler=samplers.Weighted(1)")
         old = self.source
         new = Epochs(self._facts, sampler, seed=old.epochs.seed, samples_per_epoch=old.epochs.samples_per_epoch)
         if new.sampler.identity == old.epochs.sampler.identity:
             return
         ways = [(each.together, each.shapes, each.patch) for each in (old.epochs.sampler, new.sampler)]
         if ways[0] != ways[1]:
-            raise ConfigError(f"{sampler!r} forms batches in another way than the one before; make another loader")
+            raise ConfigError(f"{sampler!r} forms batches differently from the current sampler; make another loader")
         if self._cursor.position and not self._cursor.begun:
             raise ConfigError(
                 f"the loader is at position {self._cursor.position} of an epoch of another sampler; "
@@ -389,10 +385,10 @@ class Loader(Engine):
             self._cursor.set(epoch + (position > 0))
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Set another batch size for the batches to come; all ranks call this together.
+        """Change the batch size of the next batches. All ranks must call this together.
 
-        In the middle of an epoch, leave its loop: the next iteration continues from there, so that the epoch still
-        has each sample once. New worker processes are started. A state fits any batch size.
+        In the middle of an epoch, leave its loop: the next iteration continues there, so the epoch still has each
+        sample once. New worker processes start. A state fits any batch size.
 
         >>> loader = shardflow.Loader("photos256", batch_size=128)
         >>> loader.set_batch_size(256)
@@ -403,7 +399,7 @@ class Loader(Engine):
         old, batch_size = self.source, check_integer("batch_size", batch_size, 1, MOST_BATCH)
         check_equal_on_ranks("batch_size", str(batch_size), old.partition.world_size)
         if old.epochs.sampler.together != "sample":
-            raise ConfigError("ClassBatches and AspectBuckets compose batches of one size; make another loader")
+            raise ConfigError("ClassBatches and AspectBuckets have a fixed batch size; make another loader")
         self._replace_source(epochs=old.epochs, partition=replace(old.partition, batch_size=batch_size))
         self.batch_size, self._facts = batch_size, replace(self._facts, batch_size=batch_size)
         self._cursor.set(self._cursor.epoch, self._cursor.position)
@@ -413,18 +409,18 @@ class Loader(Engine):
         self.source = self._plan.sources[0] = replace(self.source, epochs=epochs, partition=partition)
         self._plan.unit = partition.global_batch
         self._control.end()
-        self._pool.end()  # the workers have the old one
+        self._pool.end()  # the workers have the old source
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next batch starts: a few plain values, to be saved with the model.
+        """Return the position of the next batch: a few plain values, to save with the model.
 
-        Batches count when they are handed out, not when they are prefetched.
+        Prefetched batches count only once the loop has received them.
         """
         start = EpochStart(self._cursor.epoch, self._cursor.position, self._streams)
         return checkpoint.save(self.dataset.dataset, self.source, start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration start where the state was saved; rank, world size, batch size and workers may differ.
+        """Make the next iteration start where the state was saved. World size, batch size and workers may differ.
 
         Raises:
             ResumeMismatchError: The state belongs to another dataset, split or order.
@@ -436,7 +432,7 @@ class Loader(Engine):
 
 
 def check_sampler_on_ranks(source: Source) -> None:
-    """Check that all ranks have the same sampler, which all of them call; ConfigError if not."""
+    """Check that all ranks, which call this together, have the same sampler; ConfigError if not."""
     identity = json.dumps(source.epochs.sampler.identity, sort_keys=True)
     check_equal_on_ranks("sampler", identity, source.partition.world_size)
 
@@ -445,7 +441,7 @@ def _check_callables(transform: Transforms, batch_transform: object) -> None:
     transforms = list(transform) if isinstance(transform, Sequence) and not isinstance(transform, str) else [transform]
     listed = transforms if isinstance(transform, Sequence) else []
     if any(isinstance(each, WholeSample) for each in (batch_transform, *listed)):
-        raise ConfigError("a WholeSample takes all views and fields of a sample: pass it as transform=, not in a list")
+        raise ConfigError("WholeSample takes all views and fields of a sample: pass it as transform=, not in a list")
     for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
         check_callable(name, value)
         if type(value).__module__.startswith("shardflow.device."):
@@ -456,7 +452,7 @@ def _check_callables(transform: Transforms, batch_transform: object) -> None:
 
 
 def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
-    """Check that an epoch has a batch for each rank, and no sample lost at a border; log the sampler's warnings."""
+    """Check that an epoch has a batch for each rank and drops no sample with `samples_per_epoch`; log warnings."""
     for warning in epochs.sampler.warnings:
         logger.warning("%s", warning)
     if not partition.steps():
@@ -473,32 +469,32 @@ def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
 
 
 def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], transform: Transforms) -> Decoder:
-    """Return the decoder, by default one that suits the sampler; ConfigError if it does not fit the others."""
+    """Return the given decoder or the sampler's default; ConfigError if it does not fit the other arguments."""
     shapes, patch = epochs.sampler.shapes, epochs.sampler.patch
     decoder = given
     if decoder is None:
         if patch:
             decoder = Patches(patch)
-        elif epochs.shuffle is None:  # an evaluation: nothing at random
+        elif epochs.shuffle is None:  # evaluation: no randomness
             decoder = Cover(random=False, hflip=0) if shapes else CenterCrop()
         else:
             decoder = Cover() if shapes else RandomResizedCrop()
     check_decoder(decoder)
     if isinstance(transform, Sequence) and len(transform) != (views := max(1, len(decoder.views))):
         raise ConfigError(
-            f"a list of transforms has one for each view of a MultiView; found {len(transform)} for "
-            f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
+            f"a list of transforms must have one for each view of a MultiView, found {len(transform)} for "
+            f"{plural(views, 'view')}; to chain transforms, use torchvision's v2.Compose"
         )
     side = decoder.patch
     if bool(patch) != bool(side) or (patch and side and (patch % side or "image" not in fields)):
         raise ConfigError(
-            f"{decoder!r} and the sampler: decoders.Patches and samplers.TokenBudget(patch=...) go together, with one "
-            "patch or one that divides the sampler's, and with 'image' among the fields; patch=None counts only texts"
+            f"{decoder!r} does not fit the sampler: decoders.Patches and samplers.TokenBudget(patch=...) go together, "
+            "with 'image' among the fields and a patch that divides the sampler's; patch=None counts only texts"
         )
     if bool(shapes) != decoder.needs_shape or (shapes and "image" not in fields):
         raise ConfigError(
-            f"{decoder!r} and the sampler: decoders.Cover and samplers.AspectBuckets go together, with 'image' among "
-            "the fields"
+            f"{decoder!r} does not fit the sampler: decoders.Cover and samplers.AspectBuckets go together, with "
+            "'image' among the fields"
         )
     if not {"image", IMAGES}.isdisjoint(fields):
         decoder.load_libraries()

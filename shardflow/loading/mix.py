@@ -1,4 +1,4 @@
-"""A mix of several datasets: their samples, or their batches, interleaved by weight."""
+"""A mix of several datasets: their samples or batches, interleaved by weight."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .whole_sample import WholeSample
 STATE_VERSION = 1
 
 _Given = Loader | str | os.PathLike[str]
-_Weights = list[Any]  # pairs of a step, and the weights there, as JSON has them
+_Weights = list[Any]  # [step, weights] pairs, as in JSON
 
 _NOT_CLASSES = ("box_ids", "box_iscrowd")
-"""Whole numbers of boxes that are not classes, as COCO has them. Any other may be one."""
+"""Integer fields of COCO's boxes that are not classes. Any other integer field may be a class."""
 
 
 class _Origin(NamedTuple):
-    """A step, counted from the start of epoch 0, and where each loader is before it."""
+    """A step, counted from the start of epoch 0, and the position of each loader before it."""
 
     step: int
     starts: list[EpochStart]
@@ -48,43 +48,43 @@ class _Origin(NamedTuple):
 class Mix(Engine):
     """Interleaves several loaders in proportion to their weights; usable wherever a loader is.
 
-    By default each batch is mixed: its samples come from all loaders. With `by="batch"` each batch comes from one.
+    By default each batch has samples from all loaders. With `by="batch"`, all samples of a batch come from one.
 
     The loader of a sample (or batch) is a pure function of its number (`order.mixture.Shares`): all ranks agree without
-    communication, and any step can be reached by arithmetic. Each loader runs through its own epochs exactly; mixed by
-    sample, their ends lose no sample. Order and random keys of each loader come from its seed and its number in the
-    mix. So two loaders of one dataset draw independently, and the first one draws as without a mix.
+    communication, and arithmetic finds any step. Each loader runs through its own epochs exactly; mixed by sample, no
+    sample is lost at their ends. The order and random keys of a loader come from its seed and its number in the mix, so
+    two loaders of one dataset draw independently, and the first draws as it does alone.
 
     Labels are the numbers in each dataset. If labels or integer fields of boxes are loaded, the lists of class names
-    must be equal or begin alike.
+    must be equal, or one must be the beginning of the other.
 
     >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)
     >>> schedule = [(0, [3, 1]), (10_000, [1, 1])]  # from three quarters of photos to a half
     >>> mix = shardflow.Mix(["photos256", "sketches256"], schedule=schedule, batch_size=256)
 
     Args:
-        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0; with `schedule`
-            loaders, paths or URLs alone. A loader must be new; it defines how its source is sampled, read and
+        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0; with `schedule`,
+            loaders, paths or URLs without weights. A loader must be new; it defines how its source is sampled, read and
             transformed. Iterating or resuming it does not move the mix. The field "source" of a batch has the number
             of each sample's source.
         by: "sample" to mix samples within batches, "batch" to interleave whole batches. The first loader's workers
-            serve all of them, so that there are not more processes than for one. Loaders that are mixed by sample have
-            equal `batch_size`, `group` and `batch_transform`. Their `tail` has no effect.
-        steps_per_epoch: Batches per iteration, 1 or more; by default as many as all loaders' epochs have together.
-        schedule: Weights that change: pairs of a step, counted from the start of epoch 0, and the weights there, 0 or
-            more. The first step is 0; the shares of the sources change linearly from one pair to the next, and stay
-            after the last. Two pairs with steps in a row change them at once.
-        options: Arguments of `Loader`, for the sources that are paths or URLs. `fields` are those of a batch, in order:
-            with it, loaders may lack some. By batch such a field is None. By sample each sample that lacks it has None,
-            which only parts such as "txt" can have, as they come as lists.
+            serve all loaders. Loaders that are mixed by sample need equal `batch_size`, `group` and `batch_transform`;
+            their `tail` has no effect.
+        steps_per_epoch: Batches per iteration, 1 or more; by default the batches of all loaders' epochs together.
+        schedule: Changing weights: pairs of a step, counted from the start of epoch 0, and the weights there, 0 or
+            more. The first step is 0. The shares of the sources change linearly from one pair to the next, and stay
+            constant after the last. For a sudden change, give two consecutive steps.
+        options: Arguments of `Loader`, for the sources that are paths or URLs. `fields` names the fields of a batch, in
+            order; loaders may then lack some. Mixed by batch, a missing field is None. Mixed by sample, the samples
+            without it have None, which is possible only for parts, such as "txt", that come as lists.
 
     Attributes:
         loaders: The loader of each source.
-        classes: The class names of the labels, label 0 first; empty where no field has labels.
+        classes: The class names of the labels, label 0 first; empty if no field has labels.
 
     Raises:
-        ConfigError: `sources` is empty or has an entry that is not a pair with a weight above 0, or options have no
-            effect. Loaders differ in a setting that must be equal, or are in use. A number means different classes.
+        ConfigError: `sources` is empty or has an entry that is not a pair with a weight above 0; options have no
+            effect; loaders differ in a setting that must be equal, or are not new; or a label means different classes.
     """
 
     _kind = "mix"
@@ -104,7 +104,7 @@ class Mix(Engine):
         made = [source for source in given if isinstance(source, Loader)]
         unused = [name for name in options if name != "fields" or len({loader.fields for loader in made}) == 1]
         if unused and len(made) == len(given):
-            raise ConfigError(f"all sources are loaders already, so {', '.join(unused)} would have no effect")
+            raise ConfigError(f"{', '.join(unused)} would have no effect: all sources are loaders; set it on these")
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
         if by == "sample":
@@ -115,10 +115,10 @@ class Mix(Engine):
         fields = _fields_of(self.loaders, options.get("fields"), by)
         if len(rules := {loader.annotations.boxes for loader in self.loaders}) > 1:
             shown = ", ".join(sorted(map(repr, rules)))
-            raise ConfigError(f"the loaders' boxes differ: {shown}; make them equal, as the mix has one rule for them")
+            raise ConfigError(f"the loaders' rules for boxes differ: {shown}; make them equal")
         _check_new(self.loaders)
         self._given = [loader.source for loader in self.loaders]
-        numbers = self.loaders[0].batch_size if by == "sample" else 1  # of a step
+        numbers = self.loaders[0].batch_size if by == "sample" else 1  # per step
         later = [(step * numbers, weights) for step, weights in self._weights[1:]]
         self._shares = Shares(self._weights[0][1], later)
         self._by = by
@@ -130,7 +130,7 @@ class Mix(Engine):
         else:
             self._steps_per_epoch = steps_per_epoch or sum(map(len, self.loaders))
             plan = WholeBatches(chosen, self._shares)
-        self._origin = self._beginning()  # from where other steps are reached by arithmetic
+        self._origin = self._beginning()
         super().__init__(
             plan,
             fields=fields,
@@ -139,7 +139,7 @@ class Mix(Engine):
         )
 
     def _beginning(self) -> _Origin:
-        """Return where the loaders are at the start of epoch 0."""
+        """Return the positions of the loaders at the start of epoch 0."""
         streams = [source.epochs.default_streams(source.partition.world_size) for source in self._given]
         return _Origin(0, [EpochStart(0, 0, each) for each in streams])
 
@@ -153,7 +153,7 @@ class Mix(Engine):
         return f"<shardflow.Mix of {by}: {len(self)} batches, epoch {self.epoch}, {self.remaining} left; {sources}>"
 
     def source_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of the loader of each step, or row of samples; both count from the start of epoch 0."""
+        """Return the number of the loader of each step (or row of samples), counted from the start of epoch 0."""
         return self._shares.source_of(steps)
 
     def _steps(self, position: int) -> int:
@@ -167,9 +167,9 @@ class Mix(Engine):
         return step, self._starts_at(step)
 
     def _starts_at(self, step: int) -> list[EpochStart]:
-        """Return where each loader is before a step, counted from the start of epoch 0.
+        """Return the position of each loader before a step, counted from the start of epoch 0.
 
-        Steps are counted from the state that was loaded: those before it may have had another size.
+        It is advanced from the state that was loaded, because earlier steps may have had another world size.
         """
         if step < self._origin.step:
             self._origin = self._beginning()
@@ -179,13 +179,13 @@ class Mix(Engine):
         for number, (loader, source) in enumerate(zip(self.loaders, self._given, strict=True)):
             if loader.source is not source:
                 raise ConfigError(
-                    f"{_describe(number, loader)} has another sampler or batch size now; a mix keeps them, as its "
-                    "epochs and states count on them: make another mix"
+                    f"{_describe(number, loader)} has changed its sampler or batch size, on which the epochs and "
+                    "states of the mix depend; make another mix"
                 )
             check_sampler_on_ranks(source)
 
     def describe(self) -> dict[str, Any]:
-        """Return the entries by which a run's log names its data: the description of each loader, and the weights."""
+        """Return the settings that identify the data of a run, for its log: those of each loader, and the weights."""
         sources = [loader.describe() for loader in self.loaders]
         return {
             "weights": self._weights if len(self._weights) > 1 else self._weights[0][1],
@@ -195,15 +195,15 @@ class Mix(Engine):
         }
 
     def set_sampler(self, sampler: object) -> NoReturn:  # noqa: ARG002 - a loader's
-        """Raise ConfigError: shares, and the sampler of each loader, stay as the mix was made."""
-        raise ConfigError("a mix keeps its samplers, as its epochs and states count on them; make another mix")
+        """Raise ConfigError: the samplers of a mix are fixed."""
+        raise ConfigError("a mix keeps its samplers: its epochs and states depend on them; make another mix")
 
     def set_batch_size(self, batch_size: int) -> NoReturn:  # noqa: ARG002 - a loader's
-        """Raise ConfigError: the steps of an epoch count batches of the size that the mix was made with."""
-        raise ConfigError("a mix keeps its batch size, as its epochs and states count on it; make another mix")
+        """Raise ConfigError: the batch size of a mix is fixed."""
+        raise ConfigError("a mix keeps its batch size: its epochs and states depend on it; make another mix")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next batch starts, in the mix and in each of its sources."""
+        """Return the position of the next batch, in the mix and in each of its sources."""
         _, starts = self._begin(self._cursor.epoch, self._cursor.position)
         places = zip(self.loaders, self._plan.sources, starts, strict=True)
         return {
@@ -249,11 +249,11 @@ class Mix(Engine):
 
 
 def _weighted(sources: Any) -> tuple[list[_Given], _Weights]:
-    """Return sources and weights that stay, given as pairs."""
+    """Return sources and constant weights, given as pairs."""
     if not sources or not isinstance(sources, Collection) or not all(map(_is_weighted, sources)):
         raise ConfigError(
-            "a mix needs one or more pairs, of a loader, path or URL and its weight, with finite weights above 0, "
-            f'such as Mix([("photos256", 3), ("sketches256", 1)]), found {sources!r:.200}'
+            "a mix needs one or more pairs (loader, path or URL; finite weight above 0), such as "
+            f'Mix([("photos256", 3), ("sketches256", 1)]), found {sources!r:.200}'
         )
     return [source for source, _ in sources], [[0, [float(weight) for _, weight in sources]]]
 
@@ -268,7 +268,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def _scheduled(sources: Any, schedule: Any) -> tuple[list[_Given], _Weights]:
-    """Return sources, and weights at some steps."""
+    """Return sources, and [step, weights] pairs."""
     if not sources or isinstance(sources, str) or any(isinstance(source, tuple | list) for source in sources):
         raise ConfigError(
             "with a schedule, a mix needs loaders, paths or URLs without weights, such as "
@@ -279,7 +279,7 @@ def _scheduled(sources: Any, schedule: Any) -> tuple[list[_Given], _Weights]:
     steps = [check_integer("a step of the schedule", step, 0) for step, _ in points]
     if not points or len(points) != len(pairs) or steps[0] or any(b <= a for a, b in itertools.pairwise(steps)):
         raise ConfigError(
-            "schedule must be pairs of a step and weights, with steps that ascend from 0, such as "
+            "schedule must be pairs of a step and weights, with ascending steps from 0, such as "
             f"[(0, [3, 1]), (10_000, [1, 1])]; found {schedule!r:.200}"
         )
     for step, weights in points:
@@ -298,7 +298,7 @@ def _scheduled(sources: Any, schedule: Any) -> tuple[list[_Given], _Weights]:
 
 
 def _fields_of(loaders: Sequence[Loader], given: Any, by: str) -> tuple[str, ...]:
-    """Return the fields of a batch, of which loaders may lack some if they are `given`; ConfigError if they may not."""
+    """Return the fields of a batch; ConfigError if a loader lacks one that it must have."""
     if len(found := {loader.fields for loader in loaders}) == 1:
         if len(found := {loader.source.fields for loader in loaders}) > 1:
             raise ConfigError(f"the loaders read different fields, {sorted(found)}; make them equal")
@@ -323,21 +323,20 @@ def _fields_of(loaders: Sequence[Loader], given: Any, by: str) -> tuple[str, ...
             other = other or any(isinstance(each.source.transform, WholeSample) for each in loaders)
             if field not in loader.fields and (other or field in (IMAGES, *COMPUTED_FIELDS)):
                 raise ConfigError(
-                    f"field {field!r}: {_describe(number, loader)} lacks it. Mixed by sample, only parts may be "
-                    "lacking, which come as lists, with None; give the loader the field, or pass by='batch'"
+                    f"field {field!r}: {_describe(number, loader)} lacks it. Mixed by sample, only parts that come as "
+                    "lists may be missing; give the loader the field, or pass by='batch'"
                 )
     return names
 
 
 def _check_new(loaders: Sequence[Loader]) -> None:
-    """Check that each loader is new: a mix begins with the first epoch of each."""
+    """Check that each loader is at the start of epoch 0, where a mix begins."""
     for number, loader in enumerate(loaders):
         state = loader.state_dict()
         if (state["epoch"], state["position"]) != (0, 0):
             raise ConfigError(
-                f"{_describe(number, loader)} was iterated, moved or resumed: it is at sample {state['position']} of "
-                f"epoch {state['epoch']}, and a mix begins with epoch 0 of each source; make a new loader for the mix, "
-                "and move or resume the mix instead"
+                f"{_describe(number, loader)} is at sample {state['position']} of epoch {state['epoch']}, but a mix "
+                "begins with epoch 0 of each source; make a new loader, and move or resume the mix instead"
             )
 
 
@@ -366,19 +365,19 @@ def _check_mixable(sources: Sequence[Source]) -> None:
 
 
 def _whole_steps(sources: Sequence[Source]) -> int:
-    """Return how many batches all sources have together, which are mixed by sample."""
+    """Return the number of batches of all sources together, mixed by sample."""
     partition = sources[0].partition
     steps = sum(source.epochs.length for source in sources) // partition.global_batch
     if not steps:
         raise ConfigError(
-            f"all sources together have less than one batch of {partition.batch_size} for each of "
+            f"all sources together have fewer samples than one batch of {partition.batch_size} for each of "
             f"{partition.world_size} ranks; lower batch_size, or set steps_per_epoch"
         )
     return steps
 
 
 def _common_classes(loaders: Sequence[Loader]) -> list[str]:
-    """Return the classes that the labels in a batch mean; none where no field has labels."""
+    """Return the class names of the labels in a batch; none if no field has labels."""
     fields = dict.fromkeys(field for loader in loaders for field in loader.source.fields)
     kinds = [loader.annotations.kinds for loader in loaders]
     numbers = [
@@ -395,7 +394,7 @@ def _common_classes(loaders: Sequence[Loader]) -> list[str]:
         classes = list(common_classes([(dataset.url, dataset.classes) for dataset in datasets]) or ())
     except ConfigError as error:
         remedy = "" if set(numbers) <= {"label", "labels"} else "; or leave these fields out"
-        raise ConfigError(f"fields with numbers of classes, {', '.join(numbers)}: {error}{remedy}") from None
+        raise ConfigError(f"the fields {', '.join(numbers)} hold class numbers: {error}{remedy}") from None
     if "labels" in fields and len(lengths := {len(dataset.classes or ()) for dataset in datasets}) > 1:
         raise ConfigError(
             f"the loaders' classes differ: the field 'labels' has a column for each class, here {sorted(lengths)}; "

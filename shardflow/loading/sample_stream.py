@@ -1,4 +1,4 @@
-"""Samples in the plan's order as a WebDataset source, for pipelines of the user's own."""
+"""A WebDataset source that yields samples in the loader's order, for custom pipelines."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _CHUNK = 256
 
 
 class Samples(IterableDataset[dict[str, Any]]):
-    """The first stage of a `wds.DataPipeline`: yields sample dicts in the order in which `Loader` would use them.
+    """The first stage of a `wds.DataPipeline`: yields sample dicts in the same order as `Loader`.
 
     >>> source = shardflow.samples("photos256", split="train")
     >>> pipeline = wds.DataPipeline(source, wds.decode("torchrgb8"), wds.to_tuple("jpg", "cls"))
 
-    Each rank and each DataLoader worker yields its own share, so that together they yield every sample exactly once;
-    shares differ by one sample at most. Each iteration yields the next epoch if the process lives on from one to the
-    next (no workers, or persistent ones); `set_epoch` works everywhere.
+    Ranks and DataLoader workers share the samples: together they yield each exactly once, and shares differ by one
+    sample at most. Without workers, or with persistent ones, each iteration yields the next epoch; otherwise call
+    `set_epoch`.
 
     Args:
         url, split, version, shuffle, seed, limit, group, cache, storage_options: As for `Loader`.
@@ -61,14 +61,14 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._order = Epochs(split_facts(self._split, dataset.classes, shuffle=shuffle, limit=limit), seed=seed)
         self._rank, self._world_size = resolve_group(group)
         self._streams = self._order.default_streams(self._world_size)
-        # The epoch, and how often it was set.
+        # The epoch, and how often it was set, shared with the workers.
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
 
     def __getattr__(self, name: str) -> NoReturn:
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if hasattr(wds.DataPipeline, name) or hasattr(wds, name):
-            message += f"; it is the first stage of a pipeline: wds.DataPipeline(source, wds.{name}(...))"
+            message += f"; use it as the first stage of a pipeline: wds.DataPipeline(source, wds.{name}(...))"
         raise AttributeError(message)
 
     def set_epoch(self, epoch: int) -> None:

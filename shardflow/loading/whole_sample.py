@@ -1,4 +1,4 @@
-"""A transform of the whole sample: of its image, annotations, texts, labels and columns together."""
+"""A transform of the whole sample: image, annotations, texts, labels and columns together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardflow.errors import ConfigError
 
 
 class WholeSample:
-    """A transform that takes all fields of a sample as one dict, and returns those of the batch.
+    """A transform that takes all fields of a sample as a dict, and returns those of the batch.
 
-    Any other `transform` takes the image alone, which is wrong if texts or labels must change with it.
+    Any other `transform` takes the image and its annotations only. Use this if texts or labels must change with them.
 
     >>> def tokenize(sample):
     ...     caption = sample["txt"].replace("left", "right") if sample["flipped"] else sample["txt"]
@@ -27,12 +27,12 @@ class WholeSample:
         transform: Takes a dict of the loader's `fields`: images, masks, boxes and keypoints as tv_tensors (with
             `MultiView` a tuple of them), texts, JSON values and bytes as they are, numbers as Python's. Returns a dict.
             Random numbers depend only on (seed, epoch, sample), as in any transform.
-        returns: The fields of a batch, in order, each a key of the returned dict, of any name; by default the loader's
-            `fields`. Values of other names than those become a batch by their type: tensors and arrays of one shape
-            are stacked, numbers become a tensor [B], and anything else a list.
+        returns: Keys of the returned dict, which are the fields of a batch, in order; by default the loader's `fields`.
+            New fields become a batch by their type: tensors and arrays of one shape are stacked, numbers become a
+            tensor [B], anything else a list.
 
     Raises:
-        ConfigError: The transform is not callable, or `returns` are not different names.
+        ConfigError: The transform is not callable, or `returns` is not a sequence of different names.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class WholeSample:
         returned = self.transform(sample)
         if not isinstance(returned, dict):
             found = "None (does it lack a `return`?)" if returned is None else type(returned).__qualname__
-            raise ConfigError(f"a transform of the whole sample returns a dict; got {found}")
+            raise ConfigError(f"a transform of the whole sample must return a dict, found {found}")
         return returned
 
 
 def row_of(column: Any, row: int) -> Any:
-    """Return a sample's value of a column of a batch; of views a tuple, and of numbers in a tensor Python's number."""
+    """Return one row of a column of a batch: for views a tuple, for a tensor of numbers a Python number."""
     if isinstance(column, tuple):
         return tuple(row_of(view, row) for view in column)
     value = column[row]
@@ -64,7 +64,7 @@ def row_of(column: Any, row: int) -> Any:
 
 
 def join_values(field: str, values: Sequence[Any], like: Any = None) -> Any:
-    """Return the values of a field as a column of a batch; numbers have the dtype of `like`, if they can.
+    """Return the values of a field as a column of a batch; numbers get the dtype of `like` if it fits.
 
     Raises:
         ConfigError: They have different types, dtypes or shapes.
@@ -72,7 +72,7 @@ def join_values(field: str, values: Sequence[Any], like: Any = None) -> Any:
     if isinstance(values[0], tuple) and isinstance(like, tuple):  # of views
         pairs = zip(zip(*values, strict=True), like, strict=True)
         return tuple(join_values(field, view, own) for view, own in pairs)
-    if isinstance(like, list):  # of texts, or of as many images as each sample has
+    if isinstance(like, list):  # of texts, or of a varying number of images
         return list(values)
     values = [torch.as_tensor(each) if isinstance(each, (np.ndarray, np.generic)) else each for each in values]
     kinds = {type(each) for each in values}
@@ -84,8 +84,8 @@ def join_values(field: str, values: Sequence[Any], like: Any = None) -> Any:
     if kinds == {torch.Tensor}:
         if len(forms := {(tuple(each.shape), str(each.dtype)) for each in values}) > 1:
             raise ConfigError(
-                f"the transform returns {field!r} as {', '.join(map(str, sorted(forms)[:3]))}, which do not stack to "
-                "a batch; pad them to one shape, or return lists, such as by tolist(), and join them in batch_transform"
+                f"the transform returns {field!r} as {', '.join(map(str, sorted(forms)[:3]))}, which cannot be "
+                "stacked; pad them to one shape, or return lists (tolist()) and join them in batch_transform"
             )
         return torch.stack(list(values))
     is_alike = isinstance(like, torch.Tensor) and type(torch.zeros((), dtype=like.dtype).item()) in kinds

@@ -20,7 +20,7 @@ DEFAULT_PREFETCH_FACTOR = 2
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The worker processes of a loader; `num_workers=8` stands for `num_workers=Workers(8)`.
+    """The worker processes of a loader; `num_workers=8` means `num_workers=Workers(8)`.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, num_workers=shardflow.Workers(8, prefetch_factor=4))
 
@@ -28,7 +28,7 @@ class Workers:
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
         prefetch_factor: Batches prefetched by each worker, 1 or more.
         persistent_workers: Keep the workers from epoch to epoch.
-        pin_memory: Put batches into pinned memory; by default where there is a GPU.
+        pin_memory: Put batches into pinned memory; by default if there is a GPU.
         multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
 
     Raises:
@@ -63,7 +63,7 @@ class Workers:
 
     @property
     def start_method(self) -> str:
-        """How they are started: "fork", "spawn" or "forkserver"."""
+        """The start method of the worker processes: "fork", "spawn" or "forkserver"."""
         context = self.multiprocessing_context
         method = context.get_start_method() if hasattr(context, "get_start_method") else context
         default = multiprocessing.get_start_method(allow_none=True)
@@ -71,5 +71,5 @@ class Workers:
 
 
 def usable_cores() -> int:
-    """Return how many cores this rank may use: its share of the cores that affinity and control group allow."""
+    """Return the number of cores of this rank: its share of the cores that affinity and cgroup allow."""
     return max(1, allowed_cores() // local_ranks())

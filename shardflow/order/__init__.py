@@ -1,4 +1,1 @@
-"""Order: pure functions from (seed, epoch, position) to the sample that comes there.
-
-They need only numpy, and read no file, clock or random generator.
-"""
+"""Order: pure functions from (seed, epoch, position) to a sample. No I/O, only numpy."""

@@ -1,4 +1,4 @@
-"""The epochs of a source: from the position in an epoch to the shard, the record and the random key of a sample."""
+"""The epochs of a source: from a position in an epoch to the shard, record and random key of a sample."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 class ShardSpan(NamedTuple):
-    """A shard, and the range of positions in which it is read."""
+    """A shard, and the range of positions at which it is read."""
 
     shard: int
     begin: int
@@ -30,12 +30,13 @@ class ShardSpan(NamedTuple):
 
 
 class Located(NamedTuple):
-    """The samples at some positions of an epoch; those of a position follow each other.
+    """The samples at some positions of an epoch; those of one position follow each other.
 
     Attributes:
-        shards, records, keys: Where each lies, and its random key: int64 and uint64 [B].
-        counts: How many samples each position has, int64.
-        shapes: Height and width of each image, int64 [B, 2]; None where the sampler does not decide on each.
+        shards, records: The place of each sample: int64 [B].
+        keys: The random key of each sample: uint64 [B].
+        counts: Number of samples at each position, int64.
+        shapes: Height and width of each image, int64 [B, 2]; None if the sampler does not choose them.
     """
 
     shards: I64
@@ -46,12 +47,12 @@ class Located(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A sample's turn in the order of a source.
+    """One occurrence of a sample in the order of a source.
 
     Attributes:
         epoch: The epoch.
-        shape: The shape that the sampler gives its batch, or its image.
-        key: Its random key.
+        shape: Height and width that the sampler chose for the batch or the image, if any.
+        key: The random key.
     """
 
     epoch: int
@@ -62,18 +63,18 @@ class Visit(NamedTuple):
 def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None = None) -> keyed_rng.U64:
     """Return the keys of samples, by their numbers in the split, in pass `number` over it: uint64 [B].
 
-    A sample that comes several times has a key for each of its repeats; that of the first, 0, is as without repeats.
+    Each repeat of a sample has its own key; that of the first, repeat 0, is the same as without repeats.
     """
     keys = keyed_rng.fold_array(keyed_rng.key(seed, "augment", number), samples)
     if repeats is None:
         return keys
-    # Within a word, because a transform on the device folds its own small number into a key.
+    # Folded with a word first, because transforms on a device fold small numbers into keys too.
     within = keyed_rng.fold_array(keys, np.array([keyed_rng.key("repeat")], dtype=np.uint64))
     return np.where(repeats > 0, keyed_rng.fold_array(within, repeats), keys)
 
 
 def limited(shard_samples: I64, limit: int | None) -> I64:
-    """Return how many of each shard's samples are among the first `limit` of a split."""
+    """Return the number of samples of each shard that are among the first `limit` of a split."""
     if limit is None:
         return shard_samples
     limit = min(check_integer("limit", limit, 1), int(shard_samples.sum()))
@@ -89,12 +90,12 @@ class Epochs:
 
     Attributes:
         sampler: The sampler, bound to the facts.
-        samples: Samples of the split that take part.
-        pass_length, length: Samples in a pass, and in an epoch.
+        samples: Number of samples of the split that take part.
+        pass_length, length: Positions in a pass, and in an epoch.
         seed, shuffle, samples_per_epoch: As given.
-        source: The number of the source in a mix; 0 without.
-        key_seed: The seed of the order and of the random keys: sources of a mix that have one seed, and may be one
-            dataset, draw independently. That of source 0 is `seed`.
+        source: The number of the source in a mix; 0 without a mix.
+        key_seed: The seed of the order and the random keys: `seed` for source 0. It differs between the sources of a
+            mix, so that they draw independently.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Epochs:
         if (self.samples_per_epoch or 0) % group or self.pass_length % group:
             raise ConfigError(
                 f"samples_per_epoch={self.samples_per_epoch} and a pass of {self.pass_length} samples must be "
-                f"multiples of the {group} that this sampler keeps together; leave samples_per_epoch out"
+                f"multiples of the {group} samples that the sampler keeps together; leave samples_per_epoch out"
             )
 
     def as_source(self, number: int) -> Epochs:
@@ -141,7 +142,7 @@ class Epochs:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_plans": {}}  # workers make their own
+        return {**vars(self), "_plans": {}}  # workers make their own plans
 
     def default_streams(self, world_size: int) -> int:
         """Return the number of streams of a run with `world_size` ranks."""
@@ -151,7 +152,7 @@ class Epochs:
 
     def locate(self, epoch: int, positions: I64, streams: int) -> Located:
         """Return the samples at positions 0 … length-1 of an epoch."""
-        first_pass, offset = divmod(epoch * self.length, self.pass_length)  # of any size, and only then in 64 bits
+        first_pass, offset = divmod(epoch * self.length, self.pass_length)  # Python integers: may exceed 64 bits
         passes, within = np.divmod(offset + positions, self.pass_length)
         plans = {later: self._plan(first_pass + later, streams) for later in np.unique(passes).tolist()}
         counts = np.empty_like(positions)
@@ -169,15 +170,15 @@ class Epochs:
         return Located(shards, records, keys, counts, shapes)
 
     def shape(self, epoch: int, position: int, streams: int) -> Shape | None:
-        """Return the shape of the images in the batch of a position; None where the decoder decides."""
+        """Return the shape of the images in the batch of a position; None if the decoder decides."""
         if not self.sampler.shapes:
             return None
         number, within = divmod(epoch * self.length + position, self.pass_length)
         return self._plan(number, streams).shape(within)
 
     def visit(self, sample: int, number: int, streams: int) -> Visit | None:
-        """Return the first turn of a sample in pass `number` over the split; None if it does not come there."""
-        if self.sampler.identity is None and self.samples_per_epoch is None:  # in each pass once
+        """Return the first occurrence of a sample in pass `number` over the split; None if it has none."""
+        if self.sampler.identity is None and self.samples_per_epoch is None:  # once per pass
             return Visit(number, None, int(augmentation_keys(self.key_seed, number, np.array([sample]))[0]))
         shard = int(np.searchsorted(self._starts, sample, side="right")) - 1
         record = sample - int(self._starts[shard])
@@ -198,11 +199,11 @@ class Epochs:
         return None
 
     def needs(self, epoch: int, first: int, streams: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
-        """Yield the shards that a rank reads from position `first` of an epoch on, in the order of first need."""
+        """Yield the shards that a rank reads from position `first` of an epoch on, in the order of first use."""
         if not self.length:
             return
         if self.sampler.together == "batch":
-            rank, world_size = 0, 1  # its batches are positions in a row
+            rank, world_size = 0, 1  # a batch is consecutive positions
         start = epoch * self.length
         for number in range((start + first) // self.pass_length, -(-(start + self.length) // self.pass_length)):
             before = number * self.pass_length - start  # positions of the epoch before this pass

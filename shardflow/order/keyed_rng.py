@@ -1,13 +1,12 @@
-"""Keyed randomness: every random number is a pure function of a key, which is made of integers and words.
+"""Keyed randomness: every random number is a pure function of a key, which is folded from integers and words.
 
-No generator has a state, so nothing has to be saved, and any number can be computed without those before it. This is a
+Generators have no state, so nothing is saved, and any number can be computed without those before it. This is a
 counter-based generator as in Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Its hash is the
 finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014, with
-Stafford's "Mix13" constants), in wrapping 64-bit integer arithmetic: the results are the same for every numpy version,
-byte order and machine, and golden values in the tests freeze them.
+Stafford's "Mix13" constants), in wrapping 64-bit integer arithmetic: results are the same for every numpy version, byte
+order and machine.
 
-Keys are folded from their parts, never added: with `seed + epoch`, epoch 1 of seed 0 would have the order of epoch 0 of
-seed 1.
+Keys are folded, never added: with `seed + epoch`, epoch 1 of seed 0 would have the order of epoch 0 of seed 1.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ def _mix_array(values: U64) -> U64:
 
 
 def fold(key: int, part: int | str) -> int:
-    """Return the 64-bit key of `part` within `key`. `part` is any integer or word."""
+    """Return the 64-bit key of `part`, any integer or word, within `key`."""
     if isinstance(part, str):
         part = int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "little")
     return _mix((_mix((part + _GAMMA) & _MASK) + key * _GAMMA) & _MASK)
 
 
 def fold_array(key: int | U64, parts: npt.NDArray[Any]) -> U64:
-    """Return `fold(key, part)` for each of the integers in `parts`, as uint64 of the same shape.
+    """Return `fold(key, part)` for each integer in `parts`, as uint64 of the same shape.
 
-    `key` is one key for all parts, or an array with one for each.
+    `key` is one key for all parts, or an array with one per part.
     """
     mixed = _mix_array(parts.astype(np.uint64) + np.uint64(_GAMMA))
     keys = np.uint64((key * _GAMMA) & _MASK) if isinstance(key, int) else key * np.uint64(_GAMMA)
@@ -70,9 +69,9 @@ def key(*parts: int | str) -> int:
 
 
 def permutation(key: int, length: int) -> I64:
-    """Return the permutation of 0 … length-1 of a key, as int64.
+    """Return the permutation of 0 … length-1 that belongs to a key, as int64.
 
-    SplitMix64 is a bijection of its counter, so the sorted values are distinct, without ties.
+    SplitMix64 is a bijection of its counter, so the sorted values have no ties.
     """
     counters = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     return np.argsort(_mix_array(counters + np.uint64(key)))

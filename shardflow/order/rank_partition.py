@@ -3,17 +3,17 @@
     rank r    takes the positions p with p % world_size == r
     step k    of an epoch entered at `first` covers the world_size*B positions from first + k*world_size*B on
 
-Any world_size*B positions in a row hold B of each residue, so a step gives every rank exactly B samples, wherever the
-epoch was entered. The positions that are left at the end, fewer than a global batch, are the tail:
+Any world_size*B consecutive positions hold B of each residue, so a step gives every rank exactly B samples, wherever
+the epoch was entered. The positions that are left at the end, fewer than a global batch, are the tail:
 
-    drop      they are left out
-    pad       they are filled up with positions from 0 on; these repeats are marked invalid
-    short     they are dealt out evenly: some ranks get one sample more than others, or some get one and others none
+    drop      is left out
+    pad       is filled up with positions from 0 on; these repeats are marked invalid
+    short     is distributed evenly: ranks differ by one sample at most, and some may get none
 
-Every rank has the same number of steps in each of the three.
+Every rank makes the same number of steps in all three cases.
 
-If batches are composed, rank r takes the r-th stretch of B positions of the world_size*B instead. So a batch stays
-whole for any number of ranks.
+With `contiguous`, rank r takes the r-th B consecutive positions of the world_size*B instead, so that a batch composed
+by a sampler stays whole for any number of ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardflow.errors import ConfigError
 TAILS = ("drop", "pad", "short")
 
 MOST_POSITIONS = 1 << 60
-"""Positions of an epoch. With these bounds a position, and a global batch beyond it, fit into 63 bits."""
+"""Limit of the positions of an epoch. With these limits, a position plus a global batch fits into 63 bits."""
 
 MOST_RANKS = 1 << 20
 MOST_BATCH = 1 << 31
@@ -45,7 +45,7 @@ class RankPartition:
         rank: 0 … world_size-1.
         world_size: Number of ranks, up to 2**20.
         tail: "drop", "pad" or "short".
-        contiguous: Whether a batch is B positions in a row.
+        contiguous: Whether a batch is B consecutive positions.
     """
 
     length: int
@@ -66,18 +66,18 @@ class RankPartition:
 
     @property
     def global_batch(self) -> int:
-        """Number of positions that all ranks together take in one step."""
+        """Number of positions per step, over all ranks."""
         return self.batch_size * self.world_size
 
     def steps(self, first: int = 0) -> int:
-        """Return the number of steps from position `first` to the end: the same on every rank."""
+        """Return the number of steps from position `first` to the end, equal on every rank."""
         left = max(0, self.length - first)
         return left // self.global_batch if self.tail == "drop" else -(-left // self.global_batch)
 
     def positions(self, first: int, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return this rank's positions in step `step` of an epoch entered at `first`, and which of them are valid.
+        """Return this rank's positions in a step of an epoch entered at `first`, int64, and which are valid, bool.
 
-        Positions are int64 and below `length`, validity is bool. Invalid positions are repeats that fill a padded tail.
+        Positions are below `length`. Invalid ones are repeats that fill a padded tail.
         """
         start = first + step * self.global_batch
         stop = start + self.global_batch

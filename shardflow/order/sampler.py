@@ -1,8 +1,7 @@
-"""The seam of samplers: which samples make an epoch, in which order, and how they form batches.
+"""The interface of samplers, which choose the samples of an epoch, their order and their batches.
 
-A sampler is bound to the facts of a run, and then plans one pass over the samples after the other. Nothing here reads a
-file, draws from a generator or knows about ranks and workers: the same facts give the same epochs. To add a
-sampler, write one file with a class that has `bind`; `Subset` and `ClassBatches` are short examples.
+A sampler is bound to the facts of a run, and then plans each pass over the samples. Samplers are pure: equal facts give
+equal epochs. To add a sampler, write a class with `bind`; `Subset` and `ClassBatches` are short examples.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Shape = tuple[int, int]
 """Height and width in pixels."""
 
 Together = Literal["sample", "batch", "step"]
-"""Positions that belong together: none; those of one rank's batch, which are then in a row; those of a step."""
+"""Positions that belong together: "sample", none; "batch", those of a rank's batch, consecutive; "step", of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +33,16 @@ class Facts:
 
     Attributes:
         split: The name of the split, for messages.
-        split_samples: The samples of the whole split: the length of an argument with a number per sample.
-        shard_samples: The samples of each shard that take part, int64 [S]. They are the first of the split.
-        shuffle: How to shuffle; None for the order of the split.
-        batch_size, world_size: The samples of a rank's batch, and the number of ranks.
-        classes: The class names; None where the dataset has no labels.
-        labels: Returns the class of each sample, int32 [split_samples]; ConfigError where one has none or several.
-        image_sizes: Returns width and height of each image, int64 [split_samples, 2]; 0 where they are not known.
-        load: Returns the numbers in a file, by its path.
-        column: Returns the numbers in a column of the dataset, one per sample of the whole split; None if there is none
-            of the name; ConfigError where samples lack a value.
+        split_samples: Number of samples of the whole split: the length of arguments with a value per sample.
+        shard_samples: Number of samples of each shard that take part, int64 [S]: with a limit, the first of the split.
+        shuffle: The settings of the shuffle; None for the order of the split.
+        batch_size, world_size: Samples of a rank's batch, and number of ranks.
+        classes: The class names; None if the dataset has no labels.
+        labels: Returns the class of each sample, int32 [split_samples]; ConfigError if one has none or several.
+        image_sizes: Returns width and height of each image, int64 [split_samples, 2]; 0 if unknown.
+        load: Returns the numbers in a file, given its path.
+        column: Returns the numbers in a column, [split_samples]; None if no column has this name; ConfigError if
+            samples lack a value.
         where: Returns which samples fulfil a condition, bool [split_samples].
     """
 
@@ -62,7 +61,7 @@ class Facts:
 
     @property
     def samples(self) -> int:
-        """Samples that take part."""
+        """Number of samples that take part."""
         return int(self.shard_samples.sum())
 
 
@@ -72,30 +71,30 @@ class EpochPlan(Protocol):
     length: int
 
     def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
-        """Return (shard, record, repeat) of positions; the repeats of a record count from 0, in int64.
+        """Return (shard, record, repeat) of positions as int64; the repeats of a record count from 0.
 
-        Where positions have several samples, as `counts` says, those of each position follow each other.
+        If positions have several samples (see `counts`), those of one position follow each other.
         """
         ...
 
     def counts(self, positions: npt.NDArray[Any]) -> I64:
-        """Return how many samples each of the positions has: one, if the sampler packs no bins."""
+        """Return the number of samples at each position: 1 unless positions are bins."""
         return np.ones(len(positions), dtype=np.int64)
 
     def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
-        """Return which shards the positions p ≡ rank (mod world_size) need: (shards, begins, ends), by first need.
+        """Return the shards of the positions p ≡ rank (mod world_size): (shards, begins, ends), by first use.
 
-        Samples of `shards[i]` are at positions from `begins[i]` to `ends[i]`-1 only. A shard may come twice.
+        The rank reads `shards[i]` only at positions from `begins[i]` to `ends[i]`-1. A shard may be listed twice.
         """
         ...
 
-    def shape(self, position: int) -> Shape | None:  # noqa: ARG002 - for those who decide on it
-        """Return the shape of the images in the batch of a position; None where the decoder decides."""
+    def shape(self, position: int) -> Shape | None:  # noqa: ARG002 - for subclasses
+        """Return the shape of the images in the batch of a position; None if the decoder decides."""
         return None
 
 
 class ListPlan(EpochPlan):
-    """A pass whose order is one array, made again for each epoch; positions are found by lookup.
+    """A pass whose order is an array, in which positions are looked up.
 
     Args:
         visits: Shard, record and repeat of each position, int64 [3, N].
@@ -106,11 +105,11 @@ class ListPlan(EpochPlan):
 
     @classmethod
     def of_samples(cls, samples: I64, shard_samples: npt.ArrayLike) -> ListPlan:
-        """Return the plan of samples by their numbers in the split; one that is named several times comes so often."""
+        """Return the plan of samples, int64 numbers in the split; a number may be repeated."""
         ends = np.cumsum(np.asarray(shard_samples, dtype=np.int64))
         total = int(ends[-1]) if len(ends) else 0
         if len(bad := np.flatnonzero((samples < 0) | (samples >= total))):
-            raise ConfigError(f"the sampler names sample {samples[bad[0]]}, and 0 … {total - 1} take part")
+            raise ConfigError(f"the sampler names sample {samples[bad[0]]}, but only 0 … {total - 1} take part")
         shards: I64 = np.searchsorted(ends, samples, side="right")
         firsts = np.concatenate([[0], ends])[shards]
         order = np.argsort(samples, kind="stable")
@@ -124,7 +123,7 @@ class ListPlan(EpochPlan):
         return shards, records, repeats
 
     def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
-        """Return which shards the positions of a rank need and when."""
+        """Return the shards of a rank's positions, and when they are read."""
         shards, begins, ends = shard_spans(self._visits[0, rank::world_size])
         return shards, begins * world_size + rank, (ends - 1) * world_size + rank + 1
 
@@ -133,15 +132,15 @@ class EpochSampler(Protocol):
     """A sampler that is bound to the facts of a run.
 
     Attributes:
-        length: Positions in a pass: its samples, or bins of them.
-        identity: Plain JSON that differs where the orders do, for checkpoints, and to compare ranks.
+        length: Positions in a pass: samples, or bins of them.
+        identity: Plain JSON that differs if the orders differ, for checkpoints and to compare ranks.
         together: Which positions belong together.
-        shapes: The shapes of its batches; none where the decoder decides.
-        patch: Where positions are bins, the height and width of each image are multiples of this; 0 without images, and
-            None where a position is a sample.
-        chosen: The numbers of the samples that each pass has; None where these are all, or not the same in each.
+        shapes: The shapes of the batches; empty if the decoder decides.
+        patch: If positions are bins, the sides of each image are multiples of this, or 0 without images; None if a
+            position is a sample.
+        chosen: The numbers of the samples of each pass; None if these are all samples, or differ between passes.
         warnings: Messages for the user.
-        length_rule: The reason for the length of an epoch, and how to have a longer one: "; …", to end a message.
+        length_rule: The end of a message, "; …": why an epoch has this length, and how to get a longer one.
     """
 
     length: int
@@ -154,15 +153,15 @@ class EpochSampler(Protocol):
     length_rule: str = ""
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
-        """Return the pass of an epoch; a pure function."""
+        """Return the plan of an epoch, or of a pass with `samples_per_epoch`; a pure function."""
         ...
 
     def drawn(self) -> I64 | None:
-        """Return the numbers of the samples that can come; None where all of those that take part can."""
+        """Return the numbers of the samples that an epoch can have; None if all of those that take part."""
         return None
 
-    def image_shapes(self, samples: I64) -> I64 | None:  # noqa: ARG002 - for those who decide on them
-        """Return height and width of the images of samples, int64 [B, 2]; None if this does not decide on each."""
+    def image_shapes(self, samples: I64) -> I64 | None:  # noqa: ARG002 - for subclasses
+        """Return height and width of the images of samples, int64 [B, 2]; None if the sampler does not choose them."""
         return None
 
 
@@ -170,12 +169,12 @@ class Sampler(Protocol):
     """The argument of `Loader(sampler=...)`."""
 
     def bind(self, facts: Facts) -> EpochSampler:
-        """Return the epochs that this sampler makes of these facts; ConfigError where it does not fit them."""
+        """Return the sampler's epochs for these facts; ConfigError if it does not fit them."""
         ...
 
 
 def bound(sampler: Any, facts: Facts) -> EpochSampler:
-    """Return a sampler, bound; ConfigError if it is not a sampler, or lacks an identity."""
+    """Bind a sampler; ConfigError if it does not follow the interface."""
     if isinstance(sampler, type) or not callable(getattr(sampler, "bind", None)):
         raise ConfigError(
             "sampler must be one of shardflow.samplers, such as samplers.Weighted('balanced'), or an object with "
@@ -189,37 +188,37 @@ def bound(sampler: Any, facts: Facts) -> EpochSampler:
     elif epochs.together not in get_args(Together):
         problem = f"together must be one of {', '.join(get_args(Together))}, found {epochs.together!r}"
     elif not _is_plain(epochs.identity):
-        problem = f"identity must be plain JSON that differs where the orders do, found {epochs.identity!r:.80}"
+        problem = f"identity must be plain JSON that differs if the orders differ, found {epochs.identity!r:.80}"
     if problem:
         raise ConfigError(f"{sampler!r:.80}: {problem}")
     return epochs
 
 
 def per_sample(facts: Facts, given: Any, who: str) -> npt.NDArray[Any]:
-    """Return numbers, one per sample of the split: an array, a column's name, a `.npy`, or one number for all.
+    """Return the numbers of the samples that take part, given as an array, a column, a `.npy`, or one number for all.
 
     Raises:
-        ConfigError: They are neither, or not as many.
+        ConfigError: They are none of these, or not one per sample of the split.
     """
     values: Any = facts.column(given) if isinstance(given, str) else None
     if values is None:
         values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
     if not isinstance(values, np.memmap):
-        # Copied: a training loop may change its losses while their epoch runs.
+        # A copy, as a training loop may update its array of losses during the epoch.
         values = as_numbers(f"{who} takes a number per sample", values).copy()
     if values.ndim == 0:
         values = np.broadcast_to(values, facts.split_samples)
     if values.ndim == 1 and len(values) != facts.split_samples:
         raise ConfigError(
-            f"{who} has {len(values)} numbers, split {facts.split!r} has {facts.split_samples} samples; give "
-            "one per sample"
+            f"{who} has {len(values)} numbers for the {facts.split_samples} samples of split {facts.split!r}; give one "
+            "per sample"
         )
     found: npt.NDArray[Any] = values[: facts.samples]
     return found
 
 
 def fulfilling(facts: Facts, where: str) -> npt.NDArray[np.bool_]:
-    """Return which of the samples that take part fulfil a condition; ConfigError if none does."""
+    """Return which samples that take part fulfil a condition, as bool; ConfigError if none does."""
     mask = facts.where(where)[: facts.samples]
     if not mask.any():
         raise ConfigError(f"no sample of split {facts.split!r} fulfils the condition {where!r}")
@@ -231,14 +230,14 @@ def known_sizes(facts: Facts, who: str) -> I64:
     sizes = facts.image_sizes()[: facts.samples]
     if len(unknown := np.flatnonzero(~sizes.all(axis=1))):
         raise ConfigError(
-            f"{who} needs the sizes of all images; the index lacks {len(unknown)} of {facts.samples}, "
-            f"the first is that of sample {unknown[0]}"
+            f"{who} needs the sizes of all images, but the index lacks {len(unknown)} of {facts.samples}, such as that "
+            f"of sample {unknown[0]}; pack the images instead of indexing them"
         )
     return sizes
 
 
 def _is_plain(identity: Any) -> bool:
-    """Return whether an identity is the same after it was saved with a checkpoint."""
+    """Return whether an identity survives being saved as JSON."""
     try:
         return identity is not None and bool(json.loads(json.dumps(identity)) == identity)
     except (TypeError, ValueError):
@@ -246,7 +245,7 @@ def _is_plain(identity: Any) -> bool:
 
 
 def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
-    """Return the shards of a sequence, each once in the order of first need, and where each begins and ends in it."""
+    """Return the different shards of a sequence in the order of first use, and where each begins and ends in it."""
     found, begins = np.unique(shards, return_index=True)
     _, backwards = np.unique(shards[::-1], return_index=True)
     order = np.argsort(begins)

@@ -1,14 +1,14 @@
 """The plan: the pure function from (seed, epoch, position) to (shard, record).
 
-    order     shards permuted by hash(seed, epoch), concatenated: a stream of N records
-    streams     the stream cut into C contiguous pieces whose lengths differ by at most 1, longer ones first
+    order     shards permuted by hash(seed, epoch), concatenated: a sequence of N records
+    streams   the sequence cut into C contiguous pieces whose lengths differ by at most 1, longer ones first
     position  p -> stream p % C, offset p // C
     buffer    within a stream, offsets are permuted inside windows by hash(seed, epoch, stream, window)
 
-Every step is a bijection, so each position has one record and each record one position, for any C and W: they change
-locality and mixing, never exactness. With weights the stream has each record as often as `weights` says, its repeats
-next to each other, and the buffer tears them apart. With shard affinity a stream has the same shards in every epoch:
-the order is cut into streams by hash(seed) alone, and the shards of each stream are permuted by hash(seed, epoch).
+Every step is a bijection, so each position has one record and each record one position, for any C and W, which change
+only locality and mixing. With weights, a record is repeated next to itself as `weights` says, and the buffer separates
+the repeats. With shard affinity, a stream has the same shards in every epoch: hash(seed) alone orders and cuts the
+shards into streams, and the shards of each stream are permuted by hash(seed, epoch).
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from .shuffle_settings import MOST_BUFFER, MOST_STREAMS
 from .weights import SystematicSample, Weights
 
 FIRST_WINDOW = 32
-"""Samples in the first window of a stream: what a batch of 256 takes from each of eight streams.
+"""Samples in the first window of a stream: the share of each of eight streams in a batch of 256.
 
-Windows grow from there: an epoch's first batch waits for the head of one shard per stream, not for a full window.
+Windows grow from there, so that an epoch's first batch waits for the beginning of one shard per stream only.
 """
 
 
 class ShuffleBuffer:
-    """The shuffle buffer of an epoch's streams, as a pure function: their samples are permuted inside of windows.
+    """The shuffle buffer of an epoch's streams, as a pure function: samples are permuted inside windows.
 
-    Windows end at 32, 64, 128, …, W, 2W, 3W, …. The permutation of each is keyed by its stream and its number, so that
-    any offset can be computed without those before it. The only state is a cache of the permutations used last.
+    Windows end at 32, 64, 128, …, W, 2W, 3W, …. The permutation of each is keyed by its stream and its number, so any
+    offset can be computed without those before it. The only state is a cache of the last permutations.
     """
 
     def __init__(self, key: int, samples: int) -> None:
         self._key, self._samples = key, samples
-        starts = [0]  # of the windows that grow, and of the first full one
+        starts = [0]  # of the growing windows, and of the first full one
         while starts[-1] < samples:
             starts.append(min(max(FIRST_WINDOW, 2 * starts[-1]), samples))
         self._first_starts = np.array(starts, dtype=np.int64)
         self._last_used: dict[int, tuple[int, I64]] = {}  # stream → window, and its permutation
 
     def windows(self, offsets: I64) -> I64:
-        """Return the numbers of the windows in which offsets of a stream lie, as int64."""
+        """Return the windows that contain offsets of a stream, as int64."""
         windows: I64 = np.searchsorted(self._first_starts, offsets, side="right") - 1
         full = windows == len(self._first_starts) - 1
         windows[full] += (offsets[full] - self._first_starts[-1]) // self._samples
@@ -81,9 +81,9 @@ class ShufflePlan(EpochPlan):
         seed: Any integer; another seed gives another order.
         epoch: 0 or more; another epoch gives another order.
         streams: C, the number of parallel streams, 1 … 2**20.
-        buffer: W, the samples of a stream that are shuffled among each other, 1 … 2**40; 1 keeps their order.
+        buffer: W, samples of a stream that are shuffled together, 1 … 2**40; 1 keeps their order.
         shuffle: False keeps shards and records in the manifest's order.
-        weights: How often the records come; by default, each once.
+        weights: Expected occurrences of the records; by default, each comes once.
         shard_affinity: Keep the shards of a stream from epoch to epoch.
     """
 
@@ -114,8 +114,8 @@ class ShufflePlan(EpochPlan):
         self.length = int(ends[-1]) if len(sizes) else 0
         self._streams = streams
         self._shard_starts = ends - counts
-        # The stream's pieces, in the order in which they are read: the place of the shard that each is of, where it
-        # begins within that, and where it is in the stream.
+        # The pieces of the sequence in reading order: the place of the piece's shard, where the piece begins in the
+        # shard, and where it begins and ends in the sequence.
         if shard_affinity and shuffle:
             self._places, self._firsts, counts = self._pieces(ends, keyed_rng.key(seed, "pieces", epoch))
         else:
@@ -131,8 +131,8 @@ class ShufflePlan(EpochPlan):
         return shards, records
 
     def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
-        """Return (shard, record, repeat) of positions 0 … length-1; the repeats of a record count from 0, in int64."""
-        # In signed 64 bits: narrower or unsigned integers would wrap, or become floats, further down.
+        """Return (shard, record, repeat) of positions 0 … length-1 as int64; the repeats of a record count from 0."""
+        # Narrower or unsigned integers would wrap, or become floats, further down.
         positions = positions.astype(np.int64, copy=False)
         streams, offsets = positions % self._streams, positions // self._streams
         if self._shuffles:
@@ -200,7 +200,7 @@ class ShufflePlan(EpochPlan):
 
 
 class ShuffledEpochs(EpochSampler):
-    """Epochs of all samples of a split, each once or as often as its weight says."""
+    """Epochs of all samples of a split, each once or by its weight."""
 
     def __init__(self, facts: Facts, weights: Weights | None = None) -> None:
         self.length = facts.samples if weights is None else weights.length
@@ -208,7 +208,7 @@ class ShuffledEpochs(EpochSampler):
         self._shard_samples, self._shuffle, self._weights = facts.shard_samples, facts.shuffle, weights
 
     def drawn(self) -> I64 | None:
-        """Return the numbers of the samples whose weight is not 0."""
+        """Return the numbers of the samples with a weight above 0; None without weights."""
         return None if self._weights is None else self._weights.drawn()
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:

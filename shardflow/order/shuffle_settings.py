@@ -1,4 +1,4 @@
-"""The settings of a shuffle: how many samples are permuted together, and into how many streams an epoch is cut."""
+"""The settings of a shuffle: the size of the shuffle buffer, and the number of streams of an epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_STREAMS = 1 << 20
 """Each stream takes memory, and a saved state may name any number."""
 
 MOST_BUFFER = 1 << 40
-"""So that the offsets of windows fit into 63 bits; a buffer larger than a stream is the whole stream."""
+"""Offsets of windows then fit into 63 bits; a buffer larger than a stream shuffles the whole stream."""
 
 TRAIN = "train"
 """The split that is shuffled by default."""
@@ -22,26 +22,26 @@ BUFFER = 8192
 STREAMS_PER_RANK = 8
 """Defaults for shards packed in class order (docs/performance.md).
 
-Several streams mix from the first batch on. Half the buffer would open 30 shards per rank instead of 45, and the excess
-variance of a batch's classes would grow by half.
+Several streams mix classes from the first batch on. Half the buffer opens 30 shards per rank instead of 45, but the
+excess variance of a batch's classes grows by half.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffle:
-    """How a loader shuffles; `shuffle=True` stands for `Shuffle()`.
+    """How a loader shuffles; `shuffle=True` means `Shuffle()`.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, shuffle=shardflow.Shuffle(streams=64))
 
     Attributes:
         buffer: Samples of a stream that are shuffled together, 1 … 2**40. A larger buffer mixes better, a smaller one
             keeps fewer shards open.
-        streams: Parallel streams into which the epoch is cut, 1 … 1,048,576; None for eight per rank. A resumed run
-            that leaves this at None keeps the streams of the saved run.
-        shard_affinity: Keep the shards of a stream from epoch to epoch, and shuffle only their order and their samples.
-            Then a host reads the same shards in every epoch, and needs a cache for its share of the dataset only;
-            samples of different ranks never meet in a rank's batch (docs/performance.md). Not with `samples_per_epoch`
-            or `samplers.ClassBatches`, nor in a `Mix` by sample.
+        streams: Parallel streams of an epoch, 1 … 1,048,576; None for eight per rank. A resumed run with None keeps the
+            streams of the saved run.
+        shard_affinity: Keep the shards of a stream from epoch to epoch, and shuffle only their order and samples. A
+            host then reads the same shards in every epoch, and caches only its share of the dataset; samples of
+            different ranks never meet in a batch (docs/performance.md). Not with `samples_per_epoch`,
+            `samplers.ClassBatches` or a `Mix` by sample.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -59,10 +59,7 @@ class Shuffle:
 
     @classmethod
     def of(cls, given: object, split: str) -> Shuffle | None:
-        """Return the meaning of a loader's argument `shuffle`: None keeps the order of the split.
-
-        By default only the split `train` is shuffled: an evaluation reads each sample once, in order.
-        """
+        """Return the settings that a loader's argument `shuffle` means; None keeps the order of the split."""
         if given is None:
             given = split == TRAIN
         if isinstance(given, Shuffle):
@@ -73,5 +70,5 @@ class Shuffle:
 
 
 def default_streams(world_size: int) -> int:
-    """Return the number of streams of a shuffle that leaves it open."""
+    """Return the number of streams of a shuffle with `streams=None`."""
     return min(STREAMS_PER_RANK, MOST_STREAMS // world_size) * world_size

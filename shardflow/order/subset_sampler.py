@@ -1,4 +1,4 @@
-"""Subset: an epoch of some samples of a split."""
+"""Subset: epochs of selected samples of a split."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .weights import Weights, as_numbers
 
 
 class Subset:
-    """Some samples of a split: by a condition, or by their numbers, each as often as it is named.
+    """Selects samples of a split by a condition, or by their numbers, which may be repeated.
 
-    With `shuffle=False` they come in the order given, as from PyTorch's `Subset`. Shards are then read as this
-    order needs them, so numbers that go back and forth keep many open.
+    With `shuffle=False` samples come in the given order, as with PyTorch's `Subset`; an order that jumps between shards
+    keeps many of them open.
 
     >>> loader = shardflow.Loader("photos256", batch_size=2, sampler=shardflow.samplers.Subset([3, 8]))
     >>> sharp = shardflow.samplers.Subset("score > 0.5 and class in ('cat', 'dog')")
 
     Args:
-        indices: Numbers of samples, 0 … N-1: integers, shape [M]. Or a condition, as for `shardflow.subset(where=...)`.
-            It is evaluated when the loader is made; a checkpoint fits only the same samples.
+        indices: Numbers of samples, 0 … N-1: integers, shape [M]. Or a condition, as for `shardflow.subset(where=...)`,
+            evaluated when the loader is made. A checkpoint fits only the same samples.
 
     Raises:
-        ConfigError: They are not a list of integers.
+        ConfigError: `indices` is neither a text nor a list of integers.
     """
 
     def __init__(self, indices: npt.ArrayLike | str) -> None:
@@ -43,18 +43,18 @@ class Subset:
         return f"Subset({self.where!r})" if self.where is not None else f"Subset({len(self.indices)} samples)"
 
     def bind(self, facts: Facts) -> EpochSampler:
-        """Return epochs of these samples; those that a limit leaves out do not come."""
+        """Return epochs of the selected samples that a limit does not leave out."""
         bad = np.flatnonzero((self.indices < 0) | (self.indices >= facts.split_samples))
         if len(bad):
             raise ConfigError(
-                f"Subset names sample {self.indices[bad[0]]}, split {facts.split!r} has samples "
+                f"Subset names sample {self.indices[bad[0]]}, but split {facts.split!r} has samples "
                 f"0 … {facts.split_samples - 1}"
             )
         numbers = self.indices.astype(np.int64)
         if self.where is not None:
             numbers = np.flatnonzero(fulfilling(facts, self.where))
         numbers = numbers[numbers < facts.samples]
-        if facts.shuffle is None and (np.diff(numbers) < 0).any():  # in ascending order, the split's order is theirs
+        if facts.shuffle is None and (np.diff(numbers) < 0).any():  # ascending: the split's order
             return ListedEpochs(numbers, facts.shard_samples)
         weights = Weights(np.bincount(numbers, minlength=facts.samples), facts.shard_samples)
         epochs = ShuffledEpochs(facts, weights)
@@ -63,7 +63,7 @@ class Subset:
 
 
 class ListedEpochs(EpochSampler):
-    """Every epoch has these samples in this order."""
+    """Epochs that all have the same samples in the same order."""
 
     def __init__(self, numbers: I64, shard_samples: I64) -> None:
         self.length, self.chosen = len(numbers), numbers
@@ -75,5 +75,5 @@ class ListedEpochs(EpochSampler):
         return self.chosen
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:  # noqa: ARG002 - the same in every epoch
-        """Return the list."""
+        """Return the plan, the same for every epoch."""
         return self._plan

@@ -1,4 +1,4 @@
-"""Weighted: each sample comes as often as its weight says, by systematic sampling."""
+"""Weighted: each sample comes in proportion to its weight, by systematic sampling."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ _POWERS = {"balanced": 1.0, "sqrt": 0.5}
 
 
 class Weighted:
-    """How often each sample comes in an epoch, on average; a weight is 0 or more, and 1 is once.
+    """Draws each sample ⌊w⌋ or ⌈w⌉ times per epoch, on average w; weights are 0 or more.
 
-    An epoch has as many samples as the sum of the weights, rounded. It draws a sample ⌊w⌋ or ⌈w⌉ times, each time with
-    another random key.
+    An epoch has as many samples as the sum of the weights, rounded. Each repeat of a sample has another random key.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Weighted("balanced"))
     >>> cats = shardflow.samplers.Weighted("score", where="class = 'cat'")
 
     Args:
         weights: A number per sample ([N], the name of a column of the dataset, or the path of a `.npy`), or one for
-            all. A mapping from class to number, 1 for classes that it does not name. "balanced": each class equally
-            often; "sqrt": a class in proportion to the square root of its images; both keep the length of the epoch.
-        where: Only samples that fulfil this condition come, see `Subset`; frequencies are counted among them.
+            all. Or a mapping from class to number, 1 for missing classes. Or "balanced": each class equally often; or
+            "sqrt": each class in proportion to the square root of its number of images; both keep the epoch's length.
+        where: Only samples that fulfil this condition come, see `Subset`; class frequencies are counted among them.
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class Weighted:
         """Return epochs of samples by weight."""
         epochs = ShuffledEpochs(facts, self._of(facts))
         epochs.length_rule = (
-            f"; it is the sum of the weights of {self!r}: multiply them, such as weights / weights.mean() for an epoch "
-            "as long as the split, or pass the loader samples_per_epoch="
+            f"; it is the sum of the weights of {self!r}: scale them, by weights / weights.mean() for an epoch as long "
+            "as the split, or pass the loader samples_per_epoch="
         )
         return epochs
 
@@ -58,7 +57,7 @@ class Weighted:
         mask = None if self.where is None else fulfilling(facts, self.where)
         if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
             if isinstance(given, str) and facts.column(given) is not None:
-                raise ConfigError(f"{self!r} means a rule, and also a column of the dataset; pass the column's values")
+                raise ConfigError(f"{self!r} is a rule, but a column has this name too; pass the column's values")
             classes, labels = facts.classes or (), facts.labels()[:samples]
             if isinstance(given, Mapping):
                 by_class = _of_classes(given, classes)
@@ -72,14 +71,13 @@ class Weighted:
 
 
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return the weight of each class; 1 for those that are not named."""
+    """Return the weight of each class; 1 for those that `given` lacks."""
     weights = np.ones(len(classes))
     numbers = {name: number for number, name in enumerate(classes)}
     for name, weight in given.items():
         number = numbers.get(name, name) if isinstance(name, str) else name
         if not isinstance(number, int | np.integer) or not 0 <= number < len(classes):
-            message = f"weights name the class {name!r}, which the dataset does not have"
-            raise ConfigError(f"{message}; it has {first_few(classes, 10)}")
+            raise ConfigError(f"weights name the unknown class {name!r}; the dataset has {first_few(classes, 10)}")
         if not isinstance(weight, Real):
             raise ConfigError(f"the weight of class {name!r} must be a number, found {weight!r}")
         weights[number] = weight
@@ -87,7 +85,7 @@ def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt
 
 
 def _by_frequency(labels: npt.NDArray[np.int32], classes: int, power: float) -> npt.NDArray[np.float64]:
-    """Return weights that are proportional to 1 / (images of the class)**power, and keep the length of the epoch."""
+    """Return weights in proportion to 1 / (images of the class)**power that keep the length of the epoch."""
     counts = np.bincount(labels, minlength=classes)
     weights = np.zeros(classes)
     weights[counts > 0] = counts[counts > 0] ** -power

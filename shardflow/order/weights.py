@@ -1,19 +1,19 @@
-"""Weights: how often each sample comes in an epoch, by systematic sampling in fixed point.
+"""Weights: the number of times that each sample comes in an epoch, by systematic sampling in fixed point.
 
 With weights w_i and their running sum C, sample i comes ⌊C_i + u⌋ - ⌊C_{i-1} + u⌋ times, where u in [0, 1) belongs to
 the epoch. So the expected count of a sample is its weight, each count differs from it by less than one, every epoch has
-the same length, and the sample at a position is found by search, not by drawing: see Madow, "On the theory of
-systematic sampling, II" (Annals of Mathematical Statistics, 1949).
+the same length, and search finds the sample at a position. Source: Madow, "On the theory of systematic sampling, II"
+(Annals of Mathematical Statistics, 1949).
 
 The running sum goes over the shards permuted by hash(seed, epoch), and over the records of each permuted by hash(seed,
-epoch, shard). Over the stored order, samples at some distances would always come together, and others never. In a
-permuted order two samples come together as often as independent draws have it, except that each shard gives its share,
-rounded up or down: the counts of two of n equal weights in a shard have a correlation of down to -1 / (n - 1). The
-running sum decides only about counts; the plan's order is that of the shards, with their records as they are stored.
+epoch, shard). In the stored order, samples at some distances would always come together, and others never. In the
+permuted order, two samples come together as often as with independent draws, except that each shard contributes its
+share, rounded up or down: the counts of two of n equal weights in a shard have a correlation of down to -1 / (n - 1).
+The running sum determines only counts; the plan's order is that of the shards, with their records as stored.
 
-Weights are multiples of 2**-31, and all arithmetic is of integers, so that every machine finds the same samples. The
-sum S of N weights is seldom a whole number of samples. The epoch has the L samples that are nearest to it, and its
-points lie S / L apart: point j is at ⌊(j S + U) / L⌋, with U in 0 … S-1.
+Weights are multiples of 2**-31 and all arithmetic is on integers, so every machine finds the same samples. The sum S of
+N weights is seldom an integer. An epoch has L samples, S rounded, and its points are S / L apart: point j is at
+⌊(j S + U) / L⌋, with U in 0 … S-1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def as_numbers(expected: str, values: Any) -> npt.NDArray[Any]:
     """Return an argument as an array; ConfigError with the text `expected` for ragged lists."""
     try:
         return np.asanyarray(values)
-    except (TypeError, ValueError):  # of tensors on a device too
+    except (TypeError, ValueError):  # also raised for tensors on a device
         raise ConfigError(f"{expected}, found {values!r:.80}") from None
 
 
@@ -50,7 +50,7 @@ class Weights:
     """The weights of the samples of a split, in the order of the split, and their sums by shard.
 
     Args:
-        values: Expected number of times that each sample comes in an epoch, 0 or more: any number type, shape [N]. With
+        values: Expected number of occurrences of each sample in an epoch, 0 or more: any number type, shape [N]. With
             `classes`, the weight of each class instead, shape [K].
         shard_samples: Number of samples of each shard, int64; their sum is N.
         classes: The class of each sample, an integer 0 … K-1, shape [N].
@@ -93,8 +93,8 @@ class Weights:
             most = f"more than {MOST_SAMPLES:,}"
             found = most if self.length > MOST_SAMPLES else f"{self.sum / 2**FRACTION_BITS:.6g}"
             raise ConfigError(
-                "a weight is the expected number of times that a sample comes in an epoch, and their sum is "
-                f"the number of samples in an epoch: it must be 1 … {MOST_SAMPLES:,}, found {found}"
+                "a weight is the expected number of occurrences of a sample in an epoch, and the sum of weights is the "
+                f"length of the epoch: it must be 1 … {MOST_SAMPLES:,}, found {found}"
             )
 
     def _check_values(self, what: str) -> None:
@@ -110,7 +110,7 @@ class Weights:
         return self._fixed(int(self._starts[shard]), int(self._ends[shard]))
 
     def drawn(self) -> I64:
-        """Return the numbers of the samples that can come: those whose weight is not 0."""
+        """Return the numbers of the samples with a weight above 0."""
         return np.flatnonzero(self._fixed(0, int(self._ends[-1])))
 
     def _fixed(self, start: int, stop: int) -> I64:
@@ -120,19 +120,19 @@ class Weights:
 
 
 def _exact_sum(fixed: I64) -> int:
-    """Return the sum of a chunk of weights, which may be more than 64 bits hold."""
+    """Return the sum of a chunk of weights as a Python integer, as it may exceed 64 bits."""
     return (int((fixed >> FRACTION_BITS).sum()) << FRACTION_BITS) + int((fixed % (1 << FRACTION_BITS)).sum())
 
 
 class SystematicSample:
-    """How often each record comes in one epoch.
+    """The number of times that each record comes in one epoch.
 
     Args:
         weights: The weights.
-        key: 64-bit key of the epoch; it decides u, and the order of the running sum.
+        key: 64-bit key of the epoch, which determines u and the order of the running sum.
 
     Attributes:
-        counts: Samples that each shard contributes, int64.
+        counts: Number of samples that each shard contributes, int64.
     """
 
     def __init__(self, weights: Weights, key: int) -> None:
@@ -145,27 +145,25 @@ class SystematicSample:
         self._begins, self.counts = np.empty_like(sums), np.empty_like(sums)  # of each shard in the running sum
         self._begins[order] = np.cumsum(sums) - sums
         self.counts[order] = np.diff(self._first_place(np.cumsum(sums)), prepend=0)
-        self._ends: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()  # shard → `_record_ends`, those used last
+        self._ends: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()  # shard → `_record_ends`, recently used
         self._cached = 0
 
     def locate(self, shards: I64, offsets: I64) -> tuple[I64, I64]:
-        """Return record and repeat of the samples that shards contribute, by their numbers in the shards, int64.
+        """Return record and repeat of the samples that shards contribute, given their offsets in the shards, int64.
 
-        Records come in their order, and one that comes n times has the repeats 0 … n-1.
+        Records are in their order; one that comes n times has the repeats 0 … n-1.
         """
         records, repeats = np.empty_like(offsets), np.empty_like(offsets)
         for shard in np.unique(shards).tolist():
             here = shards == shard
             ends = self._record_ends(shard)
-            found = np.searchsorted(
-                ends, offsets[here].astype(np.int32), side="right"
-            )  # of one type: no copy of `ends`
+            found = np.searchsorted(ends, offsets[here].astype(np.int32), side="right")  # one dtype: no copy of `ends`
             records[here] = found
             repeats[here] = offsets[here] - np.where(found > 0, ends[found - 1], 0)
         return records, repeats
 
     def _record_ends(self, shard: int) -> npt.NDArray[np.int32]:
-        """Return how many samples the records of a shard up to each contribute."""
+        """Return the running count of samples over the records of a shard."""
         if (ends := self._ends.get(shard)) is None:
             weights, begin = self._weights.fixed(shard), self._begins[shard]
             order = keyed_rng.permutation(keyed_rng.fold(self._key, shard), len(weights))
@@ -181,12 +179,12 @@ class SystematicSample:
         return ends
 
     def _points(self, places: I64) -> I64:
-        """Return the points of the running sum at which places of the stream are of the weights."""
+        """Return the points of the running sum that belong to places in the epoch."""
         points: I64 = self._shift + places * self._step + (places * self._rest + self._carry) // self._length
         return points
 
     def _first_place(self, sums: I64) -> I64:
-        """Return the first place whose point is not below each of the sums, `length` where there is none."""
+        """Return the first place whose point is not below each of the sums; `length` if there is none."""
         guess = (sums - self._shift).astype(np.float64) * (self._length / self._sum)
         places: I64 = np.clip(guess.astype(np.int64), 0, self._length)  # right to one or two: floats have 53 bits
         while (low := (places < self._length) & (self._points(places) < sums)).any():

@@ -1,7 +1,7 @@
-"""The cache of remote shards: verified files, named by their SHA-256, that all processes of a user on a host share.
+"""The cache of remote shards: verified files, named by their SHA-256, shared by all processes of a user on a host.
 
-Experiments, ranks, splits and copies of a dataset share the files of the same content. `cache_directory` has the
-files and locks, `cache_eviction` keeps the limit.
+Runs, ranks, splits and copies of a dataset share files of equal content. `cache_directory` manages files and locks,
+`cache_eviction` enforces the limit.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _STALL_SHARE = 0.75
 STALL_TIMEOUT_S = _STALL_SHARE * IDLE_TIMEOUT_S
 
 MOST_COPIES = 3
-"""How many copies a reader tries. Each was verified on its way into the cache, so it means a broken disk."""
+"""Copies that a reader tries. Each was verified when it was cached, so repeated damage means a broken disk."""
 
 _NO_ROOM = (
-    "the cache %s has no room (limit %d bytes): each process downloads shards into private temporary files; free some "
+    "the cache %s is full (limit %d bytes), so each process downloads shards into private temporary files; free some "
     "space, raise the limit of the cache, or choose a cache directory on another disk"
 )
 
 
 def stall_timeout_s(storage: Storage) -> float:
-    """Return how long a reader waits for another process whose download from a storage does not grow.
+    """Return how long a reader waits for the stalled download of another process, in seconds.
 
-    It has a quarter of its time left for its own download then. Stopped processes are noticed sooner.
+    A quarter of its idle timeout is then left for its own download. Stopped processes are noticed sooner.
     """
     return _STALL_SHARE * storage.idle_timeout_s
 
@@ -54,7 +54,7 @@ Download = Callable[[Path], None]
 
 
 class FetchResult(enum.Enum):
-    """The result of an attempt to put a file into the cache."""
+    """The result of an attempt to cache a file."""
 
     CACHED = enum.auto()  # the file is in the cache
     BUSY = enum.auto()  # another process is downloading the file
@@ -65,12 +65,12 @@ class Cache:
     """A cache directory with a limit. Any number of threads and processes may use it at once.
 
     Args:
-        directory: New, empty, or a cache already; created with mode 0700 if it does not exist. By default `shardflow`
-            in the user's cache directory. A directory that cannot be created is an error when the first file is
-            fetched.
-        limit: The most bytes that shards may take, as a number or as in "500 MB", "1.5TB", "64GiB". The cache also
-            leaves 2 % of the disk free, or 10 GB where that is less.
-        pixels: The most bytes of decoded images for each split and decoder, in addition to `limit`; None to keep none.
+        directory: A new or empty directory, or a cache; created with mode 0700 if it does not exist. By default
+            `shardflow` in the user's cache directory. If it cannot be created, fetching the first file raises the
+            error.
+        limit: Maximum size of the shards: a number of bytes, or "500 MB", "1.5TB", "64GiB". The cache also leaves 2 %
+            of the disk free, or 10 GB if that is less.
+        pixels: Maximum size of the decoded images of each split and decoder, in addition to `limit`; None to keep none.
             Unused ones stay until `prune`.
 
     Raises:
@@ -101,19 +101,18 @@ class Cache:
     def open(
         self, sha256: str, size: int | None, download: Download, *, stall_timeout_s: float = STALL_TIMEOUT_S
     ) -> IO[bytes]:
-        """Return the file of this content, open for reading; download it if no process has done so or is doing so.
+        """Return the file of this content, open for reading; download it unless another process has it or downloads it.
 
-        If the disk has no room, or an unusable file is in the way, the file is a private one. It is gone when it
-        is closed and no longer mapped.
+        If the disk is full, or an unusable file is in the way, the file is a private one without a name.
 
         Args:
-            sha256: Of the content.
-            size: In bytes; None for a small file of unknown size.
+            sha256: SHA-256 of the content.
+            size: Size in bytes; None for a small file of unknown size.
             download: Called by one process at a time.
-            stall_timeout_s: How long the download of another process is waited for while it does not grow.
+            stall_timeout_s: How long to wait for another process whose download does not grow.
 
         Raises:
-            StoreError: No disk has room; and any error of `download`.
+            StoreError: All disks are full. Errors of `download` are passed on.
         """
         with map_os_errors(self.directory):
             for _ in range(3):  # other processes may delete the directory
@@ -135,10 +134,10 @@ class Cache:
     def read(
         self, sha256: str, size: int | None, download: Download, url: str, *, stall_timeout_s: float = STALL_TIMEOUT_S
     ) -> bytes:
-        """Return this content, see `open`; a damaged copy is downloaded again. Messages name it by its URL.
+        """Return this content, see `open`; a damaged copy is downloaded again. Messages name the file by `url`.
 
         Raises:
-            IntegrityError: One copy after the other is damaged.
+            IntegrityError: `MOST_COPIES` copies were damaged.
         """
         for _ in range(MOST_COPIES):
             with self.open(sha256, size, download, stall_timeout_s=stall_timeout_s) as file:
@@ -149,10 +148,7 @@ class Cache:
         raise self.damaged_copies(url)
 
     def fetch(self, sha256: str, size: int | None, download: Download, *, stall_timeout_s: float = 0) -> FetchResult:
-        """Put the file of this content into the cache, if there is room; see `open`.
-
-        A download of another process is waited for until it has not grown for `stall_timeout_s`.
-        """
+        """Cache the file of this content if there is room; arguments as for `open`."""
         with map_os_errors(self.directory):
             file = self._obtain(sha256, size, download, stall_timeout_s)
         if file is None or isinstance(file, FetchResult):
@@ -161,17 +157,17 @@ class Cache:
         return FetchResult.CACHED
 
     def has(self, sha256: str) -> bool:
-        """Return whether the file of this content is in the cache now."""
+        """Return whether the file of this content is in the cache."""
         return os.path.exists(self._files.blobs / sha256)
 
     def finish(self, sha256: str) -> None:
-        """Say that a file is not needed before the next epoch; eviction always keeps the same ones of these."""
+        """Mark a file as not needed before the next epoch; of these files, eviction always keeps the same ones."""
         with contextlib.suppress(OSError):
             os.utime(self._files.blobs / sha256, ns=(0, time.time_ns()))
 
     def renew(self, sha256s: Container[str]) -> None:
-        """Say that a run still needs the files of these contents, as far as they are here, now or in its next epoch."""
-        recent = time.time_ns() - RENEW_S * 10**9 // 2  # another process of the run may have said so just now
+        """Mark the cached files of these contents as still needed by a run, now or in its next epoch."""
+        recent = time.time_ns() - RENEW_S * 10**9 // 2  # another process of the run may have marked them just now
         for blob in self.blobs():
             if blob.used_ns < recent and blob.path.name in sha256s:
                 with contextlib.suppress(OSError):
@@ -179,8 +175,8 @@ class Cache:
                     os.utime(blob.path, ns=(accessed_ns, time.time_ns()))
 
     def open_partial(self, sha256: str) -> IO[bytes] | None:
-        """Return the file of this content as far as it has arrived, not verified; None if no process downloads it."""
-        # Not found: the file is complete, or the cache was deleted, meanwhile.
+        """Return the unverified file of a download in progress; None if no process downloads this content."""
+        # Not found: meanwhile the file was completed, or the cache deleted.
         with map_os_errors(self.directory), contextlib.suppress(FileNotFoundError):
             for path in self._files.partials().get(sha256, ()):
                 try:
@@ -194,15 +190,15 @@ class Cache:
         return None
 
     def blobs(self) -> list[CachedFile]:
-        """Return the shards and indexes in the cache, the least recently used first."""
+        """Return the shards and indexes in the cache, least recently used first."""
         return self._files.list_blobs()
 
     def decoded(self) -> list[CachedFile]:
-        """Return the files of decoded images, the least recently used first, with the disk space of each."""
+        """Return the files of decoded images, least recently used first, with the disk space of each."""
         return self._files.list_decoded()
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
-        """Evict shards and decoded images until they are within a limit, remove leftovers; return the evicted files."""
+        """Evict shards and decoded images down to a limit, and remove leftovers; return the evicted files."""
         with map_os_errors(self.directory):
             try:
                 self._files.create()
@@ -213,15 +209,15 @@ class Cache:
                 return []
 
     def prune_damaged(self) -> list[CachedFile]:
-        """Read all blobs, remove those that do not have the SHA-256 of their name, and return them."""
+        """Read all blobs, remove those whose SHA-256 differs from their name, and return them."""
         with map_os_errors(self.directory):
             self._files.create()
             return [blob for blob in self.blobs() if self._is_damaged(blob.path) and self._files.remove(blob.path)]
 
     def remove_contents(self, sha256s: Container[str]) -> list[CachedFile]:
-        """Remove the files of these contents, and all decoded images, whose names do not say which images they hold.
+        """Remove the files of these contents, and all decoded images, which may show them; return the removed files.
 
-        Return the files that were removed. A process that reads one can read it to the end.
+        Processes that have such a file open can still read it.
         """
         if not self.directory.is_dir():
             return []
@@ -234,7 +230,7 @@ class Cache:
             return [file for file in files if self._files.remove(file.path)]
 
     def discard(self, sha256: str, damaged: os.stat_result) -> None:
-        """Remove a blob that turned out to be damaged, unless another file has taken its place."""
+        """Remove a damaged blob, unless another file has replaced it."""
         path = self._files.blobs / sha256
         with contextlib.suppress(FileNotFoundError), map_os_errors(path):
             if os.path.samestat(os.lstat(path), damaged):
@@ -243,8 +239,8 @@ class Cache:
     def damaged_copies(self, url: str) -> ShardflowError:
         """Return the error of a file whose copies were all damaged."""
         message = (
-            f"{MOST_COPIES} copies of it, each verified on its way into the cache {self.directory}, were damaged when "
-            "they were read: check the disk, or choose another cache directory"
+            f"{MOST_COPIES} copies, each verified when it was cached in {self.directory}, were damaged when they were "
+            "read; check the disk, or choose another cache directory"
         )
         return IntegrityError(message).with_location(shard=url)
 
@@ -261,7 +257,7 @@ class Cache:
     def _obtain(
         self, sha256: str, size: int | None, download: Download, stall_timeout_s: float
     ) -> IO[bytes] | FetchResult | None:
-        """Return the file from the cache, after a download if need be; None if others have deleted it meanwhile."""
+        """Return the file from the cache, after a download if necessary; None if it was deleted meanwhile."""
         try:
             if (file := self._open_cached(sha256, size)) is not None:
                 return file
@@ -281,7 +277,7 @@ class Cache:
             return None
 
     def _open_cached(self, sha256: str, size: int | None) -> IO[bytes] | None:
-        """Open a blob and mark it as used; delete one of the wrong size, such as a crash of the host leaves."""
+        """Open a blob and mark it as used; delete one of the wrong size, which a crash of the host may leave."""
         path = self._files.blobs / sha256
         try:
             file = open(path, "rb")  # noqa: SIM115 - it is returned
@@ -303,8 +299,8 @@ class Cache:
     def _download(self, name: str, download: Download, size: int | None, lock: int | None) -> IO[bytes] | None:
         """Download a file, and open it before it is published, so that it cannot be evicted in between.
 
-        It is published if its `lock` is still held then: another process may have taken over meanwhile. None if the
-        file was cut short meanwhile.
+        It is published if its `lock` is still held, as another process may have taken over. None if the file was
+        truncated meanwhile.
         """
         for leftover in self._files.partials().get(name, ()):  # of a process that was killed or stopped
             self._files.remove(leftover)
@@ -328,17 +324,17 @@ class Cache:
             partial.unlink(missing_ok=True)
 
     def _reserve(self, lock: int | None, size: int) -> bool:
-        """Reserve room for a file whose size was unknown before its download; return whether there is any."""
+        """Reserve room for a downloaded file of previously unknown size; return whether there is enough."""
         if lock is None:
             return False
         os.ftruncate(lock, size)
         try:
             return self._evictor.make_room(size, self.limit_bytes)
-        except FileNotFoundError:  # the cache was deleted at this moment
+        except FileNotFoundError:  # the cache was deleted meanwhile
             return False
 
     def _open_private(self, size: int | None, download: Download) -> IO[bytes]:
-        """Download a file that has no name afterwards, in the cache or in the system's temporary directory."""
+        """Download a file without a name, into the cache or the system's temporary directory."""
         name = f"private-{secrets.token_hex(8)}"
         try:
             with self._files.lock(name, size or 0, stall_timeout_s=0):
@@ -354,12 +350,13 @@ class Cache:
         except OSError as error:
             if not _is_full(error):
                 raise
-            message = f"neither {self.directory} nor {tempfile.gettempdir()} has room for {size or 'its'} bytes"
+            room = "the file" if size is None else f"{size:,} bytes"
+            message = f"neither {self.directory} nor {tempfile.gettempdir()} has room for {room}"
             raise StoreError(f"{message}; free some space, or choose a cache directory on another disk") from error
 
 
 def as_cache(cache: Cache | str | os.PathLike[str] | None) -> Cache:
-    """Return a cache unchanged, the cache in a directory, or for None the cache in the user's cache directory."""
+    """Return a cache unchanged, or the cache in a directory; None means the user's cache directory."""
     return cache if isinstance(cache, Cache) else Cache(cache)
 
 
@@ -374,10 +371,10 @@ def default_directory() -> Path:
         return Path(home) / "shardflow"
     try:
         return Path.home() / ".cache/shardflow"
-    except RuntimeError as error:  # in a container, often: no HOME, and a user that /etc/passwd does not list
+    except RuntimeError as error:  # often in containers: no HOME, and a user that is not in /etc/passwd
         raise ConfigError(
-            f"no directory for the cache: user {os.getuid()} has no home directory; name one by `cache=` (in "
-            "commands `--cache-dir`), or set XDG_CACHE_HOME"
+            f"user {os.getuid()} has no home directory for the cache; name a cache directory with `cache=` or "
+            "`--cache-dir`, or set XDG_CACHE_HOME"
         ) from error
 
 

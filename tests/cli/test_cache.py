@@ -143,5 +143,5 @@ def test_a_user_without_a_home_is_told_to_choose(
     for command in (["info", far], ["cache"], ["cache", "warm", far]):
         assert exit_code(*command) == 2
         (message,) = capsys.readouterr().err.splitlines()
-        assert re.search("name one by `cache=` .*`--cache-dir`.*XDG_CACHE_HOME", message)
+        assert re.search("`cache=` .*`--cache-dir`.*XDG_CACHE_HOME", message)
     assert exit_code("cache", "warm", far, "--cache-dir", str(tmp_path / "cache")) == 0

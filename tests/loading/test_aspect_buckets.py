@@ -156,7 +156,7 @@ def test_what_does_not_go_together(dataset: Path, tmp_path: Path) -> None:
     """Buckets compose the batches of an epoch; what composes them otherwise, and images without a size, are refused."""
     of_classes = AspectBuckets(SHAPES, ClassBatches(1))
     for options, message in (
-        ({"samples_per_epoch": 6}, "multiples of the 4 that this sampler keeps together"),
+        ({"samples_per_epoch": 6}, "multiples of the 4 samples"),
         ({"samples_per_epoch": 8}, "a pass of 90 samples"),
         ({"sampler": of_classes, "batch_size": 1}, "composes whole batches already"),
         ({"fields": ("label",)}, "go together, with 'image' among the fields"),

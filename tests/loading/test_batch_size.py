@@ -87,5 +87,5 @@ def test_a_batch_size_that_does_not_fit_changes_nothing(dataset: Path) -> None:
     with pytest.raises(ConfigError, match="make another mix"):
         mix.set_batch_size(8)
     one.set_batch_size(8)
-    with pytest.raises(ConfigError, match="batch size now"):
+    with pytest.raises(ConfigError, match="changed its sampler or batch size"):
         next(iter(mix))

@@ -504,7 +504,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         (
             {"decoder": shardflow.decoders.Image},
             ConfigError,
-            r"such as Image\(\) with parentheses",
+            r"such as Image\(\)",
         ),
         (
             {"transform": shardflow.device.Normalize()},

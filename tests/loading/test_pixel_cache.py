@@ -438,7 +438,7 @@ def test_what_cannot_be_is_refused(dataset: Path) -> None:
     for options, message in [
         ({"decoder": shardflow.decoders.Raw()}, "Raw accepts encoded images only"),
         ({"fields": ("label",)}, "needs 'image'"),
-        ({"pixels": "much"}, "a size is"),
+        ({"pixels": "much"}, "a size must be"),
     ]:
         with pytest.raises(ConfigError, match=message):
             loader(dataset, **{"pixels": "1GB", **options})

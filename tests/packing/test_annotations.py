@@ -554,7 +554,7 @@ UNFIT = {
     "2 bits": (_with_depth(2), "no plain label values"),  # Pillow would spread label 1 to 85
     "4 bits": (_with_depth(4), "no plain label values"),  # to 17
     "4 bits, TIFF": (_tiff(LABELS % 16, bitspersample=4), "no plain label values"),
-    "beyond its palette": (_short_palette(), "the value 255 is beyond its palette, which has 4 colours"),
+    "beyond its palette": (_short_palette(), "the value 255 is beyond its palette of 4 colours"),
     "0 is white": (_tiff(LABELS, photometric="miniswhite"), "no plain label values"),  # Pillow would invert it
     "1 bit, 0 is white": (_tiff(LABELS > 99, photometric="miniswhite"), "no plain label values"),
     "signed": (_tiff(LABELS.astype(np.int8)), "no plain label values"),  # -1 would become 255
@@ -562,7 +562,7 @@ UNFIT = {
     "32 bits": (_tiff(LABELS.astype(np.uint32)), "no plain label values"),
     "RGBA": (encoded(Image.fromarray(LABELS).convert("RGBA"), "PNG"), "mode RGBA has no plain label values"),
     "CMYK": (encoded(Image.fromarray(LABELS).convert("CMYK"), "TIFF"), "mode CMYK has no plain label values"),
-    "turned": (encoded(Image.fromarray(LABELS), "PNG", exif=turned(3)), "turned by its metadata"),
+    "turned": (encoded(Image.fromarray(LABELS), "PNG", exif=turned(3)), "metadata rotate or mirror it"),
     "16 bits of colour": (png16(np.zeros((200, 400, 3), np.uint16), 2), "no plain label values"),  # cut to 8
 }
 

@@ -233,7 +233,7 @@ def test_sizes() -> None:
 @pytest.mark.parametrize("text", ["", "much", "-1", -1, "1 GB more", "1.GB", "iB", "1eB", None, "0x10"])
 def test_invalid_sizes_are_refused(text: str, tmp_path: Path) -> None:
     """A limit that is not a size is a ConfigError with examples."""
-    with pytest.raises(ConfigError, match="'64GiB'; found"):
+    with pytest.raises(ConfigError, match="'64GiB', found"):
         Cache(tmp_path / "cache", text)
 
 
@@ -241,7 +241,7 @@ def test_limit_of_pixels(tmp_path: Path) -> None:
     """The limit of decoded images is a size or None; anything else is a ConfigError."""
     assert Cache(tmp_path).pixel_limit_bytes is None
     assert Cache(tmp_path, "1GB", "50GB").pixel_limit_bytes == 50 * 10**9
-    with pytest.raises(ConfigError, match="'64GiB'; found 'much'"):
+    with pytest.raises(ConfigError, match="'64GiB', found 'much'"):
         Cache(tmp_path, pixels="much")
 
 

@@ -1,4 +1,4 @@
-"""Crop decoders, which only plan: this decodes their crops, in the native kernel or from whole images."""
+"""The base of decoders that only plan crops: it decodes them, in the native kernel or from whole images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Views = tuple[torch.Tensor, ...]
 
 
 class CropDecoder(Decoder):
-    """A decoder whose images are the crops that it plans, all of one size; a subclass needs only a `plan`.
+    """Base of decoders that return their planned crops, all of one size. A subclass defines only `plan`.
 
     >>> from shardflow.decoders import CropDecoder, Crops
     >>> class LeftHalf(CropDecoder):
@@ -47,12 +47,12 @@ class CropDecoder(Decoder):
         return self._decode_views(payloads, views, as_views(out))
 
     def load_libraries(self) -> None:
-        """If there is no kernel, warn and load the JPEG decoder that replaces it."""
+        """Without the native kernel, warn, and load the JPEG decoder that replaces it."""
         warn_without_kernel()
 
     @property
     def takes_pixels_of(self) -> PixelSource | None:
-        """The kernel or else libraries; None for a subclass that decodes otherwise, and may expect bytes."""
+        """ "kernel" or "libraries"; None for a subclass with another `decode`, which may expect encoded bytes."""
         return pixel_source() if decodes_plan(self) else None
 
     def _decode_views(self, payloads: Payloads, crops: tuple[Crops, ...], images: _Views) -> Failures:
@@ -93,9 +93,9 @@ class CropDecoder(Decoder):
         return failures
 
     def _complete(self, payloads: Payloads, crops: tuple[Crops, ...]) -> Sizes:
-        """Return the sizes, those that are not known read from the headers, for which the crops are planned again.
+        """Return all sizes, reading unknown ones from the image headers and planning those crops again.
 
-        They stay 0 where the header does not say either, and of JPEGs that are not for the kernel: see `is_plain_jpeg`.
+        A size stays 0 if the header lacks it, and for JPEGs that the kernel must not decode: see `is_plain_jpeg`.
         """
         unknown = np.flatnonzero(~payloads.sizes.all(axis=1))
         if not len(unknown):
@@ -108,7 +108,7 @@ class CropDecoder(Decoder):
     def _plan_again(
         self, payloads: Payloads, crops: tuple[Crops, ...], rows: slice | npt.NDArray[np.int64], sizes: Sizes
     ) -> None:
-        """Replace the crops of some images, whose sizes are others than those that the index has."""
+        """Replace the crops of images whose sizes differ from the index."""
         asked = payloads[rows]
         planned = as_views(self.plan(asked.epoch, asked.shape, sizes, asked.keys))
         for view, right in zip(crops, planned, strict=True):
@@ -117,17 +117,17 @@ class CropDecoder(Decoder):
 
 
 def pixel_source() -> PixelSource:
-    """Return which library decodes whole images here."""
+    """Return whether the kernel or libraries decode whole images here."""
     return "kernel" if native.available() else "libraries"
 
 
 def decodes_plan(decoder: object) -> bool:
-    """Return whether a decoder only makes the crops that it plans: it has the `decode` of its base."""
+    """Return whether a decoder only plans: its `decode` is that of `CropDecoder`."""
     return isinstance(decoder, CropDecoder) and type(decoder).decode is CropDecoder.decode
 
 
 def check_crop_decoder(name: str, decoder: object) -> None:
-    """Raise ConfigError if an argument is not a decoder of exactly one crop of each image."""
+    """Raise ConfigError if an argument is not a decoder with exactly one crop per image."""
     if not isinstance(decoder, CropDecoder) or not decodes_plan(decoder) or decoder.views:
         raise ConfigError(
             f"{name} must be a decoder that crops, such as RandomResizedCrop or CenterCrop, found {decoder!r:.80}"
@@ -137,7 +137,7 @@ def check_crop_decoder(name: str, decoder: object) -> None:
 def decode_in_kernel(
     payloads: Payloads, sizes: Sizes, views: list[native.View], max_pixels: int
 ) -> dict[int, native.Problem | None]:
-    """Decode with the native kernel, unless there are no views, and return the images that remain, with its reason."""
+    """Decode `views` with the native kernel; return the images that remain, each with the kernel's reason or None."""
     if not views or not native.available():
         return dict.fromkeys(range(len(payloads)))
     # Formats other than JPEG are separate problems, so an image's pixels do not depend on the rest of the batch.
@@ -149,22 +149,22 @@ def decode_in_kernel(
         seek_tables=payloads.have_tables,
         max_pixels=max_pixels,
     )
-    # The crop of a JPEG whose header does not say its size was planned for an image of 1 x 1.
+    # The crop of a JPEG of unknown size was planned for an image of 1 x 1.
     remaining: dict[int, native.Problem | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
-    # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
+    # Corrupt data that still decodes is accepted, as by torchvision and Pillow: its CRC shows that it was packed so.
     remaining |= {found.index: found for found in problems if found.status is not native.Status.DAMAGED}
     return dict(sorted(remaining.items()))
 
 
 def _crop_decoded(image: torch.Tensor, crops: tuple[Crops, ...], images: _Views, max_pixels: int) -> None:
-    """Crop a whole image into a batch of one: in the kernel, at a tenth of the cost, or by torch."""
+    """Crop a whole image into a batch of one: in the kernel, at a tenth of the cost, or with torch."""
     views = _kernel_views(crops, images)
     if native.available() and views:
         pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
         if not native.decode_views([pixels], views, max_pixels=max_pixels):
             return
     if image.dtype == torch.uint16:
-        image = image.float()  # exact; torch resizes and mirrors no integers of 16 bits
+        image = image.float()  # exact; torch cannot resize or mirror uint16
     for view, own in zip(images, crops, strict=True):
         cropped = crop_pixels(own, 0, image, resize)
         if view.dtype == torch.uint16:

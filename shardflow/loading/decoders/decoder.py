@@ -1,7 +1,7 @@
-"""The contract of a decoder: a plan, which is arithmetic on the index's sizes, then the work on the images' bytes.
+"""The contract of a decoder: `plan` chooses crops from the image sizes in the index, `decode` turns bytes into pixels.
 
-Decoding and cropping are one step, so that a crop can be decoded without decoding the rest of its image. The crops are
-known before a byte is read, to all that follows them: annotations, previews, buckets, a device.
+Decoding and cropping are one step, so a crop can be decoded without the rest of its image. Crops are known before a
+byte is read, for annotations, previews, buckets and devices to follow.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from shardflow.order.keyed_rng import U64
 from .pixels import Payload, PixelSource, layout
 
 Allocator = Callable[[tuple[int, ...]], torch.Tensor]
-"""Returns a uint8 tensor of a shape, its values arbitrary."""
+"""Returns an uninitialised uint8 tensor of a shape."""
 
 Images = Any
-"""uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]; a tuple of views."""
+"""uint8 RGB: a tensor [B, 3, H, W] if all have one size, else a list of tensors [3, H, W]; with views, a tuple."""
 
 Plan = Crops | tuple[Crops, ...] | None
-"""The crops of a batch, with views those of each; None from a decoder that does not say."""
+"""The crops of a batch; with views, a tuple with one per view; None from a decoder that does not plan."""
 
 BatchShape = tuple[int, int] | npt.NDArray[np.int64] | None
-"""Height and width of the images of a batch, or of each of them, [B, 2]; None where the decoder decides."""
+"""Height and width of all images of a batch, or int64 [B, 2] of each; None if the decoder decides."""
 
 Failures = Mapping[int, SampleError]
-"""The error of each image that did not decode, by its index in the batch; the image itself is arbitrary."""
+"""Index in the batch → error, for each image that failed to decode; its pixels are arbitrary."""
 
 _PLAIN = int, float, str, tuple, dict, Padding
 
@@ -47,12 +47,12 @@ T = TypeVar("T")
 
 
 def allocate(shape: tuple[int, ...]) -> torch.Tensor:
-    """Return fresh memory: the simplest `Allocator`."""
+    """Return new memory: the default `Allocator`."""
     return torch.empty(shape, dtype=torch.uint8)
 
 
 def as_views(value: T | tuple[T, ...]) -> tuple[T, ...]:
-    """Return the images or crops of each view; without views there is one."""
+    """Return the images or crops of each view; one without `MultiView`."""
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -61,11 +61,11 @@ class Payloads:
     """The encoded images of a batch, and the arguments from which their plan was made.
 
     Attributes:
-        files: The encoded images; for a decoder that `takes_pixels_of` something also decoded ones in their place.
-        in_files: Where the native kernel is to read an image, whose file is empty then; for a decoder that
-            `takes_pixels_of` the kernel. None of other images, or empty.
+        files: The encoded images, or decoded ones from a pixel cache if the decoder has `takes_pixels_of`.
+        in_files: The place of each image that the native kernel reads from a file; its entry in `files` is empty. None
+            for other images. Empty unless `takes_pixels_of` is "kernel".
         sizes, keys, epoch, shape: The arguments of `Decoder.plan`.
-        have_tables: bool [B], which of the images may be decoded with the seek table that they hold.
+        have_tables: bool [B], True if the image may be decoded with its seek table.
     """
 
     files: Sequence[Payload]
@@ -94,7 +94,7 @@ class Payloads:
 
 
 class Decoded(NamedTuple):
-    """A decoded batch: its images, how they were cropped, and which of them failed."""
+    """A decoded batch: images, crops and failures."""
 
     images: Images
     crops: Plan
@@ -102,10 +102,10 @@ class Decoded(NamedTuple):
 
 
 class Decoder(ABC):
-    """Turns encoded images into tensors. A subclass has a `decode`, and a `plan` if it crops.
+    """Turns encoded images into tensors. A subclass defines `decode`, and `plan` if it crops.
 
-    To choose only crops, see `CropDecoder`. A decoder is made once, and copied to the worker processes. An image that
-    does not decode fails alone: the others are not affected.
+    To choose only crops, inherit from `CropDecoder`. A decoder is copied to the worker processes. An image that fails
+    to decode does not affect the others.
 
     >>> from shardflow.decoders import Decoder, Padding, Payloads
     >>> class Thumbnails(Decoder):
@@ -116,15 +116,15 @@ class Decoder(ABC):
     ...         return {}
 
     Attributes:
-        max_pixels: The limit of images and of their masks: larger ones are failures (`TooLargeError`).
+        max_pixels: Limit of the pixels of an image or mask; larger ones fail with `TooLargeError`.
         padding: The rule for images of different sizes in a batch.
-        views: The decoder of each view, where the images of a batch are a tuple with a tensor for each; else empty.
-        keeps_sizes: Whether images have the sizes that the index says, which are then checked before loading begins.
-        needs_shape: Whether it crops to the shape of a batch, on which a sampler has to decide.
-        patch: If a sampler decides on the shape of each image, its sides are multiples of this; otherwise None.
+        views: The decoder of each view, if the images of a batch are a tuple of tensors; else empty.
+        keeps_sizes: Whether images keep the sizes in the index, which are then checked before loading begins.
+        needs_shape: Whether images are cropped to the shape of the batch, which a sampler must choose.
+        patch: If a sampler chooses the shape of each image, its sides are multiples of this; otherwise None.
         rows_are_images: Whether each row is a whole image, so that rows of several decoders can form one batch.
-        takes_pixels_of: "kernel" or "libraries", the decoder of whole images, if `decode` also takes their pixels
-            instead of files and returns the same, bit by bit. A pixel cache may keep them then. Otherwise None.
+        takes_pixels_of: "kernel" or "libraries" if `decode` also takes pixels that this decoder made of whole images,
+            and returns the same result bit by bit; a pixel cache may then keep them. Otherwise None.
     """
 
     max_pixels: int = MAX_PIXELS
@@ -136,25 +136,24 @@ class Decoder(ABC):
     rows_are_images: bool = True
 
     def plan(self, epoch: int, shape: Any, sizes: Sizes, keys: U64) -> Plan:  # noqa: ARG002
-        """Return the crops of a batch, whose rows do not depend on each other; None to say nothing about them.
+        """Return the crops of a batch, each independent of the others; None to plan none.
 
-        No byte is read for it. Masks, boxes and keypoints follow the crops, so without them there are none.
+        Masks, boxes and keypoints follow the crops, so a loader without crops cannot return them.
 
         Args:
             epoch: The epoch.
-            shape: Height and width of the batch, where a sampler decides on them; int64 [B, 2], those of each image,
-                where it decides on each; else None.
-            sizes: int64 [B, 2], width and height of the images in the dataset's index. They are 0 if unknown, and for
-                JPEGs that must be turned or converted to sRGB.
+            shape: Height and width that a sampler chose for the batch, or int64 [B, 2] for each image; else None.
+            sizes: int64 [B, 2], width and height from the dataset's index; 0 if unknown, and for JPEGs that must be
+                turned upright or converted to sRGB.
             keys: uint64 [B], the only source of randomness.
         """
         return None
 
     def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> Images:
-        """Return memory for `decode`: a tensor if the crops have one size, otherwise a list with a place per image.
+        """Return memory for `decode`: a tensor if the crops have one size, otherwise a list with one entry per image.
 
-        `allocate` returns memory that need not be copied on its way to the training process; it is called once at most.
-        The memory is on loan for this batch: keep no view of it.
+        Call `allocate` at most once: its memory reaches the training process without a copy. It is on loan for this
+        batch: keep no view of it.
         """
         views = [view for view in as_views(crops) if view is not None and view.size is not None]
         if not views:
@@ -166,18 +165,18 @@ class Decoder(ABC):
 
     @abstractmethod
     def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:
-        """Decode a batch of one or more images into `out`, which `allocate_images` returned.
+        """Decode a batch of one or more images into `out`, the result of `allocate_images`.
 
-        If an image has another size than the index says, its crop is planned again, and its row of `crops` replaced.
+        If the size of an image differs from the index, plan its crop again, and replace its row of `crops`.
         """
 
     def copy_image(self, images: Images, index: int, source: int) -> None:
-        """Replace image `index` of a batch by another one of it, in every view."""
+        """Replace image `index` of a batch by image `source`, in every view."""
         for view in as_views(images):  # a copy: a transform may write into either
             view[index] = view[source].clone()
 
     def load_libraries(self) -> None:  # noqa: B027 - most need none
-        """Import the libraries that all workers share; called once, before they are forked."""
+        """Import libraries; called once, before the workers are forked."""
 
     @property
     def takes_pixels_of(self) -> PixelSource | None:  # noqa: D102 - an attribute, see above
@@ -195,7 +194,7 @@ class Decoder(ABC):
         in_files: Sequence[native.ImageInFile | None] = (),
         allocate: Allocator = allocate,
     ) -> Decoded:
-        """Plan and decode a batch; the arguments are those of `plan`, and the attributes of `Payloads`."""
+        """Plan and decode a batch. For the arguments, see `plan` and `Payloads`."""
         crops = self.plan(epoch, shape, sizes, keys)
         payloads = Payloads(
             files=files,
@@ -211,8 +210,8 @@ class Decoder(ABC):
         indexes = failures if isinstance(failures, Mapping) else [-1]
         if not all(index in range(len(files)) and isinstance(failures[index], SampleError) for index in indexes):
             raise ConfigError(
-                f"{type(self).__name__}.decode must return a dict with the SampleError of each image that failed, by "
-                f"its index in the batch, and {{}} if none did; found {failures!r:.80}"
+                f"{type(self).__name__}.decode must return a dict from the index of each image that failed to its "
+                f"SampleError, {{}} if none failed; found {failures!r:.80}"
             )
         return Decoded(images, crops, failures)
 
@@ -221,7 +220,7 @@ class Decoder(ABC):
         return f"{type(self).__name__}({', '.join(public)})"
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two decoders make the same images: settings that are not plain values are the same objects."""
+        """Return whether two decoders have equal settings; those that are not plain values must be the same objects."""
         if self is other:
             return True
         if not isinstance(other, Decoder) or type(self) is not type(other) or vars(self).keys() != vars(other).keys():
@@ -234,16 +233,16 @@ class Decoder(ABC):
         except ValueError:  # arrays within
             return False
 
-    __hash__ = None  # type: ignore[assignment] # as of all that compares by value
+    __hash__ = None  # type: ignore[assignment] # compared by value
 
 
 def check_decoder(decoder: object) -> None:
     """Raise ConfigError if an argument is not a decoder."""
     if isinstance(decoder, type) and issubclass(decoder, Decoder):
-        raise ConfigError(f"decoder must be an object, such as {decoder.__name__}() with parentheses, found the class")
+        raise ConfigError(f"decoder must be an instance, such as {decoder.__name__}(), found the class")
     if not isinstance(decoder, Decoder):
         raise ConfigError(
-            f"decoder must be one of shardflow.decoders, or of a class that inherits from shardflow.decoders.Decoder; "
+            f"decoder must be one of shardflow.decoders, or inherit from shardflow.decoders.Decoder; "
             f"found {decoder!r:.80}"
         )
 

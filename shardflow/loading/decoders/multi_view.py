@@ -1,4 +1,4 @@
-"""Several views of each image: crops of one decode, for training that compares them."""
+"""Several views of each image: crops from one decode, for self-supervised training."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .decoder import Plan
 
 
 class MultiView(CropDecoder):
-    """Several crops of each image, read and decoded once; the field "image" is a tuple of their tensors.
+    """Several crops of each image, which is read and decoded once; the field "image" is a tuple of tensors.
 
-    View v of a sample has exactly the pixels that its decoder returns for the key of view v. View 0 has those of its
+    View v has exactly the pixels that its decoder returns for the key of view v. View 0 has the same pixels as its
     decoder without `MultiView`.
 
     >>> views = [shardflow.decoders.RandomResizedCrop(224)] * 2
@@ -43,7 +43,7 @@ class MultiView(CropDecoder):
         for view in self.views:
             check_crop_decoder("each view of a MultiView", view)
         if len(limits := {view.max_pixels for view in self.views}) > 1:
-            raise ConfigError(f"an image is decoded once for all views: give them one max_pixels, found {limits}")
+            raise ConfigError(f"the views share one decode, so they need one max_pixels, found {limits}")
         self.max_pixels = self.views[0].max_pixels
         self.needs_shape = any(view.needs_shape for view in self.views)
 
@@ -58,5 +58,5 @@ class MultiView(CropDecoder):
 
 
 def view_keys(keys: U64, view: int) -> U64:
-    """Return the keys of a view of samples, uint64 [B]: for view 0 the samples' own."""
+    """Return the keys of samples in a view, uint64 [B]; for view 0, `keys` itself."""
     return keys if view == 0 else keyed_rng.fold_array(keys, np.array([keyed_rng.key("view", view)], dtype=np.uint64))

@@ -1,4 +1,4 @@
-"""Patches: images at the sizes that a token budget gives each, cut into the patches of a vision transformer."""
+"""Patches: images resized to fit a token budget, cut into the patches of a vision transformer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .pixels import PixelSource, layout
 
 
 class Patches(CropDecoder):
-    """Resizes each image to the size that `samplers.TokenBudget` gives it, and hands it over as patches.
+    """Resizes each image to the size that `samplers.TokenBudget` chose, and returns it as patches.
 
-    A batch has `batch_size` bins of whole samples, one bin after the other, without padding. The fields:
+    A batch has `batch_size` bins of whole samples, one after the other, without padding. Its fields:
 
     - "image": uint8 [T, 3·patch²], all patches of the batch: image after image, each in rows from left to right. The
       values of a patch are in the order of a `Conv2d`'s weights: channel, row, column.
-    - "cu_seqlens": int32 [B + 1], where the patches of each of the B samples begin and end.
+    - "cu_seqlens": int32 [B + 1], the boundaries between the patches of the B samples.
     - "positions": int64 [T, 2], row and column of each patch in its image.
     - "bin": int64 [B], the number of each sample's bin in the batch.
     - "image_size": int64 [B, 2], height and width of the images in pixels.
@@ -40,9 +40,9 @@ class Patches(CropDecoder):
     >>> loader = shardflow.Loader(url, batch_size=4, sampler=sampler, fields=fields)
 
     Args:
-        patch: Height and width of a patch in pixels, which divides that of the sampler.
-        stack: False for a list of images [3, H, W] in place of the patches.
-        hflip: Probability of a horizontal flip, 0 … 1. Captions may name sides, such as "on the left".
+        patch: Height and width of a patch in pixels; divides the sampler's `patch`.
+        stack: False for a list of images [3, H, W] instead of patches.
+        hflip: Probability of a horizontal flip, 0 … 1. With captions such as "on the left", keep it at 0.
         max_pixels: As for `RandomResizedCrop`.
 
     Raises:
@@ -58,10 +58,10 @@ class Patches(CropDecoder):
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def plan(self, epoch: int, shape: BatchShape, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002
-        """Return the crops of images of these sizes: all of each, resized.
+        """Return crops that show all of each image, resized to its `shape`.
 
         Raises:
-            ConfigError: The images have no shapes.
+            ConfigError: `shape` is None.
         """
         if shape is None:
             raise ConfigError(
@@ -71,11 +71,11 @@ class Patches(CropDecoder):
         return Crops.of(np.maximum(sizes, 1), resized=np.broadcast_to(shape, sizes.shape)[:, ::-1], flip=flip)
 
     def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> RaggedImages:
-        """Return images of their sizes, in patches or whole."""
+        """Return memory for images of different sizes, as patches or whole."""
         assert isinstance(crops, Crops)
         sizes = crops.resized[:, ::-1].astype(np.int64)
         channels, dtype = layout([file for file in payloads.files if len(file)])
-        if not self.stack:  # a list is copied on its way
+        if not self.stack:  # a list is copied anyway
             return RaggedImages(sizes, channels, dtype, fresh)
         return RaggedImages(sizes, channels, dtype, allocate, self.patch)
 
@@ -95,7 +95,7 @@ class Patches(CropDecoder):
 
     @property
     def takes_pixels_of(self) -> PixelSource | None:
-        """The kernel or else libraries; None for a subclass that decodes otherwise, and may expect bytes."""
+        """ "kernel" or "libraries"; None for a subclass with another `decode`, which may expect encoded bytes."""
         return pixel_source() if type(self).decode is Patches.decode else None
 
 

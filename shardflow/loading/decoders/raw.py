@@ -1,4 +1,4 @@
-"""Encoded images, handed on as they are, for a device to decode."""
+"""Encoded images, passed through unchanged, for a device to decode."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .decoder import Allocator, Decoder, Failures, Images, Payloads, Plan
 from .pixels import Payload
 
 STEP_BYTES = 1 << 12
-"""Rows are as long as the images need on average, rounded up to this, so that few sizes of shared memory occur."""
+"""Row lengths, the average length of the images, are rounded up to this, so that few sizes of shared memory occur."""
 
 _WORD_BYTES = 8
 _PLAN_WORDS = 4  # count, epoch, height, width
 
 
 class Raw(Decoder):
-    """Hands the encoded images on, byte for byte, for `DecodeJpeg` to decode on the device.
+    """Returns the encoded images, byte for byte, for `DecodeJpeg` to decode on the device.
 
     Args:
-        max_pixels: As for `RandomResizedCrop`. Larger images fail here, so the loader's `max_errors` counts them. Give
-            the crop of `DecodeJpeg` the same limit.
+        max_pixels: As for `RandomResizedCrop`. Larger images fail in the workers, so the loader's `max_errors` counts
+            them. Give the crop of `DecodeJpeg` the same limit.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())
     >>> batches = shardflow.device.Prefetcher(loader, "cuda", [shardflow.device.DecodeJpeg()])
@@ -44,7 +44,7 @@ class Raw(Decoder):
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def allocate_images(self, payloads: Payloads, crops: Plan, allocate: Allocator) -> torch.Tensor:  # noqa: ARG002
-        """Return uint8 [B, row length], for `EncodedImages` of these files."""
+        """Return memory for `EncodedImages` of these files: uint8 [B, row length]."""
         return allocate(EncodedImages.shape_for(payloads.files))
 
     def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:  # noqa: ARG002 - cropped on the device
@@ -59,28 +59,28 @@ class Raw(Decoder):
             except TooLargeError as error:
                 failures[index] = error
                 files.append(memoryview(b""))
-        assert not isinstance(payloads.shape, np.ndarray)  # `Patches` alone has them
+        assert not isinstance(payloads.shape, np.ndarray)  # a shape per image is for `Patches` only
         EncodedImages.pack(out, files, payloads.keys, payloads.epoch, payloads.shape)
         return failures
 
     def copy_image(self, images: torch.Tensor, index: int, source: int) -> None:
-        """Let encoded image `source` stand for image `index` as well."""
+        """Replace encoded image `index` by image `source`."""
         EncodedImages(images).copy_file(index, source)
 
 
 class EncodedImages:
     """The encoded images of a batch, packed into one tensor: uint8 [B, row length]. Its bytes, row after row:
 
-        int64 [4]     B, the number of images; the epoch; height and width of the batch, 0 where no sampler chose them
-        int64 [B, 2]  where each encoded image begins and ends, in bytes from the start
+        int64 [4]     B, the number of images; the epoch; height and width of the batch, 0 if no sampler chose them
+        int64 [B, 2]  begin and end of each encoded image, in bytes from the start of the tensor
         uint64 [B]    keys of the samples, from which the crops are drawn
         bytes         the encoded images, one after the other; the rest is arbitrary
 
-    With B rows the tensor travels like any batch, but a row is not an image. So a large image takes only its own size,
-    not that size for every image of the batch.
+    The tensor has B rows like any batch, but a row is not an image: a large image takes its own size only, not that
+    size for every image of the batch.
 
     Raises:
-        ConfigError: The tensor is not one of encoded images.
+        ConfigError: The tensor does not hold encoded images.
     """
 
     def __init__(self, rows: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ class EncodedImages:
         inside = (begins >= 0) & (begins <= ends) & (ends <= len(self._memory))
         found, self.epoch, *shape = plan.tolist()
         if found != count or not inside.all():
-            raise ConfigError("DecodeJpeg needs all of the batches of decoders.Raw, as they are")
+            raise ConfigError("DecodeJpeg needs whole batches of decoders.Raw; pass them on unchanged")
         self.shape: tuple[int, int] | None = (shape[0], shape[1]) if all(shape) else None
 
     @staticmethod
@@ -114,7 +114,7 @@ class EncodedImages:
         epoch: int = 0,
         shape: tuple[int, int] | None = None,
     ) -> None:
-        """Write encoded images, and what their crops are planned from, into a tensor for them."""
+        """Write encoded images, their keys, the epoch and the shape of the batch into a tensor."""
         memory = rows.view(-1)
         plan, places, its_keys = cls._header(memory, len(files))
         plan[:], its_keys[:] = [len(files), epoch, *(shape or (0, 0))], keys
@@ -129,7 +129,7 @@ class EncodedImages:
         return self._memory[begin:end]
 
     def copy_file(self, index: int, source: int) -> None:
-        """Let image `source` stand for image `index` as well, with its key."""
+        """Replace image `index` and its key by those of image `source`."""
         self._places[index], self.keys[index] = self._places[source], self.keys[source]
 
 
@@ -138,7 +138,7 @@ def _header_bytes(count: int) -> int:
 
 
 def check_file(payload: memoryview, max_pixels: int) -> None:
-    """Raise TooLargeError if an image must not be decoded; whether it can be is found out later."""
+    """Raise TooLargeError if an image exceeds the limits; damage is found only by decoding."""
     try:
         if is_jpeg(payload):
             check_image(payload, max_pixels)

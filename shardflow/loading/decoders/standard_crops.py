@@ -1,4 +1,4 @@
-"""The standard crops: at random for training, at the centre for evaluation, and over the shape of a batch."""
+"""The standard crops: random for training, central for evaluation, and covering the shape of a batch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class RandomResizedCrop(CropDecoder):
     resizing is antialiased and bilinear.
 
     Args:
-        size: Height and width of the result in pixels, 1 or more; or a size from each of some epochs on, {0: 128, 6:
-            160, 14: 192}, for training that begins with small crops.
+        size: Height and width of the result in pixels, 1 or more; or a mapping from first epoch to size, {0: 128, 6:
+            160, 14: 192}, for progressive resizing.
         scale: Range of the crop's share of the image's area, within (0, 1].
         ratio: Range of the crop's width / height, above 0.
         hflip: Probability of a horizontal flip, 0 … 1.
-        max_pixels: Larger images are failures (`TooLargeError`), as are those that need more memory or scans than the
-            limits that follow from it. 110 million pixels take up to 0.99 GB.
+        max_pixels: Images with more pixels fail with `TooLargeError`, as do those over the limits of memory and scans
+            that follow from it. 110 million pixels take up to 0.99 GB.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -64,11 +64,7 @@ class RandomResizedCrop(CropDecoder):
 
 
 def _size_by_epoch(size: int | Mapping[int, int]) -> dict[int, int]:
-    """Return epoch → size from there on; epoch 0 is among them.
-
-    Raises:
-        ConfigError: An epoch or a size is out of its range, or epoch 0 has none.
-    """
+    """Return first epoch → size; epoch 0 is among the keys."""
     if not isinstance(size, Mapping):
         return {0: check_integer("size", size, 1)}
     sizes = {check_integer("epoch", epoch, 0): check_integer("size", value, 1) for epoch, value in size.items()}
@@ -78,7 +74,7 @@ def _size_by_epoch(size: int | Mapping[int, int]) -> dict[int, int]:
 
 
 class CenterCrop(CropDecoder):
-    """The centre of each image after its short side was resized: the usual evaluation crop.
+    """The centre of each image after a resize of its short side: the usual evaluation crop.
 
     Args:
         size: Height and width of the result in pixels, 1 or more.
@@ -105,16 +101,16 @@ class CenterCrop(CropDecoder):
 
 
 class Cover(CropDecoder):
-    """Resizes each image to cover the shape of its batch, and cuts off the little that exceeds it.
+    """Resizes each image to cover the shape of its batch, and crops the excess.
 
-    `samplers.AspectBuckets` decides which shape a batch has, and implies this decoder.
+    `samplers.AspectBuckets` chooses the shape of a batch, and makes this the default decoder.
 
     >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])
     >>> decoder = shardflow.decoders.Cover(hflip=0)
     >>> loader = shardflow.Loader(url, batch_size=64, decoder=decoder, sampler=buckets)
 
     Args:
-        random: Crop at random along the side that is too long; otherwise in the middle.
+        random: Whether the crop is at a random place along the longer side, or in the middle.
         hflip: Probability of a horizontal flip, 0 … 1.
         max_pixels: As for `RandomResizedCrop`.
 

@@ -1,4 +1,4 @@
-"""Whole images, as they are."""
+"""Whole images, without a crop or resize."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .pixels import PixelSource, decode_image, jpeg_decoder
 
 
 class Image(Decoder):
-    """Whole images. In a batch they have one size, perhaps by the loader's `transform`, or are padded.
+    """Whole images. Unless the loader's `transform` makes them one size, pad them or pass `stack=False`.
 
     >>> decoder = shardflow.decoders.Image(pad_to_multiple_of=32)
     >>> fields = ("image", "pixel_mask", "image_size", "boxes")
     >>> loader = shardflow.Loader(url, batch_size=16, decoder=decoder, fields=fields)
 
     Args:
-        pad_to_multiple_of: Pad with zeros at the right and at the bottom, after the transform. The size is the largest
-            height and width of the batch, rounded up to a multiple of this. The field "pixel_mask" is True on the
-            images, "image_size" has their heights and widths; coordinates stay as they are.
-        mask_padding: Padding of masks, a 32-bit integer that the loss ignores. Masks become int32 if it is not within 0
-            … 255. For depth maps choose another value than 255, which is a valid depth.
-        stack: False for a list of images [3, H, W] of any sizes, as torchvision's detection models take them.
+        pad_to_multiple_of: Pad with zeros at the right and bottom, after the transform, to the largest height and width
+            of the batch, rounded up to a multiple of this. The field "pixel_mask" is True on the images, "image_size"
+            has their heights and widths; coordinates do not change.
+        mask_padding: Value that pads masks, such as the `ignore_index` of the loss; a 32-bit integer. Masks become
+            int32 if it is not within 0 … 255. For depth maps, do not use 255, a valid depth.
+        stack: False for a list of images [3, H, W] of any size, as torchvision's detection models take them.
         max_pixels: As for `RandomResizedCrop`.
 
     Raises:
@@ -50,7 +50,7 @@ class Image(Decoder):
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002
-        """Return the crops of images of these sizes: all of them."""
+        """Return crops that show all of each image."""
         return Crops.of(sizes)
 
     def decode(self, payloads: Payloads, crops: Plan, out: Images) -> Failures:
@@ -60,7 +60,7 @@ class Image(Decoder):
         for index, payload in enumerate(payloads.files):
             try:
                 image = decode_image(payload, self.max_pixels)
-                # Pixels from the pixel cache are overwritten by the next batch, and a transform may keep this image.
+                # The next batch overwrites the pixels from a pixel cache, and a transform may keep this image.
                 out[index] = image.clone() if isinstance(payload, np.ndarray) else image
             except SampleError as error:
                 out[index] = torch.zeros((3, 1, 1), dtype=torch.uint8)
@@ -74,5 +74,5 @@ class Image(Decoder):
 
     @property
     def takes_pixels_of(self) -> PixelSource | None:
-        """The libraries; None for a subclass that decodes otherwise, and may expect bytes."""
+        """ "libraries"; None for a subclass with another `decode`, which may expect encoded bytes."""
         return "libraries" if type(self).decode is Image.decode else None
