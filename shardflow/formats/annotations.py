@@ -1,18 +1,18 @@
 """Annotations: the declaration of masks among the parts of samples, and of boxes and keypoints in JSON.
 
-It is made when packing, and is an entry of the manifest. Nothing follows from the name of a part or of a key: a part
-that is not declared is kept byte for byte.
+It is made when packing, and stored in the manifest. Names of parts and keys have no meaning by themselves: a part that
+is not declared is kept byte for byte.
 
-    images       further images of a sample, of any format: "img1.jpg" is the part img1.jpg, img1.png, ...
-    masks        parts that are PNGs: "mask.png" is the field "mask" of a batch
+    images       further images of a sample, in any format: "img1.jpg" is the part img1.jpg, img1.png, ...
+    masks        PNG parts: "mask.png" is the field "mask" of a batch
     boxes        PART:PATH:FORMAT[:normalized]   json:boxes:xyxy, json:objects[].bbox:xywh
     box fields   NAME=PATH[:float|:mask]         labels=objects[].category_id, area=objects[].area:float,
                                                  masks=objects[].segmentation:mask
     keypoints    PART:PATH:FORMAT[:normalized]   json:keypoints:xyv, json:objects[].keypoints:xyv
                  [:flip=I-J,...]                 json:keypoints:xyv:flip=1-2,3-4
 
-A path is made of keys with dots between them, and `[]` for each element of a list; it may start with `[]` where the
-whole JSON is a list. `coordinates` defines the form of its values.
+A path is a sequence of keys separated by dots, with `[]` for each element of a list; it may start with `[]` if the
+whole JSON is a list. `coordinates` defines the form of the values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BOX_FORMATS = ("xyxy", "xywh", "cxcywh")
 """Left, top, right, bottom; left, top, width, height (COCO); centre x, centre y, width, height (YOLO)."""
 
 KEYPOINT_FORMATS = ("xy", "xyv")
-"""With and without a visibility, which is 0 for a point that is not there (COCO)."""
+"""Without and with a visibility, which is 0 for a missing point (COCO)."""
 
 EACH = "[]"
 NORMALIZED = "normalized"
@@ -54,19 +54,15 @@ _Text = TypeVar("_Text", "Boxes", "Keypoints")
 
 
 def path_steps(path: str) -> tuple[str, ...]:
-    """Return the steps of a path: keys, and `EACH` for each element of a list.
-
-    Raises:
-        ConfigError: It is not a path.
-    """
+    """Return the steps of a path: keys, and `EACH` for the elements of a list; ConfigError if it is not a path."""
     steps: list[str] = []
     for number, step in enumerate(path.split(".") if isinstance(path, str) else ("",)):
         match = _STEP.fullmatch(step)
         if match is None or not step.isprintable() or not (match[1] or (number == 0 and match[2])):
-            raise ConfigError(f"path {path!r} is not made of keys with dots between them, such as objects[].bbox")
+            raise ConfigError(f"path {path!r} must be keys separated by dots, such as objects[].bbox")
         steps += [match[1]] * bool(match[1]) + [EACH] * (len(match[2]) // len(EACH))
     if len(steps) > _MOST_STEPS:
-        raise ConfigError(f"path {path!r} has {len(steps)} steps; allowed are {_MOST_STEPS}")
+        raise ConfigError(f"path {path!r} has {len(steps)} steps; the limit is {_MOST_STEPS}")
     return tuple(steps)
 
 
@@ -76,12 +72,13 @@ class Boxes(JsonObject):
 
     Args:
         part: Part of the samples, a JSON: "json".
-        path: Path to the boxes: "boxes" is a list of them, "objects[].bbox" the `bbox` of each object.
-        format: "xyxy", "xywh" or "cxcywh", see `BOX_FORMATS`; four numbers in pixels of the upright image.
-        normalized: Whether the numbers are fractions of the image's width and height, not pixels.
+        path: Path to the boxes: "boxes" is a list of boxes, "objects[].bbox" the `bbox` of each object.
+        format: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height; COCO) or "cxcywh" (centre, width,
+            height; YOLO), in pixels of the upright image.
+        normalized: Whether the numbers are fractions of the image's width and height.
         fields: Name → path of further values in the same part, one integer per box: {"labels": "objects[].category"}
-            is the field "box_labels" of a batch. For numbers with fractions, the path ends in ":float"; for polygons or
-            runs, as of COCO's `segmentation`, in ":mask".
+            is the field "box_labels" of a batch. The path ends in ":float" for floats, and in ":mask" for polygons or
+            run-length masks, such as COCO's `segmentation`.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -97,7 +94,7 @@ class Boxes(JsonObject):
         _check(self, BOX_FORMATS)
         for name, path in self.fields.items():
             if not (isinstance(name, str) and _FIELD.fullmatch(name)):
-                raise ConfigError(f"box field {name!r}: names are up to 32 of a-z 0-9 _")
+                raise ConfigError(f"box field {name!r}: a name must be 1 to 32 characters of a-z 0-9 _")
             field_path(path)
 
     @classmethod
@@ -118,12 +115,11 @@ class Keypoints(JsonObject):
     Args:
         part: Part of the samples, a JSON: "json".
         path: Path to the keypoints: "landmarks" is one list of K points for the sample; "keypoints[]" and
-            "objects[].keypoints" are as many lists of K points as the path has elements, parallel to the boxes if boxes
-            are declared.
-        format: "xy" or "xyv", see `KEYPOINT_FORMATS`; in pixels of the upright image.
-        normalized: Whether x and y are fractions of the image's width and height, not pixels.
-        flip_pairs: Pairs of points, by their numbers from 0, that change places where an image is mirrored, such as
-            the left and the right eye: ((1, 2), (3, 4)).
+            "objects[].keypoints" are a list of K points per element, parallel to the boxes if boxes are declared.
+        format: "xy", or "xyv" with a visibility that is 0 for a missing point; in pixels of the upright image.
+        normalized: Whether x and y are fractions of the image's width and height.
+        flip_pairs: Pairs of points, numbered from 0, that are swapped when an image is mirrored, such as the left and
+            right eye: ((1, 2), (3, 4)).
 
     Raises:
         ConfigError: A value is out of its range, or a point is in two pairs.
@@ -146,14 +142,14 @@ class Keypoints(JsonObject):
         points = [point for pair in pairs for point in pair]
         if any(type(point) is not int or point < 0 for point in points) or len(set(points)) != len(points):
             raise ConfigError(
-                f"keypoints: flip_pairs are pairs of numbers of points, each once, such as ((1, 2), (3, 4)); found "
+                f"keypoints: flip_pairs must be pairs of different point numbers, such as ((1, 2), (3, 4)), found "
                 f"{self.flip_pairs!r:.200}"
             )
         object.__setattr__(self, "flip_pairs", pairs)
 
     @property
     def per_box(self) -> bool:
-        """Whether a sample has several lists of points, [N, K, 2 or 3], and not one, [K, 2 or 3]."""
+        """Whether a sample has a list of lists of points, [N, K, 2 or 3], instead of one list, [K, 2 or 3]."""
         return EACH in self.path
 
     @property
@@ -178,11 +174,11 @@ class Keypoints(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotations(JsonObject):
-    """The parts that are masks, boxes and keypoints, which follow the pixels; and further images.
+    """The parts that are further images, and masks, boxes and keypoints, which follow the pixels.
 
     Args:
-        images: Parts that are further images, or take the place of the first, in their order: ("img1.jpg", "img2.jpg").
-            Each has its own size, and any extension of an image; a sample may lack some of them, and have no others.
+        images: Parts that are further images, or replace the first, in order: ("img1.jpg", "img2.jpg"). Each has its
+            own size, and any image extension; a sample may lack some of them.
         masks: Parts that are masks, as large as the images: ("mask.png",).
         boxes: The place of the boxes; None if there are none.
         keypoints: The place of the keypoints; None if there are none.
@@ -205,8 +201,8 @@ class Annotations(JsonObject):
         stems = [image_stem(each) for each in self.images] if isinstance(self.images, tuple | list) else [None]
         if None in stems or len(set(stems)) != len(stems):
             raise ConfigError(
-                f"images must be different parts with an extension of images, such as ('img1.jpg', 'img2.jpg'); "
-                f"found {self.images!r:.200}"
+                f"images must be different parts with image extensions, such as ('img1.jpg', 'img2.jpg'), found "
+                f"{self.images!r:.200}"
             )
         if isinstance(self.masks, str) or len(set(self.masks)) != len(self.masks):
             raise ConfigError(f"masks must be different names of parts, such as ('mask.png',); found {self.masks!r}")
@@ -214,7 +210,7 @@ class Annotations(JsonObject):
             if not (isinstance(mask, str) and _PART.fullmatch(mask) and mask.endswith(".png")):
                 raise ConfigError(f"mask {mask!r} is not the name of a part, up to 16 characters ending in .png")
             if mask_field(mask) in _RESERVED:
-                raise ConfigError(f"mask {mask!r} would be the field {mask_field(mask)!r}, which is another; rename it")
+                raise ConfigError(f"mask {mask!r} has the name of the field {mask_field(mask)!r}; rename the part")
             if mask_field(mask) in stems:
                 raise ConfigError(f"{mask!r} cannot be a mask and one of the images; declare it once")
 
@@ -223,20 +219,17 @@ class Annotations(JsonObject):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that follow the pixels, each once."""
+        """The different parts that follow the pixels."""
         coordinates = [each.part for each in (self.boxes, self.keypoints) if each is not None]
         return tuple(dict.fromkeys([*self.masks, *coordinates]))
 
     def missing(self, parts: Collection[str]) -> str:
-        """Return why a sample with these parts has not all that is declared; "" if it has."""
+        """Return which declared parts a sample with these parts lacks, as a reason; "" if none."""
         lacking = ", ".join(part for part in self.parts if part not in parts)
         return f"has no {lacking}, which is declared" if lacking else ""
 
     def describe(self, counts: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
-        """Return the declaration as texts, by subject: "images", "masks", "boxes", ...
-
-        `counts` are added to these, see `Statistics.counts`.
-        """
+        """Return the declaration as texts by subject ("images", "masks", "boxes", ...), with `Statistics.counts`."""
         fields = self.boxes.fields if self.boxes is not None else {}
         texts = {
             "images": ", ".join(self.images),
@@ -249,7 +242,7 @@ class Annotations(JsonObject):
         return {name: text + numbers.get(name, "") for name, text in texts.items() if text}
 
     def joined(self, other: Annotations) -> Annotations:
-        """Return both declarations as one; if both declare boxes or keypoints, the other's count."""
+        """Return both declarations as one; if both declare boxes or keypoints, `other` takes precedence."""
         return Annotations(
             images=tuple(dict.fromkeys([*self.images, *other.images])),
             masks=tuple(dict.fromkeys([*self.masks, *other.masks])),
@@ -259,7 +252,7 @@ class Annotations(JsonObject):
 
 
 NOTHING = Annotations()
-"""The declaration of a dataset whose parts are all kept as they are."""
+"""The declaration of a dataset without annotations."""
 
 
 def image_stem(part: str) -> str | None:
@@ -274,14 +267,10 @@ def mask_field(part: str) -> str:
 
 
 def field_path(text: str) -> tuple[str, str]:
-    """Return the path of a per-box field, and the kind of its values: `FLOAT`, `MASK`, or "" for integers.
-
-    Raises:
-        ConfigError: It is not a path, or ends in another kind.
-    """
+    """Return the path of a box field, and the kind of its values: `FLOAT`, `MASK`, or "" for integers."""
     path, colon, kind = text.partition(":") if isinstance(text, str) else (text, "", "")
     if colon and kind not in (FLOAT, MASK):
-        raise ConfigError(f"{text!r}: values per box are integers, or as :float or :mask says; found {kind!r}")
+        raise ConfigError(f"box field {text!r}: the path may end in :float or :mask, found {kind!r}")
     path_steps(path)
     return path, kind
 
@@ -289,12 +278,12 @@ def field_path(text: str) -> tuple[str, str]:
 def _check(declared: Boxes | Keypoints, formats: tuple[str, ...]) -> None:
     part, name = declared.part, type(declared).__name__.lower()
     if not (isinstance(part, str) and _PART.fullmatch(part)) or part in (*IMAGE_PARTS, *LABEL_PARTS):
-        raise ConfigError(f"{name}: {part!r} cannot be the part of a sample that holds them; name one such as json")
+        raise ConfigError(f"{name}: the part {part!r} cannot hold them; name a JSON part, such as json")
     path_steps(declared.path)
     if declared.format not in formats:
-        raise ConfigError(f"{name}: format is {declared.format!r}; allowed are {', '.join(formats)}")
+        raise ConfigError(f"{name}: format must be one of {', '.join(formats)}, found {declared.format!r}")
     if not isinstance(declared.normalized, bool):
-        raise ConfigError(f"{name}: normalized is {declared.normalized!r}; allowed are True and False")
+        raise ConfigError(f"{name}: normalized must be True or False, found {declared.normalized!r}")
 
 
 def _parse(kind: type[_Text], text: str, name: str, formats: tuple[str, ...]) -> _Text:

@@ -1,9 +1,9 @@
-"""Columns: values per sample that are added to a dataset later, each in a Parquet file per shard.
+"""Columns: values per sample, added to a dataset after packing, each in a Parquet file per shard.
 
-The file of column NAME and shard SPLIT/000000.tar is SPLIT/000000.NAME.parquet: one column of that name with one row
-per record, in order, null where a sample has no value (parquet.apache.org/docs/file-format). The manifest of each
-version that has the column seals the files by size and SHA-256. Files are never replaced: a column that takes the name
-of an earlier one has files of another name, SPLIT/000000.NAME-2.parquet.
+The file of column NAME and shard SPLIT/000000.tar is SPLIT/000000.NAME.parquet: one column of that name with a row per
+record, in order, null if a sample has no value (parquet.apache.org/docs/file-format). The manifest of each version with
+the column seals the files by size and SHA-256. Files are never replaced: a column that reuses the name of an earlier
+one has files named SPLIT/000000.NAME-2.parquet.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ COMPUTED_FIELDS = (
 """The fields of a batch that are neither a part of the samples nor a column."""
 
 TABLE_FIELDS = ("split", "shard", "number", "key", "class", "classes", "width", "height", "bytes")
-"""The facts in the table of samples in addition to columns: see `dataset.sample_table`."""
+"""The facts in the table of samples besides columns, see `dataset.sample_table`."""
 
 HAS = "has_"
-"""Before the name of a column, the field of a batch that says which samples have a value."""
+"""Prefix of a column's name in the field that tells which samples have a value."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STEM = re.compile(rf"{NAME.pattern}(-[1-9][0-9]{{0,8}})?")
@@ -37,17 +37,17 @@ TEXT = "string"
 NUMBERS = ("bool", "int64", "float32", "float64")
 MOST_IN_LIST = 1 << 20
 MAX_FILE_BYTES = 1 << 32
-"""The largest file of a column: it is read whole."""
+"""The largest file of a column, which is read whole."""
 
 _KIND = re.compile(rf"{TEXT}|({'|'.join(NUMBERS)})(?:\[([1-9][0-9]{{0,6}})\])?")
 _DIGITS = re.compile(r"[0-9a-f]*")
 
 
 def parse_kind(kind: str) -> tuple[str, int | None]:
-    """Return the type of the values of a column, and of how many each list of them has: "float32[768]".
+    """Return the element type of a column, and the length of its lists, None without lists: "float32[768]".
 
     Raises:
-        ManifestError: Columns have no such values.
+        ManifestError: The kind is unknown.
     """
     if not (isinstance(kind, str) and (match := _KIND.fullmatch(kind))) or int(match[2] or 1) > MOST_IN_LIST:
         raise ManifestError(f"a column has values of type {kind!r}: a newer shardflow wrote it; update")
@@ -64,19 +64,19 @@ class ColumnFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFiles(JsonObject):
-    """The files of a column for the shards of a split, in their order. Shards beyond those have no values."""
+    """The files of a column for the first shards of a split, in order. Later shards have no values."""
 
-    bytes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))  # the size of each
-    sha256: str  # of each 64 hexadecimal digits, joined
-    nulls: int  # number of samples without a value, in these files
+    bytes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))  # the size of each file
+    sha256: str  # the SHA-256 of each file, 64 hexadecimal digits, joined
+    nulls: int  # number of samples without a value in these files
 
     def __post_init__(self) -> None:
         digits = isinstance(self.sha256, str) and _DIGITS.fullmatch(self.sha256)
         if not digits or len(self.sha256) != 64 * len(self.bytes):
-            raise ManifestError("the files of a column have a size and a SHA-256 each; restore the manifest")
+            raise ManifestError("the files of a column must have a size and a SHA-256 each; restore the manifest")
         sizes_fit = all(is_count(number, 0, MAX_FILE_BYTES) for number in self.bytes)
         if not sizes_fit or not is_count(self.nulls, 0, MAX_BYTES):
-            message = f"sizes of the files of a column must be integers up to {MAX_FILE_BYTES:,}"
+            message = f"the sizes of a column's files must be integers up to {MAX_FILE_BYTES:,}"
             raise ManifestError(f"{message}; restore the manifest, or pack fewer samples per shard")
 
 
@@ -89,7 +89,7 @@ class Column(JsonObject):
     """
 
     kind: str  # the type of its values: "string", "bool", "int64", "float32", "float64", or a list, "float32[768]"
-    stem: str  # its name, or its name with a number, in the names of its files
+    stem: str  # the column's name, possibly with a number, in the names of its files
     splits: Mapping[str, ColumnFiles] = field(metadata=by_name(ColumnFiles))  # split → its files
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Column(JsonObject):
         check_stems([self.stem])
 
     def file(self, split: str, number: int, shard: Shard) -> ColumnFile | None:
-        """Return the file of a shard, given its number in the split; None where its samples have no values."""
+        """Return the file of a shard, given its number in the split; None if its samples have no values."""
         files = self.splits.get(split)
         if files is None or number >= len(files.bytes):
             return None
@@ -121,14 +121,14 @@ def file_name(shard: Shard, stem: str) -> str:
 
 
 def check_stems(stems: Sequence[object]) -> None:
-    """Check that files can be named by these: names of columns, some with a number; ManifestError if not."""
+    """Check that each stem is the name of a column, possibly with a number; ManifestError if not."""
     for stem in stems:
         if not (isinstance(stem, str) and _STEM.fullmatch(stem)):
-            raise ManifestError(f"a column has files named {stem!r}, which is not a name; restore the manifest")
+            raise ManifestError(f"the stem {stem!r} of a column's files is invalid; restore the manifest")
 
 
 def stem_of(name: str, past: Sequence[str]) -> str:
-    """Return how files of a new column are named, given the stems of the columns that were there once."""
+    """Return the stem for the files of a new column, given the stems of all earlier columns."""
     before = sum(stem.partition("-")[0] == name for stem in past)
     return f"{name}-{before + 1}" if before else name
 
@@ -137,7 +137,7 @@ def check_columns(columns: Mapping[str, Column], splits: Mapping[str, Sequence[S
     """Check that these can be the columns of a dataset with these splits; ManifestError if not."""
     for name, column in columns.items():
         if not NAME.fullmatch(name):
-            raise ManifestError(f"the name of a column, {name!r}, is not made of A-Z a-z 0-9 _")
+            raise ManifestError(f"a column is named {name!r}; a name must consist of A-Z a-z 0-9 _")
         for split, files in column.splits.items():
             # A manifest is first read without its shards, see `manifest.from_bytes`.
             if split not in splits or 0 < len(splits[split]) < len(files.bytes):

@@ -1,11 +1,11 @@
-"""Coordinates: the boxes and keypoints in the JSON parts of a sample, read and written back as they are declared.
+"""Coordinates: the boxes and keypoints in the JSON parts of a sample, read and written as declared.
 
     boxes        a list of lists of four numbers; four numbers alone are one box
-    box fields   a list of numbers or segments, as many as boxes; with a single box, one
-    keypoints    a list of points, [[x, y, visibility], ...], or their numbers in turn, [x, y, visibility, ...]
+    box fields   a list of numbers or segments, one per box; a single one for a single box
+    keypoints    a list of points, [[x, y, visibility], ...], or a flat list, [x, y, visibility, ...]
 
-A sample without boxes has empty lists. All that comes out is in pixels of an image whose size is given, boxes as left,
-top, right, bottom. The same reading serves packing and loading, so that a sample which was packed can be loaded.
+A sample without boxes has empty lists. Results are in pixels of an image of a given size, boxes as left, top, right,
+bottom. Packing and loading share this code, so every packed sample can be loaded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Size: TypeAlias = "tuple[int, int]"
 """Width and height in pixels."""
 
 MAX_JSON_BYTES = 16 * 2**20
-"""Longest part with coordinates, because a JSON takes up to some 30 times its bytes in memory."""
+"""Limit of a part with coordinates: parsed JSON takes up to 30 times as much memory."""
 
-_MOST_MASK_PIXELS, _MOST_CORNERS = 1 << 34, 1 << 18  # of the segments of a sample, which take seconds
+_MOST_MASK_PIXELS, _MOST_CORNERS = 1 << 34, 1 << 18  # of the segments of a sample: these take seconds
 
 _MAX = float(np.finfo(np.float32).max)
 _DIGITS = {False: 3, True: 7}  # of numbers in pixels, and of fractions
@@ -42,10 +42,10 @@ class Coordinates(NamedTuple):
     """The boxes and keypoints of a sample.
 
     Attributes:
-        boxes: float32 [N, 4], left, top, right, bottom in pixels; None where no boxes are declared.
-        box_fields: Name → int64 or float32 [N], the further values of the boxes; or their segments, object [N].
-        keypoints: float32 [N, K, 2 or 3] where they are declared per box, otherwise [K, 2 or 3], x, y in pixels and the
-            visibility; None where none are declared. K is 0 where N is 0.
+        boxes: float32 [N, 4], left, top, right, bottom in pixels; None if no boxes are declared.
+        box_fields: Name → further values of the boxes, int64 or float32 [N]; or their segments, object [N].
+        keypoints: float32 [N, K, 2 or 3] if declared per box, otherwise [K, 2 or 3]: x, y in pixels, and visibility;
+            None if not declared. If N is 0, so is K.
     """
 
     boxes: Array | None
@@ -60,12 +60,12 @@ def read_coordinates(
 
     Args:
         annotations: The declaration.
-        read_part: Returns a part by its name; None where the sample has none.
-        size: Of the image to which the coordinates belong, for those that are fractions of it.
+        read_part: Returns a part by its name; None if the sample lacks it.
+        size: Size of the image, by which normalized coordinates are multiplied.
 
     Raises:
-        DecodeError: A part is missing or not JSON, a path leads nowhere, or the values differ from their declaration.
-        TooLargeError: The segments have too many corners, or masks of too many pixels.
+        DecodeError: A part is missing or not JSON, a path does not exist in it, or values differ from the declaration.
+        TooLargeError: The segments have too many corners, or masks with too many pixels.
     """
     found = _Documents(annotations, read_part)
     return _coordinates(found.boxes(size), found.box_fields(size), found.keypoints(size))
@@ -81,14 +81,14 @@ def move_coordinates(
     move_points: Callable[[Array], Array],
     move_segment: Callable[[Segment], Segment],
 ) -> tuple[dict[str, bytes], Coordinates]:
-    """Return the parts by name, with only their coordinates moved, and the coordinates that were read.
+    """Return the parts with their coordinates moved, name → bytes, and the coordinates before the move.
 
     Args:
         annotations, read_part: As for `read_coordinates`.
-        before: Size of the image to which the coordinates belong.
-        after: Size of the image to which the moved ones belong.
+        before: Size of the image before the move.
+        after: Size of the image after the move.
         move_boxes: Moves boxes, float64 [N, 4]: left, top, right, bottom in pixels.
-        move_points: Moves points, float64 [N, 2]: x, y in pixels. A point whose visibility is 0 does not change.
+        move_points: Moves points, float64 [N, 2]: x, y in pixels. Points of visibility 0 do not change.
         move_segment: Moves the segment of a box.
 
     Raises:
@@ -128,11 +128,11 @@ class _Documents:
 
     def __init__(self, annotations: Annotations, read_part: Callable[[str], bytes | memoryview | None]) -> None:
         self._annotations = annotations
-        self._roots: dict[str, list[Any]] = {}  # lists of one, so that the whole value is a slot as well
+        self._roots: dict[str, list[Any]] = {}  # in lists of one, so that the root is a slot too
         for declared, what in ((annotations.boxes, "boxes"), (annotations.keypoints, "keypoints")):
             if declared is not None and declared.part not in self._roots:
                 if (data := read_part(declared.part)) is None:
-                    raise DecodeError(f"the sample has no part {declared.part!r}, which is declared to hold its {what}")
+                    raise DecodeError(f"the sample lacks the part {declared.part!r}, declared to hold its {what}")
                 self._roots[declared.part] = [parse_json(declared.part, data)]
         self._boxes = [] if annotations.boxes is None else self._elements(annotations.boxes, annotations.boxes.path, 4)
         points = annotations.keypoints
@@ -142,7 +142,7 @@ class _Documents:
             raise DecodeError(f"part {points.part!r}: {message}; expected one for each box")
 
     def boxes(self, size: Size) -> Array | None:
-        """Return float64 [N, 4] in pixels; None where no boxes are declared."""
+        """Return float64 [N, 4] in pixels; None if no boxes are declared."""
         declared = self._annotations.boxes
         if declared is None:
             return None
@@ -157,13 +157,13 @@ class _Documents:
         if (reversed_ := (sides < 0).any(1)).any():
             number = int(reversed_.argmax())
             message = f"{_place(declared.path, number)}: {values[number]!r} has a side below 0 as {declared.format}"
-            raise _error(declared, f"{message}; is another format meant?")
+            raise _error(declared, f"{message}; declare another format")
         if declared.normalized:
             boxes *= (*size, *size)
         return _checked(declared, boxes)
 
     def box_fields(self, size: Size) -> dict[str, Array]:
-        """Return the further values of the boxes: name → int64, float32 or, of segments, object [N]."""
+        """Return the further values of the boxes: name → int64, float32 or (segments) object [N]."""
         declared = self._annotations.boxes
         if declared is None:
             return {}
@@ -183,7 +183,7 @@ class _Documents:
         return fields
 
     def keypoints(self, size: Size) -> Array | None:
-        """Return float64 [N, K, 2 or 3] or [K, 2 or 3] in pixels; None where no keypoints are declared."""
+        """Return float64 [N, K, 2 or 3] or [K, 2 or 3] in pixels; None if no keypoints are declared."""
         declared = self._annotations.keypoints
         if declared is None:
             return None
@@ -195,7 +195,7 @@ class _Documents:
                 message = f"{len(each)} points, but {length} in the first list"
                 raise _error(declared, f"{_place(path, number)}: {message}")
         if length and (pairs := declared.flip_pairs) and (last := max(map(max, pairs))) >= length:
-            raise _error(declared, f"{path}: flip_pairs name point {last}, but there are {length}, from 0")
+            raise _error(declared, f"{path}: flip_pairs name point {last}, but there are {length}, numbered from 0")
         rows = [*itertools.chain.from_iterable(sets)]
         points = _numbers(
             declared, rows, numbers, lambda number: f"{_place(path, number // length)}[{number % length}]"
@@ -206,7 +206,7 @@ class _Documents:
         return points if declared.per_box else points[0]
 
     def write_boxes(self, boxes: Array, size: Size) -> None:
-        """Put boxes in pixels, float64 [N, 4], in the place of those that were read."""
+        """Replace the boxes by others in pixels, float64 [N, 4]."""
         declared = self._annotations.boxes
         assert declared is not None
         boxes = _checked(declared, boxes) / ((*size, *size) if declared.normalized else 1)
@@ -219,7 +219,7 @@ class _Documents:
             slot.container[slot.key] = [round(number, digits) for number in box]
 
     def write_segments(self, name: str, segments: Sequence[Segment], size: Size) -> None:
-        """Put the segments of the boxes in the place of those that were read."""
+        """Replace the segments of the boxes in a field."""
         declared = self._annotations.boxes
         assert declared is not None
         slots = self._elements(declared, field_path(declared.fields[name])[0], 0)
@@ -229,7 +229,7 @@ class _Documents:
             slot.container[slot.key] = segment.to_json(size if declared.normalized else (1, 1))
 
     def write_keypoints(self, points: Array, size: Size) -> None:
-        """Put keypoints in pixels, float64 [..., 2], in the place of those that were read and have a visibility."""
+        """Replace the keypoints by others in pixels, float64 [..., 2]; those of visibility 0 do not change."""
         declared = self._annotations.keypoints
         assert declared is not None
         digits = _DIGITS[declared.normalized]
@@ -249,7 +249,7 @@ class _Documents:
     def to_bytes(self) -> dict[str, bytes]:
         """Return the parts, by their names."""
         try:
-            # A lone half of a surrogate pair has no UTF-8, but an escape in JSON.
+            # A lone surrogate has no UTF-8 encoding, but an escape in JSON.
             return {
                 part: json.dumps(root[0], ensure_ascii=False).encode(errors="backslashreplace")
                 for part, root in self._roots.items()
@@ -258,7 +258,7 @@ class _Documents:
             raise DecodeError(f"parts {', '.join(self._roots)}: too deeply nested") from error
 
     def _slots(self, declared: Boxes | Keypoints, path: str) -> list[_Slot]:
-        """Return the places to which a path leads, in order."""
+        """Return the places that a path selects, in order."""
         slots = [_Slot(self._roots[declared.part], 0)]
         steps = path_steps(path)
         for done, step in enumerate(steps):
@@ -277,9 +277,9 @@ class _Documents:
         return slots
 
     def _elements(self, declared: Boxes, path: str, numbers: int) -> list[_Slot]:
-        """Return the places of the elements of a list at a path, or those to which it leads if it has `[]`.
+        """Return the places of the elements of the list at a path, or those that a path with `[]` selects.
 
-        An element is a list of as many numbers, or a number where that is 0.
+        An element is a list of `numbers` numbers, or a single value if `numbers` is 0.
         """
         slots = self._slots(declared, path)
         if EACH in path:
@@ -291,10 +291,10 @@ class _Documents:
 
 
 def parse_json(part: str, data: bytes | memoryview) -> Any:
-    """Return the content of a part; raise a DecodeError if it is not JSON, or too long to be parsed."""
+    """Return the content of a part; DecodeError if it is not JSON, or too long to be parsed."""
     if len(data) > MAX_JSON_BYTES:
         raise DecodeError(
-            f"part {part!r} has {len(data):,} bytes; parts with coordinates have {MAX_JSON_BYTES:,} at most"
+            f"part {part!r} has {len(data):,} bytes; the limit for parts with coordinates is {MAX_JSON_BYTES:,}"
         )
     try:
         return json.loads(bytes(data))
@@ -303,7 +303,7 @@ def parse_json(part: str, data: bytes | memoryview) -> Any:
 
 
 def _numbers(declared: Boxes | Keypoints, rows: Sequence[Any], length: int, place: Callable[[int], str]) -> Array:
-    """Return the numbers of rows as float64 [...]; each row must be a list of so many numbers."""
+    """Return the numbers of rows as a flat float64 array; each row must be a list of `length` numbers."""
     if not _are_numbers(rows, length):
         number = next(number for number, row in enumerate(rows) if not _are_numbers([row], length))
         raise _error(declared, f"{place(number)}: expected {length} numbers, found {_shown(rows[number])}")
@@ -319,16 +319,16 @@ def _are_numbers(rows: Sequence[Any], length: int) -> bool:
 
 
 def _checked(declared: Boxes | Keypoints, numbers: Array) -> Array:
-    """Return numbers after checking that they fit into float32, so that they are neither NaN nor infinite."""
+    """Return numbers after checking that they are finite in float32."""
     fits = np.abs(numbers) <= _MAX
     if not fits.all():
         wrong = numbers[~fits][0]
-        raise _error(declared, f"{declared.path}: {wrong} is not a finite number of 32 bits")
+        raise _error(declared, f"{declared.path}: {wrong} is not a finite 32-bit number")
     return numbers
 
 
 def _point_rows(declared: Keypoints, number: int, value: Any) -> list[Any]:
-    """Return the points of a list, each a list, not checked yet."""
+    """Return the points of a list, each as a list, still unchecked."""
     numbers = len(declared.format)
     if not isinstance(value, list):
         raise _error(declared, f"{_place(declared.path, number)}: expected a list of points, found {_shown(value)}")
@@ -337,7 +337,7 @@ def _point_rows(declared: Keypoints, number: int, value: Any) -> list[Any]:
     if len(value) % numbers:
         found = f"{len(value)} numbers: {_shown(value)}"
         place = _place(declared.path, number)
-        raise _error(declared, f"{place}: expected {', '.join(declared.format)} in turn, found {found}")
+        raise _error(declared, f"{place}: expected a flat list of {', '.join(declared.format)}, found {found}")
     return _rows(value, numbers)
 
 
@@ -380,19 +380,19 @@ def _segments(declared: Boxes, path: str, values: list[Any], size: Size) -> Arra
 
 def _lacking(steps: Sequence[str], number: int, expected: str, value: Any) -> str:
     path = "".join(step if step == EACH else f".{step}" for step in steps).lstrip(".")
-    place = _place(path, number) if path else "the whole"
+    place = _place(path, number) if path else "the whole part"
     return f"{place}: expected {expected}, found {_shown(value)}"
 
 
 def _place(path: str, number: int) -> str:
-    """Return the name of a value to which a path leads."""
+    """Return the name of value `number` among those that a path selects."""
     if path.count(EACH) == 1:
         return path.replace(EACH, f"[{number}]")
     return f"{path}, number {number}" if EACH in path else path
 
 
 def _shown(value: Any) -> str:
-    # Not repr() of the whole: it may be long, or nested deeper than the interpreter recurses.
+    # repr() of the whole value may be long, or exceed the recursion limit.
     if isinstance(value, dict):
         return f"an object with {', '.join(map(repr, itertools.islice(value, 5))) or 'nothing'}"[:_SHOWN]
     if isinstance(value, list):

@@ -1,10 +1,7 @@
 """Labels: the classes of a sample, as numbers in one of its parts.
 
-    cls           one number, as the WebDataset convention has it; other writers put zeros before it or a line break
-                  after it
-    labels.json   a JSON list of numbers, which is shardflow's own
-
-Every label that is read or written goes through this module.
+cls           one number, the WebDataset convention; other tools add leading zeros or a line break
+labels.json   a JSON list of numbers, shardflow's convention
 """
 
 from __future__ import annotations
@@ -17,20 +14,20 @@ from shardflow.errors import DecodeError
 
 CLASS_PART, CLASSES_PART = "cls", "labels.json"
 LABEL_PARTS = (CLASSES_PART, CLASS_PART)
-"""The parts that can hold labels. Where a sample has both, the first counts."""
+"""The parts that can hold labels. If a sample has both, the first counts."""
 
 Label: TypeAlias = "int | tuple[int, ...] | None"
-"""The number of a class; the numbers of several, ascending; or None without classes."""
+"""The number of a class; the numbers of several classes, ascending; or None."""
 
 MAX_LABEL_BYTES = 1 << 20
-"""The most bytes of a part with labels: JSON takes twenty times as much memory when it is parsed."""
+"""Limit of a part with labels: parsed JSON takes twenty times as much memory."""
 
-_DIGITS = 18  # as many as fit into int64; Python refuses to read numbers of thousands of digits
+_DIGITS = 18  # fit into int64; Python refuses to parse thousands of digits
 _SHOWN_BYTES = 20
 
 
 def format_label(label: Label) -> dict[str, bytes]:
-    """Return the part that holds a label, by its name; no part for None."""
+    """Return the part that holds a label, name → bytes; empty for None."""
     if label is None:
         return {}
     return {CLASS_PART: b"%d" % label} if isinstance(label, int) else {CLASSES_PART: json.dumps(label).encode()}
@@ -39,7 +36,7 @@ def format_label(label: Label) -> dict[str, bytes]:
 def sample_labels(
     read_part: Callable[[str], bytes | memoryview | None], *, classes: int | None = None
 ) -> tuple[int, ...] | None:
-    """Return the numbers of the classes of a sample, whose parts `read_part` returns; None where it has no labels."""
+    """Return the class numbers of a sample, whose parts `read_part` returns; None if it has no labels."""
     for part in LABEL_PARTS:
         if (payload := read_part(part)) is not None:
             return parse_labels(part, payload, classes=classes)
@@ -49,13 +46,15 @@ def sample_labels(
 def parse_labels(
     part: str, payload: bytes | memoryview, *, classes: int | None = None, strict: bool = False
 ) -> tuple[int, ...]:
-    """Return the numbers of the classes in a part: one number in `cls`, any number of them in `labels.json`.
+    """Return the class numbers in a part: one in `cls`, any number of them in `labels.json`.
 
-    Raise a DecodeError for any other text, and for a number beyond the known number of classes. `strict` reads
-    only what `format_label` writes: no blanks around a number, and a list even of one number.
+    `strict` accepts only the output of `format_label`: no blanks around a number, and a list even for one number.
+
+    Raises:
+        DecodeError: The text has another form, or a number is not below `classes`.
     """
     if len(payload) > MAX_LABEL_BYTES:
-        raise DecodeError(f"labels have {len(payload):,} bytes; {MAX_LABEL_BYTES:,} is the most")
+        raise DecodeError(f"labels have {len(payload):,} bytes; the limit is {MAX_LABEL_BYTES:,}")
     payload = bytes(payload)
     if part == CLASS_PART:
         text = payload if strict else payload.strip()
@@ -68,7 +67,7 @@ def parse_labels(
         found = None
     numbers = [found] if type(found) is int and not strict else found
     end = 10**_DIGITS if classes is None else classes
-    # `type(...) is int`, because a bool is an int to isinstance.
+    # `type(...) is int`, because a bool is an instance of int.
     if not (isinstance(numbers, list) and all(type(number) is int and 0 <= number < end for number in numbers)):
         raise DecodeError(f"labels {payload[:_SHOWN_BYTES]!r} are not a list of numbers{_range(classes)}")
     return tuple(numbers)

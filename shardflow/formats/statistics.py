@@ -1,8 +1,8 @@
 """Statistics: counts over the packed images: bytes, sizes before and after, classes, and operations.
 
-All of them are integers, so that statistics can be added in any order, by any number of workers, with the same result.
-Sides are counted by their first five binary digits, the others being zero: 341 pixels count as 336. That is exact up to
-31 pixels and within 6 % beyond, and a histogram has at most 16 bins per doubling however many images there are.
+All counts are integers, so sums are the same in any order and for any number of workers. Sides are rounded down to
+their first five binary digits: 341 pixels count as 336. This is exact up to 31 pixels and within 6 % beyond, and a
+histogram has at most 16 bins per doubling.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ class Statistics(JsonObject):
     """Counts over packed images; they start at zero, and `count` adds to them.
 
     Attributes:
-        counts: "images", "bytes_before" and "bytes_after", of the images alone; and the number of images that were
-            "converted" from an embedded profile to sRGB, "enlarged", reduced to the "first_frame" of several, "kept"
-            as they were encoded, had pixels that show through and are composited "on_white", "turned" as the EXIF
-            orientation says, or had a "profile_unusable", which was ignored;
-            and "masks", "boxes" and "keypoints" (of these, only those that are there).
-        classes: Label → images.
-        widths_before, heights_before: Rounded side in pixels → images, of the upright sources.
-        widths_after, heights_after: The same of the packed images.
+        counts: "images", "bytes_before" and "bytes_after" of the images alone; the number of images that were
+            "converted" from an embedded profile to sRGB, "enlarged", reduced to the "first_frame" of several, "kept" as
+            encoded, composited "on_white" because of transparency, "turned" upright, or whose broken profile was
+            ignored ("profile_unusable"); and the number of "masks", "boxes" and "keypoints", without missing points.
+        classes: Label → number of images.
+        widths_before, heights_before: Rounded side in pixels → number of images, of the upright sources.
+        widths_after, heights_after: The same for the packed images.
     """
 
     counts: Counter[str] = field(
@@ -70,12 +69,12 @@ class Statistics(JsonObject):
         return Statistics(**{slot.name: getattr(self, slot.name) + getattr(other, slot.name) for slot in fields(self)})
 
     def __sub__(self, other: Statistics) -> Statistics:
-        """Return the counts without some of the images."""
+        """Return the counts without those of some images."""
         return Statistics(**{slot.name: getattr(self, slot.name) - getattr(other, slot.name) for slot in fields(self)})
 
 
 def median(histogram: Mapping[int, int]) -> int:
-    """Return the (lower) median of a histogram, value → count; 0 where it is empty."""
+    """Return the lower median of a histogram, value → count; 0 if it is empty."""
     left = (sum(histogram.values()) + 1) // 2
     for value in sorted(histogram):
         left -= histogram[value]
@@ -91,10 +90,7 @@ def _rounded(side: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PixelSums(JsonObject):
-    """Number of pixels, and per channel (RGB) the sum of the values 0 … 255 and of their squares.
-
-    Mean and standard deviation follow from these integers, in whichever order they were added.
-    """
+    """Number of pixels, and per channel (RGB) the sum of the values 0 … 255 and of their squares, all integers."""
 
     count: int = 0
     sums: tuple[int, ...] = field(default=(0, 0, 0), metadata=entry(read=tuple))
@@ -109,12 +105,12 @@ class PixelSums(JsonObject):
 
     @property
     def mean(self) -> tuple[float, ...] | None:
-        """Per channel, in 0 … 1; None when there are no pixels."""
+        """Mean per channel, in 0 … 1; None without pixels."""
         return tuple(round(total / self.count / 255, 6) for total in self.sums) if self.count else None
 
     @property
     def std(self) -> tuple[float, ...] | None:
-        """Per channel, of the whole population, in 0 … 1; None when there are no pixels."""
+        """Standard deviation per channel of the whole population, in 0 … 1; None without pixels."""
         if not self.count:
             return None
         spreads = (self.count * square - total**2 for total, square in zip(self.sums, self.squares, strict=True))

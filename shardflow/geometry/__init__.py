@@ -1,1 +1,1 @@
-"""Crops: drawn, and applied to points, boxes, keypoints and masks. Pure: no I/O, only numpy."""
+"""Geometry: crops, drawn and applied to points, boxes, keypoints and masks. No I/O, only numpy."""

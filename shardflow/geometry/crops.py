@@ -1,4 +1,4 @@
-"""Crops: which part of each image is shown, how large, and whether it is mirrored, so that masks and points follow."""
+"""Crops: which part of each image is shown, at which size, and whether mirrored, so that masks and points follow."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Sizes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Crops:
-    """How each image of a batch is cropped. The steps, in the order in which the native kernel does them:
+    """How each image of a batch is cropped. The steps, in the native kernel's order:
 
     1. The box is cut out of the source image.
     2. The box is resized, with antialiasing, to a width and a height.
     3. The output size is cut out of the resized box, at an offset.
-    4. The output is mirrored from left to right, where `flip` says so.
+    4. If `flip` is set, the output is mirrored from left to right.
 
     A point (x, y) of the source image, in continuous coordinates (pixel i covers i … i + 1), therefore moves to
 
         x' = (x - box_x) * resized_width / box_width - offset_x          and, mirrored, to output_width - x'
         y' = (y - box_y) * resized_height / box_height - offset_y
 
-    A mask follows by the same four steps, by the pixel at each centre. Where the resized box ends before the output
-    does, as of whole images of different sizes, the output ends there too.
+    A mask follows the same four steps, by the nearest pixel. If the resized box is smaller than the output, as for
+    whole images of different sizes, the output ends with the box.
 
     Attributes:
         source: int32 [B, 2]: width and height of the source image.
@@ -35,7 +35,7 @@ class Crops:
         resized: int32 [B, 2]: width and height of the resized box.
         offset: int32 [B, 2]: left and top of the output in the resized box.
         flip: bool [B], whether the output is mirrored.
-        size: Width and height of the outputs; None where each ends with its resized box.
+        size: Width and height of the outputs; None if each ends with its resized box.
     """
 
     source: npt.NDArray[np.int32]
@@ -56,7 +56,7 @@ class Crops:
         flip: npt.ArrayLike | None = None,
         size: tuple[int, int] | None = None,
     ) -> Crops:
-        """Return crops of images of these sizes, [B, 2]; a step that is not given is left out.
+        """Return crops of images of these sizes, [B, 2]; omitted steps do nothing.
 
         `resized` and `offset` may be one pair for all images.
         """
@@ -92,7 +92,7 @@ class Crops:
         return np.concatenate([begins, ends], axis=1).astype(np.float32)
 
     def crop_mask(self, index: int, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the crop of the mask of image `index`, [H, W] or [H, W, C], by the pixels at its centres."""
+        """Return the crop of the mask of image `index`, [H, W] or [H, W, C], by the nearest pixels."""
         x, y, box_width, box_height = self.box[index].tolist()
         width, height = self.resized[index].tolist()
         left, top = self.offset[index].tolist()
@@ -105,21 +105,21 @@ class Crops:
         return cropped
 
     def move(self, points: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return where points of the source images are in the outputs, within or beyond their borders.
+        """Return the positions of points of the source images in the outputs, also beyond their borders.
 
         Args:
             points: float64 [N, 2]: x, y in continuous coordinates.
-            rows: int64 [N], the image of each.
+            rows: int64 [N], the image of each point.
         """
         box = self.box[rows]
-        # Multiplied first, so that the borders of the box are exactly those of the resized one.
+        # Multiplication first maps the borders of the box exactly to those of the resized box.
         moved = (points - box[:, :2]) * self.resized[rows] / box[:, 2:] - self.offset[rows]
         flipped = self.flip[rows]
         moved[flipped, 0] = self.extents[rows[flipped], 0] - moved[flipped, 0]
         return moved
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> Crops:
-        """Return the crops of some images; those of a slice share memory, so that replacing theirs replaces these."""
+        """Return the crops of some images; a slice shares memory with these crops."""
         return Crops(
             source=self.source[rows],
             box=self.box[rows],
@@ -130,18 +130,18 @@ class Crops:
         )
 
     def replace(self, rows: Any, by: Crops) -> None:
-        """Replace the crops of some images, a slice or numbers, by others of the same output size."""
+        """Replace the crops of `rows`, a slice or numbers, by others of the same output size."""
         for name in ("source", "box", "resized", "offset", "flip"):
             getattr(self, name)[rows] = getattr(by, name)
 
 
 def centres(pixels: Any, source: Any, resized: Any) -> Any:
-    """Return which of `source` pixels some pixels of a side show that was resized to `resized` pixels.
+    """Return the nearest source pixels of some pixels of a side that was resized from `source` to `resized` pixels.
 
-    The one at its centre, floor((pixel + 1/2) * source / resized), as `torch.nn.functional.interpolate` has it with
-    "nearest-exact". Images are resized around the same centres, so a mask does not shift against its image. Where a
-    centre lies between two pixels, the right one is shown; PyTorch leaves that to the rounding of 32-bit floats.
+    These are floor((pixel + 1/2) * source / resized), as in `torch.nn.functional.interpolate` with "nearest-exact".
+    Images are resized around the same centres, so a mask does not shift against its image. If a centre lies between two
+    pixels, the right one is taken; PyTorch leaves the choice to the rounding of 32-bit floats.
 
-    All are integers of 64 bits: of Python, of numpy, or tensors, on any device.
+    All arguments are 64-bit integers: of Python, of numpy, or tensors on any device.
     """
     return (2 * pixels + 1) * source // (2 * resized)

@@ -1,4 +1,4 @@
-"""Boxes, their masks and keypoints: where they are in the crops of their images, and which of them stay."""
+"""Boxes, their masks and keypoints: their positions in the crops of their images, and the rule for which boxes stay."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ FlipPairs = tuple[tuple[int, int], ...]
 class CroppedBoxes:
     """The field "boxes", with a rule for the boxes that stay; the name "boxes" means `CroppedBoxes()`.
 
-    They are clipped to the crop. One of which too little is left is dropped, with its fields and its keypoints, and so
-    is one that marks a crowd: whose field "iscrowd", which COCO sets have, is not 0.
+    Boxes are clipped to the crop. A box is dropped, with its fields and keypoints, if too little of it is left, or if
+    it marks a crowd: its field "iscrowd", as in COCO, is not 0.
 
     >>> fields = ("image", shardflow.annotations.CroppedBoxes(min_visibility=0.25), "box_labels")
 
     Args:
-        min_visibility: Least share of a box that must lie within the crop, 0 … 1: the area of the clipped box by the
-            area of the box before this crop, as in Albumentations. With 0, boxes are dropped that have no area in the
-            crop. None keeps all boxes; one outside of the crop is then a line or a point on its border.
-        crowds: Whether boxes of crowds stay, for an evaluation that ignores detections in them. Such a box is around
-            many objects, and is not an example of one.
+        min_visibility: Minimum share of a box that must lie within the crop, 0 … 1: the area of the clipped box divided
+            by the area of the whole box, as in Albumentations. 0 drops only boxes without an area in the crop. None
+            keeps all boxes; a box outside the crop then becomes a line or a point on its border.
+        crowds: Whether crowd boxes stay, for an evaluation that ignores detections in them.
 
     Raises:
-        ConfigError: It is out of its range.
+        ConfigError: A value is out of its range.
     """
 
     min_visibility: float | None = 0.0
@@ -53,15 +52,15 @@ class CroppedBoxes:
 def move_objects(
     columns: Mapping[str, Sequence[Array]], crops: Crops, rule: CroppedBoxes, flip_pairs: FlipPairs = ()
 ) -> dict[str, list[Array]]:
-    """Return boxes, their fields and keypoints as they are in the crops of a batch.
+    """Return boxes, their fields and keypoints in the coordinates of the crops of a batch.
 
     Args:
         columns: Field → one array per image: "boxes" float32 [N, 4], left, top, right, bottom, and "keypoints" float32
             [N, K, 2 or 3] or [K, 2 or 3], in pixels of the source images; any other name is a field of the boxes, [N],
-            or has their masks: segments, object [N], or uint8 [N, H, W]. Without boxes, nothing is dropped.
+            or their masks: segments, object [N], or uint8 [N, H, W]. Without boxes, nothing is dropped.
         crops: The crops.
-        rule: Which boxes stay.
-        flip_pairs: Keypoints that change places where an image is mirrored, see `Keypoints`.
+        rule: The rule for the boxes that stay.
+        flip_pairs: Keypoints that are swapped when an image is mirrored, see `Keypoints`.
     """
     moved: dict[str, list[Array]] = {}
     kept: Sequence[Array] | None = None
@@ -90,7 +89,7 @@ def move_objects(
 
 
 def _crop_masks(values: Array, crops: Crops, index: int) -> Array:
-    """Return the masks of the boxes of image `index` in its crop, uint8 [N, H, W]; other values as they are."""
+    """Return the masks of the boxes of image `index` in its crop, uint8 [N, H, W]; other values unchanged."""
     if values.dtype == object:
         width, height = crops.extents[index].tolist()
         masks = np.empty((len(values), height, width), dtype=np.uint8)
@@ -103,7 +102,7 @@ def _crop_masks(values: Array, crops: Crops, index: int) -> Array:
 
 
 def move_boxes(boxes: Array, crops: Crops, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return boxes of source images, [N, 4], as they are in the crops, not clipped; `rows` are their images."""
+    """Return boxes of source images, [N, 4], in the coordinates of the crops, not clipped; `rows` are their images."""
     corners = crops.move(boxes.astype(np.float64).reshape(-1, 2), rows.repeat(2)).reshape(-1, 2, 2)
     corners.sort(axis=1)  # a flip makes the right side the left one
     return corners.reshape(-1, 4)
@@ -120,7 +119,7 @@ def _areas(boxes: Array) -> Array:
 
 
 def _move_keypoints(points: Sequence[Array], crops: Crops, flip_pairs: FlipPairs) -> list[Array]:
-    """Return the keypoints of each sample, [..., K, 2 or 3], as they are in its crop; points of visibility 0 stay."""
+    """Return the keypoints of each sample, [..., K, 2 or 3], in its crop; points of visibility 0 do not move."""
     flat = [each.reshape(-1, each.shape[-1]) for each in points]
     rows = np.repeat(np.arange(len(flat)), [len(each) for each in flat])
     xy = np.concatenate([each[:, :2] for each in flat]).astype(np.float64)

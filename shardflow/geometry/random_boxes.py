@@ -1,7 +1,7 @@
-"""Random boxes, distributed as torchvision draws them: for numpy on the host and, alike, for torch on a device.
+"""Random boxes with torchvision's distribution: in numpy on the host, and equally in torch on a device.
 
-The functions take the module, `np` or `torch`, whose arrays they are given. They have no branch that depends on a
-value, so that a device need not be waited for and a compiled graph stays whole.
+The functions take the module of their arrays, `np` or `torch`. No branch depends on a value, so nothing waits for the
+device, and a compiled graph has no breaks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardflow.order import keyed_rng
 from .crops import Sizes
 
 TRIES = 10
-"""Sizes are drawn until one fits into the image, at most so many times: torchvision's number."""
+"""Number of sizes that are drawn to find one that fits into the image, as in torchvision."""
 
 Range = tuple[float, float]
 
@@ -26,14 +26,14 @@ Range = tuple[float, float]
 def random_resized_crops(
     sizes: Sizes, keys: keyed_rng.U64, scale: Range, ratio: Range
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """Draw one box per image, int32 [N, 4], distributed as torchvision's `RandomResizedCrop.get_params` draws them.
+    """Return a box per image, int32 [N, 4], and a uniform number in [0, 1) per image for the flip, float64 [N].
 
-    Source: Szegedy et al., "Going deeper with convolutions", 2014; the ten tries and the central fallback are
-    torchvision's. Also return one uniform number in [0, 1) per image for the flip: float64 [N].
+    Boxes have the distribution of torchvision's `RandomResizedCrop.get_params`, including its ten tries and central
+    fallback. Source: Szegedy et al., "Going deeper with convolutions", 2014.
     """
     drawn = keyed_rng.uniforms(keys, 2 * TRIES + 3)
     width, height = sizes.astype(np.float64).T
-    shape = width / height  # the central box is the largest one whose ratio is within range
+    shape = width / height  # the central box is the largest with a ratio within range
     central_w = np.where(shape > ratio[1], np.rint(height * ratio[1]), width)
     central_h = np.where(shape < ratio[0], np.rint(width / ratio[0]), height)
     central = np.maximum(central_w, 1), np.maximum(central_h, 1)
@@ -44,7 +44,7 @@ def random_resized_crops(
 
 
 def draw_sizes(xp: ModuleType, uniforms: Any, area: Any, scale: Range, ratio: Range) -> tuple[Any, Any]:
-    """Return the two side lengths of random boxes, [N, TRIES] of whole numbers; `ratio` is first / second."""
+    """Return the two side lengths of random boxes, integral floats [N, TRIES]; `ratio` is first / second."""
     areas = area * (scale[0] + uniforms[:, :TRIES] * (scale[1] - scale[0]))
     low, high = math.log(ratio[0]), math.log(ratio[1])
     ratios = xp.exp(low + uniforms[:, TRIES : 2 * TRIES] * (high - low))
@@ -52,14 +52,14 @@ def draw_sizes(xp: ModuleType, uniforms: Any, area: Any, scale: Range, ratio: Ra
 
 
 def fits_within(tried: tuple[Any, Any], size: tuple[Any, Any]) -> Any:
-    """Return which sizes, width and height, have an area and are not larger than an image: bool [N, TRIES]."""
+    """Return which sizes (width, height) are above 0 and fit into the image: bool [N, TRIES]."""
     return (tried[0] > 0) & (tried[0] <= size[0]) & (tried[1] > 0) & (tried[1] <= size[1])
 
 
 def first_fit(xp: ModuleType, fits: Any, sizes: tuple[Any, Any]) -> tuple[Any, Any, Any]:
-    """Return whether a try fits, bool [N], then both side lengths at the first try that does, [N]."""
+    """Return whether any try fits, bool [N], then both side lengths of the first that does, [N]."""
     first = (fits * 1).argmax(1)
-    places = first + TRIES * (xp.cumsum(xp.ones_like(first), 0) - 1)  # made where the arrays are
+    places = first + TRIES * (xp.cumsum(xp.ones_like(first), 0) - 1)  # made on the arrays' device
     return fits.any(1), sizes[0].reshape(-1)[places], sizes[1].reshape(-1)[places]
 
 

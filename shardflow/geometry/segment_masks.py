@@ -1,7 +1,7 @@
-"""Segment masks: which pixels of a crop belong to an object, and segments as they are in a crop.
+"""Segment masks: which pixels of a crop belong to an object, and segments in the coordinates of a crop.
 
-A pixel is in a polygon if its centre is, by the even-odd rule, and in an object if it is in one of its polygons. So
-polygons are filled at the size of the crop; masks of runs take the nearest pixel, as other masks do.
+A pixel belongs to a polygon if its centre does, by the even-odd rule, and to an object if it belongs to one of its
+polygons. Polygons are filled at the size of the crop; run-length masks take the nearest pixel, like other masks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardflow.formats.segments import Segment
 
 from .crops import Crops
 
-_MOST_CROSSINGS = 1 << 20  # that are computed at once
+_MOST_CROSSINGS = 1 << 20  # computed at once
 
 
 def segment_mask(segment: Segment, crops: Crops, index: int) -> npt.NDArray[np.uint8]:
@@ -24,14 +24,14 @@ def segment_mask(segment: Segment, crops: Crops, index: int) -> npt.NDArray[np.u
         return crops.crop_mask(index, segment.run_mask())
     width, height = crops.extents[index].tolist()
     mask = np.zeros((height, width), dtype=np.uint8)
-    upright = replace(crops, flip=np.zeros_like(crops.flip))  # so that a mirrored mask is the mirror image
+    upright = replace(crops, flip=np.zeros_like(crops.flip))  # mirrored as a mask, for an exact mirror image
     for corners in segment.polygons:
         _fill(mask, upright.move(corners, np.full(len(corners), index)))
     return mask[:, ::-1] if crops.flip[index] else mask
 
 
 def move_segment(segment: Segment, crops: Crops) -> Segment:
-    """Return a segment of image 0, cropped with it; polygons may lie beyond the borders."""
+    """Return a segment of image 0 in the coordinates of its crop; polygons may extend beyond the borders."""
     if segment.runs is not None:
         return Segment.of_mask(crops.crop_mask(0, segment.run_mask()))
     moved = [crops.move(corners, np.zeros(len(corners), dtype=np.int64)) for corners in segment.polygons]
@@ -40,12 +40,9 @@ def move_segment(segment: Segment, crops: Crops) -> Segment:
 
 
 def _fill(mask: npt.NDArray[np.uint8], corners: npt.NDArray[np.float64]) -> None:
-    """Set the pixels of a mask, [H, W], whose centres are in a polygon.
-
-    In each row, the edges that cross the line through its centres divide the pixels into those outside, inside, ...
-    """
+    """Set the pixels of a mask, [H, W], whose centres are in a polygon, by the edges that cross each row of centres."""
     height, width = mask.shape
-    begins = corners - 0.5  # centres are whole numbers
+    begins = corners - 0.5  # the centres of pixels become integers
     ends = np.roll(begins, -1, axis=0)
     firsts, lasts = (
         np.ceil(pick(begins[:, 1], ends[:, 1])).clip(0, height).astype(np.int64) for pick in (np.minimum, np.maximum)

@@ -1,11 +1,11 @@
 """Aspect buckets: each batch has one shape, close to those of its images.
 
     stream    the samples in the order of another sampler
-    groups    the samples of a bucket, as they come in the stream, are cut into global batches; each stream gives the
-              same number to a group, at its own positions, so that a rank reads its shards as without buckets
+    groups    the samples of a bucket, in stream order, are cut into global batches; each stream gives equally many
+              samples to a group, at its own positions, so that a rank reads the same shards as without buckets
     epoch     the groups, in the order in which the stream completes them
-    rest      samples that fill no group of their bucket are handed on to the next bucket; only the last may be left
-              with less than a global batch, the tail of the epoch
+    rest      samples that fill no group of their bucket move to the next bucket; only the last bucket may be left with
+              less than a global batch, the tail of the epoch
 
 Every sample comes as often as in the stream.
 """
@@ -30,10 +30,9 @@ _CHUNK = 1 << 18
 
 
 class AspectBuckets:
-    """Batches of one shape each, with the images whose ratio of width and height is nearest to it.
+    """Batches of one shape each, of images with the nearest aspect ratio. The shape is the same on all ranks.
 
-    The shape is the same on all ranks. The last samples of a bucket are handed on to the next, so each sample comes
-    once.
+    The last samples of a bucket move to the next one, so each sample comes once.
 
     >>> buckets = shardflow.samplers.AspectBuckets([(224, 224), (192, 256), (256, 192)])
 
@@ -65,7 +64,7 @@ class AspectBuckets:
         return f"AspectBuckets({list(self.shapes)}{'' if self.sampler is None else f', {self.sampler!r}'})"
 
     def buckets(self, sizes: I64) -> I64:
-        """Return the number of the shape of images of these sizes, width and height: int64 [N]."""
+        """Return the bucket of each image, int64 [N], given its width and height, [N, 2]."""
         ratios = np.log([width / height for height, width in self.shapes])
         wanted = np.log(sizes[:, 0] / sizes[:, 1])
         right = np.clip(np.searchsorted(ratios, wanted), 1, max(1, len(ratios) - 1))
@@ -107,14 +106,14 @@ class BucketPlan(ListPlan):
 
     Args:
         plan: The plan whose samples are grouped.
-        buckets: The bucket of each sample of the split, an integer from 0; neighbours in number are neighbours in kind.
+        buckets: The bucket of each sample of the split, an integer from 0; adjacent numbers are similar shapes.
         first_samples: The number of the first sample of each shard, int64.
         group: Samples in a global batch.
         streams: Streams of the plan.
         shapes: The shape of each bucket.
 
     Attributes:
-        moved: Samples that are in a group of another bucket than their own.
+        moved: Number of samples in a group of another bucket.
     """
 
     def __init__(

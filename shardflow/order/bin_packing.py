@@ -1,11 +1,11 @@
-"""Bin packing: first fit decreasing, of many groups of items at once.
+"""Bin packing: first fit decreasing, for many groups of items at once.
 
-First fit decreasing fills one bin after the other, each with the longest item left that fits, until none fits. Many
-groups, within a bound of memory, take each step together, which shares numpy's cost per call. Items of one length are
-counted, not listed; a bin that can be filled again in the same way is, and so one group of millions of items takes few
+First fit decreasing fills one bin after the other, each with the longest remaining item that fits, until none fits.
+Many groups, within a limit of memory, take each step together, which shares numpy's cost per call. Items of one length
+are counted, not listed, and a bin is repeated while the counts allow it, so a group of millions of items takes few
 steps.
 
-How many bins a group needs depends on the lengths in it, and not on their order.
+The number of bins that a group needs depends on its lengths, not on their order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy.typing as npt
 from .keyed_rng import I64
 
 _KINDS = 1 << 22
-"""Kinds of items that are counted at a time: lengths, in each group."""
+"""Kinds of items, pairs of group and length, that are counted at a time."""
 
 
 def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.NDArray[Any]) -> I64:
-    """Return the bin of each item, int64 [N]: a group's bins follow those of the group before it, without gaps.
+    """Return the bin of each item, int64 [N], numbered group by group without gaps.
 
-    Items of one length are dealt out in the order in which they come.
+    Items of one length are assigned in their order.
 
     Args:
         lengths: Integers 1 … `capacity`, [N].
-        capacity: The most that the items of a bin have together.
-        groups: The group of each item, an integer from 0; only items of one group meet in a bin.
+        capacity: Maximum sum of the lengths in a bin.
+        groups: The group of each item, an integer from 0; items of different groups never share a bin.
     """
     if not len(lengths):
         return np.empty(0, dtype=np.int64)
@@ -57,13 +57,13 @@ def first_fit_decreasing(lengths: npt.NDArray[Any], capacity: int, groups: npt.N
 
 
 def bins_needed(lengths: npt.NDArray[Any], capacity: int) -> int:
-    """Return how many bins one group of items needs."""
+    """Return the number of bins that one group of items needs."""
     sizes, width, ranks = _ranked(lengths, capacity)
     return int(_steps(np.bincount(ranks, minlength=width), sizes, capacity)[1][0])
 
 
 def _ranked(lengths: npt.NDArray[Any], capacity: int) -> tuple[I64, int, I64]:
-    """Return the different lengths, ascending, how many they are and one, and the rank of each item, from 1."""
+    """Return the different lengths, ascending, their number plus one, and the rank of each item, from 1."""
     if capacity > len(lengths):
         sizes, ranks = np.unique(lengths, return_inverse=True)
         return sizes.astype(np.int64), len(sizes) + 1, ranks.reshape(-1) + 1
@@ -74,16 +74,16 @@ def _ranked(lengths: npt.NDArray[Any], capacity: int) -> tuple[I64, int, I64]:
 
 
 def _steps(left: I64, sizes: I64, capacity: int) -> tuple[list[tuple[I64, I64, I64, I64]], I64]:
-    """Return the steps, and how many bins each group needs.
+    """Return the steps, and the number of bins of each group.
 
     Args:
-        left: How many items of each kind there are, a length in a group; it is used up. The kinds of a group are none,
-            and one for each of `sizes`.
+        left: Number of items of each kind; changed in place. A group has a kind without items, then one for each of
+            `sizes`.
         sizes: The lengths, ascending.
-        capacity: The room of a bin.
+        capacity: The capacity of a bin.
 
     Returns:
-        Of each step: kinds, the items of each in a bin, the number of such bins, and the first of them in its group.
+        For each step: kinds, items of each kind per bin, number of equal bins, and the first of these in its group.
     """
     groups = len(left) // (width := len(sizes) + 1)
     firsts = np.arange(groups) * width
@@ -114,7 +114,7 @@ def _steps(left: I64, sizes: I64, capacity: int) -> tuple[list[tuple[I64, I64, I
 
 
 class _Below:
-    """Finds the next kind at or below one that has items left: a forest whose paths are cut short when used."""
+    """Finds the nearest kind at or below a kind that has items left: a union-find with path compression."""
 
     def __init__(self, left: I64, firsts: I64) -> None:
         there = left > 0

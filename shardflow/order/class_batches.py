@@ -1,12 +1,12 @@
-"""Class batches: epochs whose batches have P classes with K samples each, as losses over pairs and triplets need them.
+"""Class batches: batches of P classes with K samples each, for losses over pairs and triplets.
 
     groups    the samples of a class, permuted by hash(seed, epoch), are cut into groups of K
-    epoch     as many batches as the groups can fill; no class has more groups in it than it has batches
+    epoch     as many batches as the groups can fill; a class has at most one group per batch
     batches   classes in the order of hash(seed, epoch); their groups, one class after the other, are dealt to the
               batches in turn, so that two groups of one class never meet
 
-Every sample comes at most once in an epoch. Which ones are left out, because they fill no group or no batch, changes
-with the epoch. A batch is P K positions in a row.
+Every sample comes at most once in an epoch. The samples that are left out, because they fill no group or batch, change
+with the epoch. A batch is P K consecutive positions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _SHOWN_CLASSES = 5
 
 
 class ClassBatches:
-    """Batches of `batch_size / samples_per_class` different classes, with that many samples of each.
+    """Batches of `batch_size / samples_per_class` different classes, with `samples_per_class` samples of each.
 
-    One class comes after the other. An epoch has a sample at most once, and the samples that fill no batch differ
-    between epochs. A warning names classes with fewer samples, which never come. Batches draw from the whole split.
+    In a batch, the samples of a class are adjacent. A sample comes at most once per epoch; the samples that fill no
+    batch differ between epochs. Classes with too few samples never come, and a warning names them. Batches draw from
+    the whole split.
 
     >>> loader = shardflow.Loader("photos256", batch_size=32, sampler=shardflow.samplers.ClassBatches(16))
 
     Args:
-        samples_per_class: Samples of each class in a batch, 1 or more; `batch_size` is a multiple of it.
+        samples_per_class: Samples of each class in a batch, 1 or more; must divide `batch_size`.
     """
 
     def __init__(self, samples_per_class: int) -> None:
@@ -47,10 +48,10 @@ class ClassBatches:
         """Return epochs of such batches."""
         for wrong, reason in (
             (facts.batch_size % self.samples_per_class, f"batch_size={facts.batch_size} is not a multiple of it"),
-            (facts.shuffle is None, "such batches need shuffling"),
+            (facts.shuffle is None, "class batches need shuffle=True"),
             (
                 facts.shuffle is not None and facts.shuffle.shard_affinity,
-                "shard_affinity would have no effect, as each batch has samples from all over the split",
+                "shard_affinity would have no effect, because each batch draws from the whole split",
             ),
         ):
             if wrong:
@@ -65,13 +66,13 @@ class ClassBatches:
             more = ", …" if len(too_small) > _SHOWN_CLASSES else ""
             epochs.warnings = [
                 f"{self!r}: {len(too_small)} of {int((epochs.sizes > 0).sum())} classes have fewer samples and never "
-                f"come: {', '.join(names)}{more}; lower it"
+                f"come: {', '.join(names)}{more}; lower samples_per_class"
             ]
         return epochs
 
 
 class ClassBatchEpochs(EpochSampler):
-    """The epochs of P classes with K samples in a batch that can be made of a split.
+    """The epochs of a split in batches of P classes with K samples each.
 
     Args:
         labels: The class of each sample, an integer from 0, shape [N].
@@ -102,7 +103,7 @@ class ClassBatchEpochs(EpochSampler):
                 f"batches of {classes} classes with {samples_per_class} samples each need {classes} classes of that "
                 f"size; {enough} have it: lower batch_size or samples_per_class"
             )
-        # The groups that N batches can use, sum(min(groups, N)), grow ever slower with N; those they need, P N, do not.
+        # N batches can use sum(min(groups, N)) groups, concave in N, and need P N: bisection finds the largest N.
         most, beyond = 1, int(self.groups.sum()) // classes + 1
         while beyond - most > 1:
             middle = (most + beyond) // 2
@@ -121,7 +122,7 @@ class ClassBatchEpochs(EpochSampler):
         class_starts = np.cumsum(self.sizes) - self.sizes
         classes = keyed_rng.permutation(keyed_rng.key(seed, "classes", epoch), len(self.sizes))
         kept = np.minimum(self.groups, self.batches)[classes]
-        # The first sample of each group, class after class.
+        # The first sample of each group, class by class.
         numbers = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
         firsts = np.repeat(class_starts[classes], kept) + numbers * per_class
         firsts = firsts[: self.batches * self.classes].reshape(self.classes, self.batches).T

@@ -1,4 +1,4 @@
-"""The mixture: which source each number of a sequence comes from, in proportion to shares, which may change with it."""
+"""The mixture: the source of each number of a sequence, in proportion to shares, which may change along it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .keyed_rng import I64
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to odd
 _TURN = 1 << 64
-_FEW = 1 << 12  # numbers that are counted faster one by one
+_FEW = 1 << 12  # up to so many numbers, counting one by one is faster
 
 
 def temperature_weights(sizes: Sequence[float], temperature: float) -> list[float]:
-    """Return weights of the sources of a mix by their sizes, as size^(1 / temperature).
+    """Return weights for the sources of a mix from their sizes: size^(1 / temperature).
 
-    With 1 each source comes in proportion to its size; the higher the temperature, the more do small ones.
+    At 1, each source comes in proportion to its size; a higher temperature favours small sources.
 
     >>> shardflow.samplers.temperature_weights([10_000, 100], 2)
     [100.0, 10.0]
@@ -39,14 +39,14 @@ def temperature_weights(sizes: Sequence[float], temperature: float) -> list[floa
 class Shares:
     """The source of each number of a sequence, in proportion to weights.
 
-    It is the value of the number in a Weyl sequence (k / golden ratio, modulo 1; Weyl, "Über die Gleichverteilung von
-    Zahlen mod. Eins", 1916), looked up among the shares. Any section has the right shares to within a few. Where shares
-    change, they do so linearly, and all arithmetic is of whole numbers.
+    The value of number k in a Weyl sequence (k / golden ratio, modulo 1; Weyl, "Über die Gleichverteilung von Zahlen
+    mod. Eins", 1916) is looked up among the shares, so any section has the right shares to within a few numbers. Shares
+    change linearly. All arithmetic is on integers.
 
     Args:
         weights: The weight of each source at number 0, 0 or more.
-        later: Pairs of a number, ascending from 1, and the weights there. Shares are interpolated between, and stay as
-            the last pair says.
+        later: Pairs of a number, ascending from 1, and the weights there. Shares are interpolated between pairs, and
+            constant after the last.
     """
 
     def __init__(self, weights: Sequence[float], later: Sequence[tuple[int, Sequence[float]]] = ()) -> None:
@@ -62,7 +62,7 @@ class Shares:
         ]
 
     def source_of(self, numbers: I64) -> I64:
-        """Return the source of each of these numbers, which are 0 or more."""
+        """Return the source of each of these numbers, 0 or more."""
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         sources = np.empty_like(numbers)
         for number in np.unique(which).tolist():
@@ -71,7 +71,7 @@ class Shares:
         return sources
 
     def counts(self, first: int, stop: int) -> list[int]:
-        """Return how many of the numbers from `first` to `stop` - 1 come from each source; all cost the same."""
+        """Return how many of the numbers `first` … `stop` - 1 each source has, in time independent of their count."""
         if stop - first <= _FEW and len(self._starts) == 1:
             counts: list[int] = np.bincount(self.source_of(np.arange(first, stop)), minlength=self._sources).tolist()
             return counts
@@ -84,13 +84,13 @@ class Shares:
 
 
 def _bounds(weights: Sequence[float]) -> list[int]:
-    """Return the values at which the share of one source ends and that of the next begins."""
+    """Return the values at which the share of a source ends and the next begins."""
     shares = np.cumsum(weights) / sum(weights)
     return [min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]]
 
 
 class _Stretch:
-    """Numbers from `first` on, over which bounds change linearly; `stop` is None for those without an end."""
+    """A range of numbers, `first` … `stop` - 1, over which bounds change linearly; without an end if `stop` is None."""
 
     def __init__(self, first: int, stop: int | None, bounds: list[int], last: list[int]) -> None:
         self.first, self.stop, self._bounds = first, stop, bounds

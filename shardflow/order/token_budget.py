@@ -1,15 +1,15 @@
-"""Token budgets: samples are packed into bins of at most so many tokens, and a position is a bin.
+"""Token budgets: samples are packed into bins with a limit of tokens, and a position is a bin.
 
-    stream    the samples in the shuffled order, cut into streams as without bins
-    windows   of each stream, so many samples are packed by first fit decreasing
-    bins      of a window, permuted by hash(seed, epoch); position p has a bin of stream p % C, so that a rank reads its
-              shards as without bins. Streams that have bins to spare hand them on to others
-    length    the same in every epoch, so that any position of any epoch is found by arithmetic: that of a reference
-              order, and 1/512 more. Where an epoch needs fewer bins, some are cut in two. Where it needs more, its
-              windows have several streams each, and at last all samples. Then the bins suffice, since how many first
-              fit decreasing needs depends on the lengths alone
+    streams   the samples in shuffled order, cut into streams as without bins
+    windows   sections of a stream, each packed by first fit decreasing
+    bins      of a window, permuted by hash(seed, epoch); position p has a bin of stream p % C, so that a rank reads the
+              same shards as without bins. Streams with too many bins pass some to others
+    length    equal in every epoch, so that arithmetic finds any position of any epoch: the bins of a reference order
+              plus 1/512. If an epoch needs fewer bins, some are cut in two. If it needs more, windows span several
+              streams, and at last all samples; then the bins suffice, because the number of bins that first fit
+              decreasing needs depends only on the lengths
 
-The index gives the tokens of an image, a column those of a text: no byte is read for a plan.
+The tokens of an image follow from the index, those of a text from a column: no shard is read for a plan.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ I32 = npt.NDArray[np.int32]
 
 
 class TokenBudget:
-    """Bins of samples with at most so many tokens in total; `batch_size` counts bins.
+    """Packs samples into bins of at most `tokens` tokens; `batch_size` counts bins.
 
-    Each sample comes once in an epoch. Every epoch has the same number of bins, and so has every rank in a step. An
-    image has a token per patch: `decoders.Patches` resizes its sides to the nearest multiples of `patch`. A text has as
-    many tokens as a column says.
+    Each sample comes once in an epoch. All epochs have the same number of bins, as have all ranks in a step. An image
+    has a token per patch: `decoders.Patches` resizes its sides to the nearest multiples of `patch`. The tokens of texts
+    are given by `text`.
 
     >>> sampler = shardflow.samplers.TokenBudget(8192, patch=16, text="caption_tokens", long_side=512)
     >>> loader = shardflow.Loader(url, batch_size=4, sampler=sampler, fields=("image", "cu_seqlens", "caption"))
 
     Args:
-        tokens: The most tokens in a bin.
-        patch: Height and width of the pixels that make a token, such as 28 where a model merges 2 x 2 patches of 14;
-            None to count texts only.
+        tokens: Maximum number of tokens in a bin, 1 … 16,777,216.
+        patch: Height and width in pixels of an image token, such as 28 if a model merges 2 x 2 patches of 14; None to
+            count texts only.
         text: Tokens of each text, whole numbers of 0 or more: the name of a column, a number per sample ([N], or the
             path of a `.npy`), or one for all.
         long_side: Larger images are reduced to this long side, in pixels; `patch` or more.
-        oversize: "shrink" reduces images further that do not fit into a bin with their text; "drop" leaves such samples
-            out. Texts that do not fit are left out in both cases; a warning says how many.
-        window: Samples of a stream that are packed together. A larger window wastes less, a smaller one keeps fewer
-            shards open.
+        oversize: "shrink" reduces images that do not fit into a bin with their text; "drop" leaves such samples out.
+            Samples whose text alone does not fit are left out in both cases. A warning gives their number.
+        window: Samples of a stream that are packed together, 1 … 2**40. A larger window wastes fewer tokens, a smaller
+            one keeps fewer shards open.
 
     Raises:
         ConfigError: A value is out of its range, or neither images nor texts have tokens.
@@ -81,14 +81,14 @@ class TokenBudget:
         if oversize not in ("shrink", "drop"):
             raise ConfigError(f"oversize must be 'shrink' or 'drop', found {oversize!r}")
         if patch is None and (text is None or long_side is not None):
-            raise ConfigError("without patch= only texts have tokens: give text=, and leave long_side out")
+            raise ConfigError("with patch=None only texts have tokens: give text=, and leave long_side out")
 
     def __repr__(self) -> str:
         text = "" if self.text is None else f", text={self.text!r:.40}"
         return f"TokenBudget({self.tokens}, patch={self.patch}{text})"
 
     def bind(self, facts: Facts) -> EpochSampler:
-        """Return epochs of such bins."""
+        """Return epochs of bins."""
         lengths = np.zeros(facts.samples, dtype=np.int64)
         if self.text is not None:
             texts = per_sample(facts, self.text, "TokenBudget(text=...)")
@@ -132,11 +132,11 @@ def patch_grids(sizes: I64, patch: int, long_side: int | None = None) -> I64:
 
 
 def shrunk_grids(grids: I64, sizes: I64, most: I64) -> I64:
-    """Return grids, those with more than `most` patches made smaller with the images' ratios, down to one patch."""
+    """Return grids, shrinking those of more than `most` patches in proportion, down to one patch."""
     large = grids.prod(axis=1) > np.maximum(most, 1)
     most, sides = np.maximum(most[large], 1), sizes[large, ::-1].astype(np.float64)
     smaller = np.maximum(sides * np.sqrt(most / sides.prod(axis=1))[:, None], 1).astype(np.int64)
-    # Where a side has become a patch, the other is longer than there is room for.
+    # If one side was raised to a patch, the other may be too long.
     smaller[:, 1] = np.minimum(smaller[:, 1], most)
     smaller[:, 0] = np.minimum(smaller[:, 0], most // smaller[:, 1])
     fitting: I64 = grids.copy()
@@ -145,14 +145,14 @@ def shrunk_grids(grids: I64, sizes: I64, most: I64) -> I64:
 
 
 class _Bins(NamedTuple):
-    """The bins of an epoch before they have places: what each has, and where it comes from.
+    """The bins of an epoch, before they have positions.
 
     Attributes:
-        samples: Their numbers in the split, bin after bin.
-        starts: Where each bin begins in them.
-        places: The position of its first sample in the stream.
-        streams: The number of its streams.
-        windows: The number of its window within them.
+        samples: Numbers of the samples in the split, bin after bin.
+        starts: Where each bin begins in `samples`.
+        places: The position of each bin's first sample in the shuffled order.
+        streams: The stream of each bin.
+        windows: The window of each bin within its stream.
     """
 
     samples: npt.NDArray[Any]
@@ -163,17 +163,17 @@ class _Bins(NamedTuple):
 
 
 class TokenEpochs(EpochSampler):
-    """The epochs of bins that can be made of a split.
+    """The epochs of a split in bins.
 
     Args:
-        facts: The facts.
+        facts: The facts of the run.
         budget: The settings.
-        lengths: Tokens of each sample, 0 for those that are left out.
-        grids: Rows and columns of patches of each image; empty where images have no tokens.
+        lengths: Tokens of each sample, 0 for samples that are left out.
+        grids: Rows and columns of patches of each image; empty if images have no tokens.
 
     Attributes:
-        left_out: Samples that are left out.
-        fill: The share of the bins' tokens that samples have.
+        left_out: Number of samples that are left out.
+        fill: The share of the bins' capacity that is used.
     """
 
     def __init__(self, facts: Facts, budget: TokenBudget, lengths: I32, grids: I32) -> None:
@@ -199,11 +199,11 @@ class TokenEpochs(EpochSampler):
         self.fill = int(packed.sum(dtype=np.int64)) / (self.length * self._tokens)
 
     def image_shapes(self, samples: I64) -> I64 | None:
-        """Return height and width of images."""
+        """Return height and width of images in pixels."""
         return self._grids[samples].astype(np.int64) * self.patch if self.patch else None
 
     def plan(self, *, seed: int, epoch: int, streams: int) -> EpochPlan:
-        """Return the bins of an epoch, in their places."""
+        """Return the bins of an epoch, in order."""
         stream, window = self._stream.plan(seed=seed, epoch=epoch, streams=streams), self._window
         while streams > 1 and stream.length // streams < window:
             streams = _fewer(streams)
@@ -219,9 +219,9 @@ class TokenEpochs(EpochSampler):
         return TokenPlan(bins.samples, starts[0], starts[1], self._ends)
 
     def _pack(self, stream: EpochPlan, streams: int, window: int) -> _Bins:
-        """Pack the samples of each of so many streams, window by window."""
+        """Pack the samples of each stream, window by window."""
         firsts = np.concatenate([[0], self._ends])
-        row = streams * min(window, -(-stream.length // streams))  # positions that have a window of each stream
+        row = streams * min(window, -(-stream.length // streams))  # positions of one window of each stream
         rows = max(1, _CHUNK_SAMPLES // row)
         dtype = np.int32 if self._ends[-1] < 1 << 31 else np.int64
         parts: list[tuple[npt.NDArray[Any], ...]] = []
@@ -244,12 +244,12 @@ class TokenEpochs(EpochSampler):
 
 
 def _fewer(streams: int) -> int:
-    """Return the largest smaller number that divides the number of streams."""
+    """Return the largest proper divisor of the number of streams."""
     return next((streams // by for by in range(2, streams + 1) if streams % by == 0), 1)
 
 
 def _cut(bins: _Bins, length: int) -> _Bins:
-    """Return `length` bins, by cutting some in two, all over the epoch."""
+    """Return `length` bins, by cutting some in two, spread over the epoch."""
     if not (missing := length - len(bins.starts)):
         return bins
     inside = np.ones(len(bins.samples), dtype=np.bool_)
@@ -262,7 +262,7 @@ def _cut(bins: _Bins, length: int) -> _Bins:
 
 
 def _positions(numbers: I64, streams: int) -> I64:
-    """Return the positions of bins whose streams ascend: p % `streams` is a bin's number, if that has bins enough."""
+    """Return a position p for each bin, given ascending stream numbers: p % `streams` is its stream if possible."""
     length = len(numbers)
     firsts = np.searchsorted(numbers, np.arange(streams))
     ranks = np.arange(length) - firsts[numbers]
@@ -279,8 +279,8 @@ class TokenPlan(EpochPlan):
 
     Args:
         samples: Numbers in the split.
-        starts, counts: Of the bin at each position, where its samples begin in `samples` and how many they are.
-        ends: Where each shard ends in the split.
+        starts, counts: For the bin at each position, where its samples begin in `samples`, and their number.
+        ends: Where each shard ends in the split, in samples.
     """
 
     def __init__(self, samples: npt.NDArray[Any], starts: I64, counts: I64, ends: I64) -> None:
@@ -288,7 +288,7 @@ class TokenPlan(EpochPlan):
         self._firsts = np.concatenate([[0], ends])
 
     def counts(self, positions: npt.NDArray[Any]) -> I64:
-        """Return how many samples bins have."""
+        """Return the number of samples in each bin."""
         counts: I64 = self._counts[positions]
         return counts
 
@@ -302,7 +302,7 @@ class TokenPlan(EpochPlan):
         return shards, samples - self._firsts[shards], np.zeros_like(samples)
 
     def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
-        """Return which shards the positions of a rank need and when."""
+        """Return the shards of a rank's positions, and when they are read."""
         positions = np.arange(rank, self.length, world_size)
         ends = np.cumsum(self._counts[positions])
         shards, begins, stops = shard_spans(self.visits(positions)[0])

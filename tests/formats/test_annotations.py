@@ -104,12 +104,12 @@ def test_wrong_flip_pairs(pairs: str) -> None:
             ("json::xyxy", "expected PART"),
         ),
         ("json:boxes:xyxy:pixels", "or PART:PATH:FORMAT:normalized"),
-        ("json:boxes:xyhw", "format is 'xyhw'; allowed are xyxy, xywh, cxcywh"),
-        ("jpg:boxes:xyxy", "'jpg' cannot be the part"),
-        ("cls:boxes:xyxy", "'cls' cannot be the part"),
-        ("json:a.[].b:xyxy", "is not made of keys"),
-        ("json:a[0]:xyxy", r"path 'a\[0\]' is not made of keys"),
-        ("json:" + ".".join("abcdefghijklmnopq") + ":xyxy", "has 17 steps; allowed are 16"),
+        ("json:boxes:xyhw", "format must be one of xyxy, xywh, cxcywh, found 'xyhw'"),
+        ("jpg:boxes:xyxy", "'jpg' cannot hold them"),
+        ("cls:boxes:xyxy", "'cls' cannot hold them"),
+        ("json:a.[].b:xyxy", "must be keys"),
+        ("json:a[0]:xyxy", r"path 'a\[0\]' must be keys"),
+        ("json:" + ".".join("abcdefghijklmnopq") + ":xyxy", "has 17 steps; the limit is 16"),
     ],
 )
 def test_wrong_texts(text: str, said: str) -> None:
@@ -121,7 +121,7 @@ def test_wrong_texts(text: str, said: str) -> None:
 @pytest.mark.parametrize("fields", [{"Labels": "a"}, {"": "a"}, {3: "a"}, {"labels": 3}, {"labels": "a:int"}])
 def test_wrong_box_fields(fields: Any) -> None:
     """The name of a box field is made of a-z 0-9 _, and its path is one."""
-    with pytest.raises(ConfigError, match=r"box field .*: names are|path 3 is not made of keys|found 'int'"):
+    with pytest.raises(ConfigError, match=r"box field .*: a name must be|path 3 must be keys|found 'int'"):
         Boxes("json", "boxes", "xyxy", fields=fields)
 
 

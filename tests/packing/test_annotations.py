@@ -235,7 +235,7 @@ def test_labels() -> None:
         ({"json": b'{"keypoints": {"x": 1}}'}, "keypoints:xy", "keypoints: expected a list"),
         ({"json": b'{"bbox": [1%s, 0, 1, 1]}' % (b"0" * 400)}, "bbox:xywh", "part 'json': bbox: int too large"),
         ({"json": b'{"boxes": [[1, 2'}, "boxes:xyxy", "part 'json' is not JSON"),
-        ({"json": b"{}"}, "boxes:xyxy", "part 'json': the whole: expected an object with 'boxes'"),
+        ({"json": b"{}"}, "boxes:xyxy", "part 'json': the whole part: expected an object with 'boxes'"),
         ({"txt": b"{}"}, "boxes:xyxy", "has no json, which is declared"),
         ({"mask.png": b"no image"}, "mask.png", "part 'mask.png': not an image"),
         ({"json": b"{}"}, "mask.png", "has no mask.png, which is declared"),
