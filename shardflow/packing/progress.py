@@ -32,45 +32,38 @@ class Progress:
 
 
 ProgressLike = Callable[[Progress], None] | bool | None
-"""A function that gets the progress now and then; True for a `pack_bar`."""
+"""A function that gets the progress now and then; True for a progress bar."""
 
 
 DELAY_S = 2.0
 """Work that takes less time is done without a counter."""
 
 
-def counted(inputs: Iterable[T], doing: str) -> Iterator[T]:
-    """Yield inputs; count them in a terminal, if it takes longer than `DELAY_S`."""
+def counted(inputs: Iterable[T]) -> Iterator[T]:
+    """Yield the inputs of a listing; count them in a terminal, if it takes longer than `DELAY_S`."""
     if not sys.stderr.isatty():
         return iter(inputs)
     from tqdm.auto import tqdm
 
-    return iter(tqdm(inputs, desc=doing, unit=" files", delay=DELAY_S, leave=False))
-
-
-@contextlib.contextmanager
-def pack_bar() -> Iterator[Callable[[Progress], None]]:
-    """Show a progress bar over the inputs; it appears with the first progress that the yielded function is given."""
-    bar: Any = None
-
-    def update(progress: Progress) -> None:
-        nonlocal bar
-        if bar is None:
-            from tqdm.auto import tqdm  # a tenth of a second, which workers need not spend
-
-            bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
-        bar.set_postfix_str(f"{size_text(progress.bytes_in)} -> {size_text(progress.bytes_out)}", refresh=False)
-        bar.update(progress.done - bar.n)
-
-    try:
-        yield update
-    finally:
-        if bar is not None:
-            bar.close()
+    return iter(tqdm(inputs, desc="listing", unit=" files", delay=DELAY_S, leave=False))
 
 
 @contextlib.contextmanager
 def showing(progress: ProgressLike) -> Iterator[Callable[[Progress], None]]:
-    """Provide the function to be called with the progress."""
-    with pack_bar() if progress is True else contextlib.nullcontext(progress or (lambda _: None)) as show:
-        yield show
+    """Provide the function to be called with the progress. A bar appears with the first call."""
+    bar: Any = None
+
+    def update(now: Progress) -> None:
+        nonlocal bar
+        if bar is None:
+            from tqdm.auto import tqdm  # a tenth of a second, which workers need not spend
+
+            bar = tqdm(total=now.inputs, initial=now.resumed, desc="packing", unit=" images")
+        bar.set_postfix_str(f"{size_text(now.bytes_in)} -> {size_text(now.bytes_out)}", refresh=False)
+        bar.update(now.done - bar.n)
+
+    try:
+        yield update if progress is True else progress or (lambda _: None)
+    finally:
+        if bar is not None:
+            bar.close()

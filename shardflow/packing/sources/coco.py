@@ -255,7 +255,7 @@ def _unlabelled_inputs(
             return bad_input(split, public_name(place), str(error))
         return detection_input(base, split, place, sample)
 
-    return counted(map_in_threads(unlabelled, enumerate(content.images)), "listing")
+    return counted(map_in_threads(unlabelled, enumerate(content.images)))
 
 
 def _sample(

@@ -105,7 +105,7 @@ class Folder(SourceKind):
         ignored: Counter[str] = Counter()
         beside: dict[str, _File] = {}
         empty, others = set[Ends](), set[Ends]()
-        files = counted(_files(storage, empty), "listing")
+        files = counted(_files(storage, empty))
         images: Iterable[_File] = self._images(storage, files, beside, skipped, ignored, others)
         if self.parts != ():
             images = _refuse_masks(images, storage)

@@ -128,7 +128,7 @@ class Parquet(SourceKind):
         read = functools.partial(_list_file, storage, first, columns)
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
             listed = list(pool.map(read, splits))
-        unlabelled = Items.of(counted(self._unlabelled_inputs(columns, splits, listed, names), "listing"))
+        unlabelled = Items.of(counted(self._unlabelled_inputs(columns, splits, listed, names)))
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         reader = ParquetReader(

@@ -116,7 +116,7 @@ class Table(SourceKind):
         images = open_storage(base, remote_options(base, self.storage_options))
         files = None if self.images is None else _Files(images)
         listed = self._unlabelled_inputs(rows, folder, base, files, unused, is_text)
-        unlabelled = Items.of(counted(listed, "listing"))
+        unlabelled = Items.of(counted(listed))
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         classes = class_names(self.classes)

@@ -79,7 +79,7 @@ class Voc(SourceKind):
         splits = self._splits(storage, files, stems)
         reader = Reader.at(storage, self.url, self.storage_options)
         read = map_in_threads(lambda stem: (stem, _read(storage, stem, files)), splits)
-        found = dict(counted(read, "listing"))
+        found = dict(counted(read))
         if not found:
             raise ConfigError(f"{self} has no {begin}*{end} that its {_SETS} list")
         named = {name for each in found.values() if isinstance(each, _Annotated) for name in each.names}

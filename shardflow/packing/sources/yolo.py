@@ -103,7 +103,7 @@ class Yolo(SourceKind):
         reader = Reader.at(images, base, self.storage_options)
         uses = Counter(_text_of(place) for _, place in found)
         listed = map_in_threads(partial(_input, images, reader.base, texts, uses, numbers), found)
-        source = number_labels(Items.of(counted(listed, "listing")), numbering.classes, self, reader)
+        source = number_labels(Items.of(counted(listed)), numbering.classes, self, reader)
         return replace(source, annotations=Annotations(boxes=_BOXES))
 
     def _read(self, storage: Storage, name: str) -> dict[str, Any]:
