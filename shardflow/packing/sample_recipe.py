@@ -76,11 +76,20 @@ class PackedSample(NamedTuple):
 
     def count_in(self, statistics: Statistics, label: Label) -> PixelSums:
         """Add it to statistics, its label and annotations once, and return the sums of its pixels."""
-        pixels = PixelSums()
+        labels, counts, pixels = (label,) if isinstance(label, int) else label or (), self.counts, PixelSums()
         if not self.images:
-            statistics.classes.update((label,) if isinstance(label, int) else label or ())
-        for number, image in enumerate(self.images.values()):
-            image.count_in(statistics, None if number else label, {} if number else self.counts)
+            statistics.classes.update(labels)
+        for image in self.images.values():
+            statistics.count(
+                before=image.geometry.upright,
+                after=image.geometry.size,
+                labels=labels,
+                bytes_before=image.bytes_before,
+                bytes_after=len(image.image),
+                **dict.fromkeys(image.done, 1),
+                **counts,
+            )
+            labels, counts = (), {}
             pixels += image.pixels
         return pixels
 

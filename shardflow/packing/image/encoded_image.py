@@ -10,13 +10,11 @@ continuous: (0, 0) is the corner of the top left pixel, not its centre, and (wid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardflow.formats.image_types import ImageType
-from shardflow.formats.labels import Label
-from shardflow.formats.statistics import PixelSums, Statistics
+from shardflow.formats.statistics import PixelSums
 from shardflow.geometry.crops import Crops
 
 Size = tuple[int, int]
@@ -71,18 +69,6 @@ class EncodedImage(NamedTuple):
     geometry: Geometry
     bytes_before: int  # size of the source
     done: tuple[str, ...]  # what was done to it, as names of `Statistics.counts`, sorted
-
-    def count_in(self, statistics: Statistics, label: Label, annotations: Mapping[str, int]) -> None:
-        """Add it to statistics, with its label or labels, and the number of its annotations by kind."""
-        statistics.count(
-            before=self.geometry.upright,
-            after=self.geometry.size,
-            labels=(label,) if isinstance(label, int) else label or (),
-            bytes_before=self.bytes_before,
-            bytes_after=len(self.image),
-            **dict.fromkeys(self.done, 1),
-            **annotations,
-        )
 
 
 def describe(
