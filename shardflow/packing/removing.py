@@ -345,6 +345,7 @@ class _Rewriting:
             new, index = self._write(source, rows, name)
         finally:
             source.unlink(missing_ok=True)
+        identities = (self.old.identities[at : at + 16] for at in range(0, len(self.old.identities), 16))
         made = replace(
             self.old,
             sources=tuple(path for path, is_gone in zip(self.old.sources, self.gone, strict=True) if not is_gone),
@@ -353,7 +354,7 @@ class _Rewriting:
             shard=new,
             index_bytes=len(index),
             sizes=tuple(-1 if slot in absent else size for slot, size in enumerate(self.old.sizes)),
-            identities=_without(self.old.identities, absent),
+            identities="".join(UNREAD if slot in absent else digits for slot, digits in enumerate(identities)),
             removed=removed,
         )
         storage.put(f"{name}.json", made.to_bytes())
@@ -421,12 +422,6 @@ class _Rewriting:
                 path.unlink(missing_ok=True)
         storage.put(shard.index_name, index)
         return shard, index
-
-
-def _without(digits: str, slots: Collection[int]) -> str:
-    """Return the digits of a receipt's inputs without some of them."""
-    pieces = [digits[at : at + 16] for at in range(0, len(digits), 16)]
-    return "".join(UNREAD if slot in slots else piece for slot, piece in enumerate(pieces))
 
 
 def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int, tuple[str, ...]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.dataset.write_lock import refuse_purged
 from shardflow.errors import DatasetExistsError, FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import quarantine, shard_index
+from shardflow.formats.columns import ColumnFile
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import OnShard, Shard
@@ -99,14 +99,15 @@ def repair(
     touched = {finding.file for finding in found}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
     columns = [file for split in dataset.values() for file in split.columns.files() if file.name in touched]
-    lost = _lost_records(dataset)
-    repaired: list[str] = []
+    lost = [name for name, found in _receipts(dataset, dataset.manifest.receipt_names, dataset) if found is None]
+    if _quarantine(dataset) is None:
+        lost.append(quarantine.FILE_NAME)
     failed: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(dataset.storage.exclusive_writer())
         remove_leftovers(dataset.storage.local_path(""))
         copy = _open_copy(source, source_options) if broken or lost or columns else None
-        repaired += _restore_records(dataset, lost, copy)
+        repaired = _restore_records(dataset, lost, copy)
         repair_source: RepairSource | None = None
         if copy is not None:
             names = {shard.sha256: shard.name for shard in copy.shards}
@@ -114,27 +115,19 @@ def repair(
         elif source is not None and broken:
             opened = stack.enter_context(open_sources(dataset, [source], source_options))
             repair_source = functools.partial(_pack_again, dataset, opened, executor)
+        repairs = {shard.name: functools.partial(_repair_shard, dataset, shard, repair_source) for shard in broken}
+        if copy is not None:
+            repairs |= {file.name: functools.partial(_copy_column, dataset, file, copy) for file in columns}
+        for name, repair_file in repairs.items():
+            try:
+                repaired += repair_file()
+            except DatasetExistsError:
+                raise
+            except ShardflowError as error:
+                failed[name] = str(error)
         left = verify_records(dataset)
         for shard in broken:
-            try:
-                repaired += _repair_shard(dataset, shard, repair_source)
-            except DatasetExistsError:
-                raise
-            except ShardflowError as error:
-                failed[shard.name] = str(error)
             left += verify_shard(dataset, shard)
-        for file in columns:
-            if copy is None:
-                break
-            try:
-                with temporary_staging() as (folder, _):
-                    copy.storage.get(file.name, folder / "column", size=file.bytes, sha256=file.sha256)
-                    _put(dataset, file.name, folder / "column")
-                repaired.append(file.name)
-            except DatasetExistsError:
-                raise
-            except ShardflowError as error:
-                failed[file.name] = str(error)
         left += verify_columns(dataset)
     return RepairReport(found=tuple(found), repaired=tuple(repaired), failed=failed, left=tuple(left))
 
@@ -145,12 +138,6 @@ def _open_copy(source: Any, options: Mapping[str, Any] | None) -> Dataset | None
         with contextlib.suppress(NotFoundError):
             return open_dataset(source, storage_options=options)
     return None
-
-
-def _lost_records(dataset: Dataset) -> list[str]:
-    """Return the names of the receipts that are missing or damaged, and of the quarantine if it is."""
-    lost = [name for name, found in _receipts(dataset, dataset.manifest.receipt_names, dataset) if found is None]
-    return lost if _quarantine(dataset) is not None else [*lost, quarantine.FILE_NAME]
 
 
 def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None) -> list[str]:
@@ -196,6 +183,14 @@ def _copy_shard(copy: Dataset, names: Mapping[str, str], shard: Shard, target: P
     copy.storage.get(name, target, size=shard.bytes, sha256=shard.sha256)
 
 
+def _copy_column(dataset: Dataset, file: ColumnFile, copy: Dataset) -> list[str]:
+    """Replace a file of a column by that of a copy; return its name."""
+    with temporary_staging() as (folder, _):
+        copy.storage.get(file.name, folder / "column", size=file.bytes, sha256=file.sha256)
+        _put(dataset, file.name, folder / "column")
+    return [file.name]
+
+
 def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor, shard: Shard, target: Path) -> None:
     """Pack a shard again from its source, which may have grown since; refuse a result with other bytes."""
     try:
@@ -214,7 +209,8 @@ def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor,
         with ledger.storage.exclusive_writer() as writer:
             run(plan, writer, executor)
         again = from_bytes(ledger.storage.read(shard.receipt_name))
-        if changed := _changed_inputs(receipt, again):
+        records = zip(receipt.inputs(), map(receipt.record, slots), map(again.record, slots), strict=True)
+        if changed := [path for path, before, after in records if before.content != after.content]:
             others = f", nor are {len(changed) - 1} others" if len(changed) > 1 else ""
             raise IntegrityError(f"{changed[0]!r} is not the input from which {shard.name} was packed{others}")
         if again.shard != shard:
@@ -224,12 +220,6 @@ def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor,
             reason = "its inputs have changed" if ours == theirs else versions
             raise IntegrityError(f"packing {shard.name} again gave other bytes: {reason}")
         shutil.move(folder / "again" / shard.name, target)
-
-
-def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:
-    """Return the paths of the inputs whose content differs in two receipts of the same inputs."""
-    differ = [before.record(slot).content != after.record(slot).content for slot in range(len(before.inputs()))]
-    return list(itertools.compress(before.inputs(), differ))
 
 
 def _put(dataset: Dataset, name: str, content: bytes | Path) -> None:

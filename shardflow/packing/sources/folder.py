@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, MutableSet, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from shardflow._pillow import MISSING_CODECS
 from shardflow._wording import plural
@@ -66,14 +66,6 @@ class NoImagesError(ConfigError):
     ignored: Mapping[str, int] = {}
 
 
-class _File(NamedTuple):
-    """A file of the tree: its name, its size, and its identity as in `Item`."""
-
-    path: str
-    size: int
-    identity: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder(SourceKind):
     """The images below a directory or URL.
@@ -103,17 +95,17 @@ class Folder(SourceKind):
         storage = open_storage(self.url, self.storage_options)
         skipped: list[Quarantined] = []
         ignored: Counter[str] = Counter()
-        beside: dict[str, _File] = {}
+        beside: dict[str, Item] = {}
         empty, others = set[Ends](), set[Ends]()
         files = counted(_files(storage, empty))
-        images: Iterable[_File] = self._images(storage, files, beside, skipped, ignored, others)
+        images: Iterable[Item] = self._images(storage, files, beside, skipped, ignored, others)
         if self.parts != ():
             images = _refuse_masks(images, storage)
         if self.parts:  # a part may come after its image
             images = list(images)
             stems = {os.path.splitext(file.path)[0] for file in images}
             ignored.update(f".{part}" for part in self.parts for path in beside if _lacks_image(path, part, stems))
-        unlabelled = Items.of(self._unlabelled_input(file, beside) for file in images)
+        unlabelled = Items.of(self._with_parts(file, beside) for file in images)
         if not unlabelled:
             raise _no_images(storage, skipped, ignored)
         place = _detect_layout(unlabelled, storage)
@@ -139,12 +131,12 @@ class Folder(SourceKind):
     def _images(
         self,
         storage: Storage,
-        files: Iterable[_File],
-        beside: dict[str, _File],
+        files: Iterable[Item],
+        beside: dict[str, Item],
         skipped: MutableSequence[Quarantined],
         ignored: Counter[str],
         others: MutableSet[Ends],
-    ) -> Iterator[_File]:
+    ) -> Iterator[Item]:
         """Yield the images, sorted by the bytes of their paths; fill in the parts next to them, and count the rest.
 
         `others` gets the folders of files that are not packed.
@@ -169,9 +161,10 @@ class Folder(SourceKind):
                     coco = storage.url(file.path)
                     logger.warning("%s may be a COCO set, whose boxes are left out: pack that file", coco)
                 ignored[extension] += 1
-            others.add(_ends(file.path))
+            others.add(file.label)
 
-    def _unlabelled_input(self, file: _File, beside: Mapping[str, _File]) -> Item:
+    def _with_parts(self, file: Item, beside: Mapping[str, Item]) -> Item:
+        """Return an image with the parts next to it."""
         stem = os.path.splitext(file.path)[0]
         found = {part: beside[f"{stem}.{part}"] for part in self.parts or () if f"{stem}.{part}" in beside}
         missing = ", ".join(part for part in self.parts or () if part not in found)
@@ -180,8 +173,7 @@ class Folder(SourceKind):
             bad=f"lacks {missing} next to it" if missing else "",
         )
         identities = [file.identity, *(other.identity for other in found.values())]
-        identity = identity_of(*identities) if found else file.identity
-        return Item(file.path, _ends(file.path), file.size, identity, more)
+        return file._replace(identity=identity_of(*identities) if found else file.identity, more=more)
 
 
 def _lacks_image(path: str, part: str, stems: Collection[str]) -> bool:
@@ -202,7 +194,7 @@ def _why_skipped(storage: Storage, path: str, extension: str) -> str:
     return "" if kind is None or not kind.by_pillow else "give them the right extension, such as x.jpg"
 
 
-def _refuse_masks(files: Iterable[_File], storage: Storage) -> Iterator[_File]:
+def _refuse_masks(files: Iterable[Item], storage: Storage) -> Iterator[Item]:
     """Yield the images, sorted by their paths; refuse `x.mask.png`, and `x.png`, next to `x.jpg`.
 
     Masks are lossless, so `x.old.jpg` and `x.webp` next to it are images like any other.
@@ -280,13 +272,14 @@ def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counte
     return error
 
 
-def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[_File]:
-    """Yield all files that are not hidden, sorted by the bytes of their paths; add the folders that are on a disk."""
+def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[Item]:
+    """Yield all files that are not hidden, sorted by the bytes of their paths, labelled with the folders that they are
+    in; add the folders that are on a disk."""
     root = storage.local_path("")
     if root is None:
         for name, listed in sorted(storage.listing().items(), key=lambda entry: name_bytes(entry[0])):
             if not (name.startswith(".") or "/." in name) or not is_below(name):
-                yield _File(name, listed.size, identity_of(listed.size, listed.tag))
+                yield Item(name, _ends(name), listed.size, identity_of(listed.size, listed.tag))
         return
     with map_os_errors(root):
         if not root.exists():
@@ -297,9 +290,12 @@ def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[_File]:
                 ".parquet), of a COCO set (.json) or of a tar (.tar)"
             )
         base = os.fsencode(root)
-        yield from map_in_threads(
-            lambda path: _File(name_of(path), *file_state(os.path.join(base, path))), _walk(base, folders)
-        )
+
+        def item(path: bytes) -> Item:
+            name = name_of(path)
+            return Item(name, _ends(name), *file_state(os.path.join(base, path)))
+
+        yield from map_in_threads(item, _walk(base, folders))
 
 
 def _walk(base: bytes, folders: MutableSet[Ends]) -> Iterator[bytes]:
