@@ -379,6 +379,7 @@ class Loader(Engine):
             )
         check_sendable(self.workers, sampler=new.sampler)
         self._replace_source(epochs=new, partition=replace(old.partition, length=new.length))
+        self.dataset = MapDataset(self.dataset.dataset, self.split, new.samples, new.sampler.chosen)
         if self._cursor.begun:
             self._cursor.running = False
             epoch, position = self._cursor.next

@@ -34,7 +34,7 @@ def test_samples_are_counted_and_looked_up(tmp_path: Path) -> None:
 
 
 def test_a_subset_has_its_samples_alone(tmp_path: Path) -> None:
-    """With a `Subset`, `len(loader.dataset)` divides an accuracy rightly, and sample i is the subset's."""
+    """With a `Subset`, also one set later, `len(loader.dataset)` divides an accuracy, and sample i is the subset's."""
     url = make_dataset(tmp_path / "set", [4, 5])
     for shuffle in (True, False):
         subset = shardflow.samplers.Subset([8, 2, 5])
@@ -42,6 +42,9 @@ def test_a_subset_has_its_samples_alone(tmp_path: Path) -> None:
         assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 3
         assert [loader.dataset[number][1] for number in (0, 1, -1)] == loader.dataset.targets == [8, 2, 5]
         assert "9 samples, 3 per epoch" in repr(loader)
+        loader.set_sampler(shardflow.samplers.Subset([7, 1, 3, 0]))
+        assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 4
+        assert loader.dataset.targets == [7, 1, 3, 0]
 
 
 def test_classes_are_torchvisions(tmp_path: Path) -> None:
