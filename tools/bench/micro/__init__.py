@@ -26,12 +26,11 @@ Runs in the interpreter that it is called with, on shardflow of this checkout: `
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.environments import PROJECT, Environments
+from bench.environments import PROJECT
 from bench.harness import made
 from bench.processes import call
 
@@ -61,7 +60,6 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--inputs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="of packing")
     parser.add_argument("--rounds", type=int, help=f"how often each case is measured (default: {ROUNDS})")
     parser.add_argument("--publish", action="store_true", help="put the chart of sampling into docs/")
-    parser.add_argument("--environments", type=Path, default=PROJECT / ".venv-bench", help="for the chart of sampling")
     parser.add_argument("--output", type=Path, default=PROJECT / "build" / "bench-micro")
     options = parser.parse_args(arguments)
     if "recipe" in options.what and not options.images:
@@ -74,12 +72,8 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         elif what == "mixing":
             tables = _call("mixing.measure")
         elif what == "sampling":
-            path, picture = options.output / "sampling.json", options.output / "sampling.png"
-            tables = _call("sampling.measure", path=path)
-            charts = Environments(options.environments, here=False).python("charts")
-            call(charts, "charts.sampling", path=picture, results=path)
-            if options.publish:
-                shutil.copy(picture, PROJECT / "docs")
+            folder = PROJECT / "docs" if options.publish else options.output
+            tables = _call("sampling.measure", picture=folder / "sampling.svg")
         elif what == "detection":
             tables = _call("detection.measure", folder=options.output, rounds=rounds)
         elif what == "packing":

@@ -6,13 +6,12 @@ world", CVPR 2019): 1,000 classes with 1,280 images and less along a Pareto curv
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from bench import charts
 from bench.report import markdown
 from shardflow.order import keyed_rng
 from shardflow.order.shuffle_plan import ShufflePlan
@@ -95,14 +94,13 @@ def fetched(sizes: I64, node: int, nodes: int, cache: float, *, shard_affinity: 
     return shares
 
 
-def measure(path: str) -> str:
-    """Measure both; write what the chart needs, and return the tables."""
+def measure(picture: str) -> str:
+    """Measure both; draw the counts, and return the tables."""
     per_class = class_sizes()
     labels = np.repeat(np.arange(CLASSES), per_class)[keyed_rng.permutation(1, int(per_class.sum()))]
     counts = {name: class_counts(labels, shard_sizes(len(labels)), power, 0) for name, power in POWERS.items()}
-    title = f"One epoch of {len(labels):,} images of {CLASSES:,} classes; the largest has {LARGEST:,}, the smallest "
-    title += f"{per_class.min()}"
-    Path(path).write_text(json.dumps({"title": title, "counts": {name: c.tolist() for name, c in counts.items()}}))
+    series = {"no weights" if name == "plain" else f'weights="{name}"': c.tolist() for name, c in counts.items()}
+    charts.dots(picture, "images of each class in one epoch", series, "class, the largest first")
     rows = [
         [name, *(f"{share:,.0f}" for share in (c.max(), np.median(c), c.min())), f"{c.sum():,}"]
         for name, c in counts.items()
