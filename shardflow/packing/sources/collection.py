@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,8 @@ from .labelling import number_labels, unlabelled_input
 from .reader import Reader, file_state
 from .sample_adapter import IMAGE_KEYS, AdaptedSample, SampleAdapter, image_file, label_column
 from .source import Source
+
+logger = logging.getLogger(__name__)
 
 _NAME_FILES_THEMSELVES = ("generator", "imagefolder")
 """Builders whose rows name files of this machine: those of the caller's function, or that the library has found."""
@@ -107,6 +110,12 @@ class Collection:
             return _huggingface(samples, adapter, split)
         classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
         names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
+        if names and self.classes is None and getattr(samples, "target_transform", None) is not None:
+            remedy = "pass Collection(classes=...), or let it return names"
+            logger.warning(
+                "split %r: target_transform changes labels, so the set's names are left out; %s", split, remedy
+            )
+            names = None
         return _Split(samples, adapter, names)
 
 

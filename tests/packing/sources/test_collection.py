@@ -190,6 +190,21 @@ def test_code_of_the_user_is_called(kind: str, tmp_path: Path) -> None:
         assert np.array_equal(_pixels(sample), np.asarray(samples[number][0]))
 
 
+def test_labels_that_a_transform_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Classes of torchvision's `target_transform` have the names that it returns or `classes=` gives, not the set's."""
+    src = str(image_folder(tmp_path / "src", 6))
+    binary = torchvision.datasets.ImageFolder(src, target_transform=lambda label: int(label > 0))
+    labels = [int(sample["cls"]) for sample in _packed(binary, tmp_path / "numbers")]
+    assert labels == [binary[number][1] for number in range(6)]
+    assert sf.open(tmp_path / "numbers").classes == ("0", "1")
+    assert "target_transform" in caplog.text
+    caplog.clear()
+    _packed(sf.sources.Collection(binary, classes=("rest", "a")), tmp_path / "given")
+    named = torchvision.datasets.ImageFolder(src, target_transform=lambda label: "zy"[label > 0])
+    assert [int(sample["cls"]) for sample in _packed(named, tmp_path / "named")] == [1 - label for label in labels]
+    assert [sf.open(tmp_path / name).classes for name in ("given", "named")] == [("rest", "a"), ("y", "z")]
+
+
 def test_any_indexable_collection(tmp_path: Path) -> None:
     """Whatever has a length and an index will do, and what it raises at a sample quarantines that one."""
 
