@@ -181,6 +181,7 @@ class Stage:
     def _destination(self) -> str:
         for left in self._staging.iterdir():  # after a failed case
             shutil.rmtree(left)
+        shutil.rmtree(self._folder / "cache", ignore_errors=True)  # with one, fewer files would be asked for
         dst = self.place.fresh()
         self.place.fill(dst, self._begun)
         return dst
@@ -194,6 +195,7 @@ class Stage:
             **self.place.environment,
             "PYTHONPATH": os.pathsep.join([str(INSTRUMENT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TMPDIR": str(self._staging),
+            "XDG_CACHE_HOME": str(self._folder / "cache"),
             "FIRE": json.dumps({"roots": roots, **self.place.plan, **plan}),
         }
         if self.command == "remove":
