@@ -161,7 +161,7 @@ def test_another_mix_is_refused(datasets: list[Path]) -> None:
         mix(datasets, (1, 1, 1)).load_state_dict(state)
     with pytest.raises(ResumeMismatchError, match="steps_per_epoch"):
         mix(datasets, steps_per_epoch=3).load_state_dict(state)
-    with pytest.raises(ConfigError, match="weights above 0"):
+    with pytest.raises(ConfigError, match="finite weight above 0"):
         mix(datasets, (1, 0, 1))
     with pytest.raises(ConfigError, match=r"\bseed\b.*no effect"):
         mix(datasets, seed=3)
@@ -245,7 +245,7 @@ def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
     with pytest.raises(ConfigError, match="fields differ"):
         shardflow.Mix(swapped)
     for sources in ([(datasets[0], float("inf"))], [(datasets[0], "3")], [swapped[0][0]], [datasets[0]], 3):
-        with pytest.raises(ConfigError, match="weights above 0"):
+        with pytest.raises(ConfigError, match="finite weight above 0"):
             shardflow.Mix(sources, batch_size=4)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Mix\(\[\("):  # the line to write
         shardflow.Mix(datasets, [3, 1], batch_size=4)  # type: ignore[arg-type, list-item]
