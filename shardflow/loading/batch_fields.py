@@ -47,7 +47,8 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
             views = tuple(padding.join_masks(view) for view in views)
         return views if isinstance(batch.images, tuple) else views[0]
     if field in CROP_FIELDS:
-        views = tuple(_crop_column(field, crops) for crops in crops_of(batch, sources, [field]))
+        columns = (each.flip.copy() if field == "flipped" else each.shown for each in crops_of(batch, sources, [field]))
+        views = tuple(map(torch.from_numpy, columns))
         return views if isinstance(batch.crops, tuple) else views[0]
     if field in PADDING_FIELDS:
         sizes = _image_sizes(batch)
@@ -96,11 +97,6 @@ def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> 
         f"fields {names} follow the crops of the images, and {found} does not say how it crops; use RandomResizedCrop, "
         "CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
     )
-
-
-def _crop_column(field: str, crops: Crops) -> torch.Tensor:
-    """Return whether each image is mirrored, or which part of the stored image it shows."""
-    return torch.from_numpy(crops.flip.copy() if field == "flipped" else crops.shown)
 
 
 def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:

@@ -186,13 +186,7 @@ class Mix(Engine):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that identify the data of a run, for its log: those of each loader, and the weights."""
-        sources = [loader.describe() for loader in self.loaders]
-        return {
-            "weights": self._weights if len(self._weights) > 1 else self._weights[0][1],
-            "by": self._by,
-            "steps_per_epoch": self._steps_per_epoch,
-            "sources": sources,
-        }
+        return {**self._settings(), "sources": [loader.describe() for loader in self.loaders]}
 
     def set_sampler(self, sampler: object) -> NoReturn:  # noqa: ARG002 - a loader's
         """Raise ConfigError: the samplers of a mix are fixed."""
@@ -215,8 +209,10 @@ class Mix(Engine):
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for a position to mean the same step."""
+        return {"version": STATE_VERSION, **self._settings()}
+
+    def _settings(self) -> dict[str, Any]:
         return {
-            "version": STATE_VERSION,
             "weights": self._weights if len(self._weights) > 1 else self._weights[0][1],
             "by": self._by,
             "steps_per_epoch": self._steps_per_epoch,

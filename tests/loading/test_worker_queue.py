@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardflow
-from shardflow.loading.worker_queue import WorkerQueue, with_queues
+from shardflow.loading.worker_pool import WorkerQueue, with_queues
 from tests.helpers.making import make_dataset
 
 

@@ -65,7 +65,8 @@ class Raw(Decoder):
 
     def copy_image(self, images: torch.Tensor, index: int, source: int) -> None:
         """Replace encoded image `index` by image `source`."""
-        EncodedImages(images).copy_file(index, source)
+        encoded = EncodedImages(images)
+        encoded.places[index], encoded.keys[index] = encoded.places[source], encoded.keys[source]
 
 
 class EncodedImages:
@@ -85,8 +86,8 @@ class EncodedImages:
 
     def __init__(self, rows: torch.Tensor) -> None:
         self._memory, count = rows.view(-1), len(rows)
-        plan, self._places, self.keys = self._header(self._memory, count)
-        begins, ends = self._places.T
+        plan, self.places, self.keys = self._header(self._memory, count)
+        begins, ends = self.places.T
         inside = (begins >= 0) & (begins <= ends) & (ends <= len(self._memory))
         found, self.epoch, *shape = plan.tolist()
         if found != count or not inside.all():
@@ -125,12 +126,8 @@ class EncodedImages:
 
     def file(self, index: int) -> torch.Tensor:
         """Return an encoded image: uint8 [length]."""
-        begin, end = self._places[index].tolist()
+        begin, end = self.places[index].tolist()
         return self._memory[begin:end]
-
-    def copy_file(self, index: int, source: int) -> None:
-        """Replace image `index` and its key by those of image `source`."""
-        self._places[index], self.keys[index] = self._places[source], self.keys[source]
 
 
 def _header_bytes(count: int) -> int:
