@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .dataset.syncing import SyncReport as SyncReport
     from .dataset.verifying import Finding as Finding
     from .dataset.virtual_dataset import VirtualReport as VirtualReport
-    from .packing.pack_report import PackReport as PackReport
+    from .packing.commit import PackReport as PackReport
     from .packing.removing import RemovalReport as RemovalReport
     from .packing.repairing import RepairReport as RepairReport
 else:

@@ -1,4 +1,4 @@
-"""The commit: receipts become a manifest, and the manifest makes the dataset.
+"""The commit: receipts become a manifest, and the manifest makes the dataset; the report says what came of the inputs.
 
 Everything is counted from receipts, so it does not matter which attempt did a job. The manifest is written last,
 create-only: before it, the dataset does not exist. An extension replaces it in one step, if it is still the extended
@@ -10,24 +10,95 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardflow._version import __version__
 from shardflow._wording import plural
+from shardflow.dataset.image_copies import warn_of_copies
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.write_lock import abort_uploads
 from shardflow.errors import PackIncompleteError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.manifest import FILE_NAME, Manifest
-from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.shard import Shard
+from shardflow.formats.statistics import Statistics
+from shardflow.storage.interface import Writer
 
+from .executors import Executor
 from .pack_plan import PackPlan
+from .progress import ProgressLike
 from .recipe import codec_versions
-from .run import PackResults, Totals
+from .run import PackResults, Totals, run
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackReport:
+    """The result of a pack, or of the new inputs of an extension.
+
+    `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
+
+    Attributes:
+        fingerprint: The dataset's identity.
+        previous: Its identity before it was extended, the same when nothing was new; None for a new dataset.
+        known: Inputs of the source that the dataset had already; they were not touched.
+        conflicting: Inputs with the path of one that the dataset had, and another content; with `on_conflict="add"`
+            they are among `inputs`, with "skip" they are not.
+        inputs, packed: Numbers of images.
+        quarantined: Number of images that could not be read, decoded or encoded.
+        skipped: Number of images of kinds that are not read.
+        reasons: Reason why images were not packed → their number; of reasons that differ only in figures, the first.
+        ignored: Extension → number of files that are not images.
+        samples: Split → number of samples.
+        class_sizes: Name of each class of the dataset → number of its samples, 0 or more; empty without labels.
+        new_classes: Names of those that it had not before, in the order of their labels.
+        shards: Number of shards.
+        bytes_in, bytes_out: Size of the packed inputs, and of the shards.
+        counts: Number of images that were turned, converted, first frames, ..., by the names of `Statistics.counts`.
+        resumed: Inputs that an earlier attempt had done.
+        seconds: Duration of this attempt.
+    """
+
+    fingerprint: str
+    previous: str | None
+    known: int
+    conflicting: int
+    inputs: int
+    packed: int
+    quarantined: int
+    skipped: int
+    reasons: Mapping[str, int]
+    ignored: Mapping[str, int]
+    samples: Mapping[str, int]
+    class_sizes: Mapping[str, int] = field(repr=False)
+    new_classes: tuple[str, ...]
+    shards: int
+    bytes_in: int
+    bytes_out: int
+    counts: Mapping[str, int]
+    resumed: int
+    seconds: float
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes of the dataset; None where the images have no labels."""
+        return len(self.class_sizes) or None
+
+
+def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLike, started: float) -> PackReport:
+    """Run a plan and commit the results; `started` is when the attempt began, by the monotonic clock."""
+    plan.recipe.image.warn_without_tables()
+    results = run(plan, writer, executor, progress)
+    made = commit(plan, results)
+    warn_of_copies(Dataset(plan.ledger.storage, made, None))
+    return report(plan, made, results.totals, resumed=results.resumed, started=started)
 
 
 def commit(plan: PackPlan, results: PackResults) -> Manifest:
@@ -53,7 +124,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         # A skipped image is an input if its kind is read now.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
-        _warn_of_copies(before, totals)
+        _warn_of_known_contents(before, totals)
     shards = {**before.shards, **totals.shards}
     if len(new_bad) > plan.max_errors or not shards:
         listed = quarantine.FILE_NAME if base is None else quarantine.UNFINISHED_NAME
@@ -98,7 +169,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
     return new
 
 
-def _warn_of_copies(before: Totals, new: Totals) -> None:
+def _warn_of_known_contents(before: Totals, new: Totals) -> None:
     """Warn of new inputs that the dataset has under other names, as after files were moved to folders of splits."""
     old, added = (np.frombuffer(bytes(totals.contents), np.uint64) for totals in (before, new))
     if copies := int(np.isin(added[added != 0], old).sum()):
@@ -129,3 +200,43 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         f"{len(bad)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove them, or allow them "
         f"with max_errors= or --max-errors {len(bad)}, then run the same command again: the packed ones stay"
     )
+
+
+def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, started: float) -> PackReport:
+    """Return the report of a plan whose jobs have the sum `totals` and made a version of a dataset."""
+    source, base = plan.source, plan.base
+    sizes = sum((made.statistics or {}).values(), Statistics()).classes
+    samples, counts = dict.fromkeys(source.splits, 0), sum(totals.statistics.values(), Statistics()).counts
+    for name, shard in totals.shards.items():
+        samples[name.partition("/")[0]] += shard.samples
+    return PackReport(
+        fingerprint=made.fingerprint,
+        previous=None if base is None else base.manifest.fingerprint,
+        known=plan.known,
+        conflicting=len(plan.conflicting),
+        inputs=source.inputs + len(source.skipped),
+        packed=sum(samples.values()),
+        quarantined=len(totals.quarantined),
+        skipped=len(source.skipped),
+        reasons=_reasons(sorted([*totals.quarantined, *source.skipped])),
+        ignored=source.ignored,
+        samples=samples,
+        class_sizes={name: sizes[label] for label, name in enumerate(made.classes or ())},
+        new_classes=plan.new_classes,
+        shards=len(totals.shards),
+        bytes_in=counts["bytes_before"],
+        bytes_out=sum(shard.bytes for shard in totals.shards.values()),
+        counts=counts,
+        resumed=resumed,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
+    """Return the number of inputs of each reason. Reasons that differ only in figures count as the first of them."""
+    alike: dict[str, list[str]] = {}
+    for bad in quarantined:
+        kind = os.path.splitext(bad.path)[1].lower() if bad.stage == SKIPPED else bad.stage
+        reason = f"{kind or 'without extension'}: {bad.reason}"
+        alike.setdefault(re.sub(r"\d+", "N", reason), []).append(reason)
+    return {reasons[0]: len(reasons) for reasons in alike.values()}

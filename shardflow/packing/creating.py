@@ -13,10 +13,10 @@ from shardflow.errors import ConfigError
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.shard_layout import Sharding
 
+from .commit import PackReport, carry_out
 from .executors import make_executor
 from .ledger import Ledger
 from .pack_plan import PackPlan
-from .pack_report import PackReport, carry_out
 from .progress import ProgressLike
 from .recipe import FromPreset, Recipe, make_recipe
 from .sample_recipe import SampleRecipe, refuse_absent_images, warn_of_undeclared

@@ -24,10 +24,10 @@ from shardflow.errors import ConfigError
 from shardflow.formats.quarantine import UNFINISHED_NAME
 
 from .base_version import BaseVersion, State
+from .commit import PackReport, carry_out, report
 from .executors import make_executor
 from .ledger import Ledger
 from .pack_plan import PackPlan
-from .pack_report import PackReport, carry_out, report
 from .progress import ProgressLike
 from .run import Totals
 from .sample_recipe import SampleRecipe, refuse_other_annotations
