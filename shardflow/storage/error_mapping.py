@@ -101,8 +101,12 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
         code = getattr(error, "error_code", None) or headers.get("X-Error-Code") or ""  # the header is the Hub's
         code = str(getattr(code, "value", code))
         kind, why = _by_answer(store, "" if leaks(ValueError(code)) else code, status)
+    elif "CERTIFICATE_VERIFY_FAILED" in str(error):
+        kind, why = ConfigError, _CERTIFICATE
+    elif isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
+        kind, why = ConfigError, _ENDPOINT
     else:
-        kind, why = _by_class(store, error)
+        kind, why = _meaning(store, _class_names(error)) or (StoreError, "the client failed; see the cause")
     why = why.replace("{keys}", store.credentials).replace("{anonymous}", store.anonymous)
     result = kind(f"{url}: {why} ({_describe(error, leaks)})")
     result.__cause__ = None if leaks(error) else error
@@ -127,14 +131,6 @@ def _by_answer(store: Store, code: str, status: int) -> tuple[type[ShardflowErro
     if found is None and (status >= 500 or code == "InternalError"):  # S3 sends that with 200 too
         return TransientError, "the server failed"
     return found or (StoreError, f"the server refused with {code or status}; see its documentation")
-
-
-def _by_class(store: Store, error: Exception) -> tuple[type[ShardflowError], str]:
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return ConfigError, _CERTIFICATE
-    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
-        return ConfigError, _ENDPOINT
-    return _meaning(store, _class_names(error)) or (StoreError, "the client failed; see the cause")
 
 
 def _class_names(error: Exception) -> set[str]:

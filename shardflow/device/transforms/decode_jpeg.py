@@ -145,9 +145,7 @@ class DecodeJpeg:
                     f"nvJPEG cannot be used: {reason}; install a CUDA build of torchvision that the driver supports, "
                     "or leave out DecodeJpeg and give the crop to the loader as its decoder"
                 ) from error
-            if (
-                len(files) == 1
-            ):  # a kind of JPEG that nvJPEG cannot decode, or a damaged one: the CPU's decoder will tell
+            if len(files) == 1:  # a kind that nvJPEG cannot decode, or a damaged file: the CPU's decoder will tell
                 if not self.refused:
                     logger.warning("nvJPEG refused an image; the CPU decodes such images, which is slow: %s", reason)
                 self.refused += 1
