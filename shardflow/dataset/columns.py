@@ -27,7 +27,7 @@ from shardflow.formats.annotations import mask_field
 from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, TABLE_FIELDS, Column, stem_of
 from shardflow.formats.labels import MAX_LABEL_BYTES
 from shardflow.formats.manifest import Manifest
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard, Shard
 from shardflow.storage.interface import Writer
 
 from .column_files import FilesOfColumn, Table, Values, check_installed, is_ours, load_table, take
@@ -84,7 +84,7 @@ def add(
     replace: bool = False,
     to: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> ColumnsReport:
     """Add columns of a table to a dataset, as a new version of it. Its tars are not touched.
 
@@ -142,7 +142,7 @@ def compute(
     replace: bool = False,
     to: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> ColumnsReport:
     """Add a column that a function computes from a part or a column of each sample, such as the length of its text.
 
@@ -401,7 +401,7 @@ def _added(
     replaces: bool,
     to: str | os.PathLike[str] | None,
     storage_options: Mapping[str, Any] | None,
-    progress: Callable[[Shard], None] | None,
+    progress: OnShard,
 ) -> ColumnsReport:
     """Add the columns of a table, as a version of the dataset or a virtual one, and report them."""
     if to is not None:
@@ -455,9 +455,7 @@ class _NewFiles:
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
-def _add_version(
-    dataset: Dataset, table: Table, rows: _Rows, writer: Writer, progress: Callable[[Shard], None] | None
-) -> str:
+def _add_version(dataset: Dataset, table: Table, rows: _Rows, writer: Writer, progress: OnShard) -> str:
     """Write the files of columns for the shards, and publish the version that has them."""
     lock = acquire_to_extend(dataset.storage, _NewFiles(dataset, table, rows).digest, dataset.fingerprint, writer)
     if lock.blob is None:
@@ -513,7 +511,7 @@ def _add_to_view(
     rows: _Rows,
     to: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None,
-    progress: Callable[[Shard], None] | None,
+    progress: OnShard,
 ) -> str:
     """Make a virtual dataset of all samples, with the columns that they have and the new ones."""
     everything = {name: (name, np.ones(len(split), dtype=np.bool_)) for name, split in dataset.items()}

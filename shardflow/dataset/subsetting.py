@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from shardflow._validation import check_integer, check_share
 from shardflow._wording import first_few
 from shardflow.errors import ConfigError
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import OnShard
 
 from .class_labels import read_labels
 from .open_dataset import Dataset, open_dataset
@@ -34,7 +34,7 @@ def subset(
     seed: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
+    progress: OnShard = None,
 ) -> VirtualReport:
     """Make a dataset at `dst` of some samples of the dataset at `src`. Its tars stay where they are.
 
@@ -108,9 +108,7 @@ def subset(
     return build_virtual_dataset(dst, contents, storage_options=dst_options)
 
 
-def _keep_classes(
-    dataset: Dataset, masks: dict[str, Mask], classes: Collection[str], progress: Callable[[Shard], None] | None
-) -> None:
+def _keep_classes(dataset: Dataset, masks: dict[str, Mask], classes: Collection[str], progress: OnShard) -> None:
     if dataset.classes is None:
         raise ConfigError(f"{dataset.url} has no classes to choose from")
     unknown = sorted(set(classes) - set(dataset.classes))
@@ -124,11 +122,7 @@ def _keep_classes(
 
 
 def find_keys(
-    dataset: Dataset,
-    keys: Collection[str],
-    progress: Callable[[Shard], None] | None = None,
-    *,
-    gone: Collection[str] = (),
+    dataset: Dataset, keys: Collection[str], progress: OnShard = None, *, gone: Collection[str] = ()
 ) -> dict[str, Mask]:
     """Return which samples of each split have these keys; ConfigError where one has none, unless it is `gone`."""
     wanted, found = set(keys), dict[str, list[tuple[int, str, str]]]()  # key → where its samples are
