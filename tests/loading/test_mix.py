@@ -257,7 +257,7 @@ def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
         options: dict[str, Any] = {"num_workers": 0, "tail": "short", "fields": ("label",)}
         one = shardflow.Loader(datasets[0], batch_size=30, sampler=Weighted(0.5), **options)
         if by == "sample":
-            with pytest.raises(ConfigError, match="less than one batch"):
+            with pytest.raises(ConfigError, match="fewer samples than one batch"):
                 shardflow.Mix([(one, 1)])
         one.set_sampler(Weighted(1))
         some = shardflow.Mix([(one, 1)], by=by)
