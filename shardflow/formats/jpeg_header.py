@@ -69,7 +69,7 @@ def segments(jpeg: memoryview | bytes) -> Iterator[Segment]:
 def header_segments(jpeg: memoryview | bytes) -> list[Segment]:
     """Return the segments in front of the first scan of a JPEG, and the header of the scan.
 
-    None if the image is not a JPEG, or has other bytes before its scan. The native kernel walks alike
+    Empty if the image is not a JPEG, or has other bytes before its scan. The native kernel walks alike
     (`sf_jpeg_read` in jpeg.c): a seek table that one of the two passes over would be used without having been checked.
     """
     found: list[Segment] = []

@@ -99,8 +99,8 @@ def check_image_fields(
         raise ConfigError(f"{' and '.join(packed)} are of patches: add 'image', with sampler=samplers.TokenBudget(...)")
     if "pixel_mask" in found and not padding.stack:
         raise ConfigError("pixel_mask says where a batch is padded; images in a list are not: leave it out")
-    may_differ = decoder.keeps_sizes and padding.needs_one_size and not transformed and "image" in fields
-    if may_differ and (rows := _first_rows(split)) is not None:
+    must_be_equal = padding.stack and padding.pad_to_multiple_of is None and "image" in fields
+    if must_be_equal and decoder.keeps_sizes and not transformed and (rows := _first_rows(split)) is not None:
         sizes = {(width, height) for width, height in rows.image_sizes()[:samples].tolist() if width and height}
         if len(sizes) > 1:
             raise ConfigError(

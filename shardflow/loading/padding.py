@@ -53,11 +53,6 @@ class Padding:
             if not self.stack:
                 raise ConfigError("images in a list are not padded: leave stack=False or pad_to_multiple_of out")
 
-    @property
-    def needs_one_size(self) -> bool:
-        """Whether images of different sizes are an error."""
-        return self.stack and self.pad_to_multiple_of is None
-
     def join_masks(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
         """Return masks [C, H, W] as one [B, C, H, W], or as a list: in int32 where theirs cannot hold the padding.
 
