@@ -42,10 +42,10 @@ def read_labels(split: Split, classes: int, progress: OnShard = None) -> Iterato
             yield tuple(itertools.islice(remaining, count))
 
 
-def single_classes(split: Split, classes: int, progress: OnShard = None) -> npt.NDArray[np.int32]:
+def single_classes(split: Split, classes: int) -> npt.NDArray[np.int32]:
     """Return the class of each sample, int32 [N]; -1 for none or several. Arguments and errors: see `read_labels`."""
     found = [np.empty(0, dtype=np.int32)]
-    for counts, labels in shard_labels(split, classes, progress):
+    for counts, labels in shard_labels(split, classes):
         numbers = np.full(len(counts), _NONE, dtype=np.int32)
         numbers[counts == 1] = labels[np.cumsum(counts)[counts == 1] - 1]
         found.append(numbers)
@@ -56,13 +56,21 @@ def shard_labels(
     split: Split, classes: int, progress: OnShard = None
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Yield for each shard the number of classes of each sample, and their classes in one array: see `read_labels`."""
-    for shard, numbers in _by_shard(split, classes, progress):
+    texts = [b"%d" % number for number in range(classes)]
+    checksums = np.array([len(text) << 32 | zlib.crc32(text) for text in texts], dtype=np.uint64)
+    checksums, first, counts = np.unique(checksums, return_index=True, return_counts=True)
+    known, named = checksums[counts == 1], first[counts == 1].astype(np.int32)
+    for number, shard in enumerate(split.shards):
+        numbers = _from_index(split, number, known, named)
         counts, labels = (numbers >= 0).astype(np.int64), numbers[numbers >= 0].astype(np.int64)
         if len(unknown := np.flatnonzero(numbers == _UNKNOWN)):
-            read = [record_labels(split, shard, record) for record in unknown.tolist()]
+            read = [record_labels(split, number, record) for record in unknown.tolist()]
             places, counts[unknown] = np.cumsum(counts)[unknown], [len(each) for each in read]
             labels = np.insert(labels, np.repeat(places, counts[unknown]), [label for each in read for label in each])
         yield counts, labels
+        split.reader.close(number)
+        if progress is not None:
+            progress(shard)
 
 
 def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
@@ -75,21 +83,11 @@ def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
         raise IntegrityError(message).with_location(shard=reader.url(shard), key=reader.key(shard, record)) from error
 
 
-def _by_shard(split: Split, classes: int, progress: OnShard) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
-    """Yield each shard and the class of each of its records; below 0 where there is none, or not in the index."""
-    texts = [b"%d" % number for number in range(classes)]
-    checksums = np.array([len(text) << 32 | zlib.crc32(text) for text in texts], dtype=np.uint64)
-    checksums, first, counts = np.unique(checksums, return_index=True, return_counts=True)
-    known, named = checksums[counts == 1], first[counts == 1].astype(np.int32)
-    for number, shard in enumerate(split.shards):
-        yield number, _from_index(split, number, known, named)
-        split.reader.close(number)
-        if progress is not None:
-            progress(shard)
-
-
 def _from_index(split: Split, shard: int, known: U64, named: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the class of each record; `known` has size and CRC-32 of the texts of numbers, sorted, `named` these."""
+    """Return the class of each record; below 0 where it has none, or the index does not tell.
+
+    `known` has size and CRC-32 of the texts of numbers, sorted, `named` these numbers.
+    """
     numbers = np.full(split.shards[shard].samples, _NONE, dtype=np.int32)
     try:
         index = split.reader.index(shard)
