@@ -15,14 +15,7 @@ import numpy.typing as npt
 
 from shardflow._validation import check_integer, did_you_mean
 from shardflow._wording import plural
-from shardflow.errors import (
-    BucketNotFoundError,
-    ConfigError,
-    FormatError,
-    ManifestError,
-    NotFoundError,
-    ShardflowError,
-)
+from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError, ShardflowError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.columns import Column
 from shardflow.formats.quarantine import Quarantined

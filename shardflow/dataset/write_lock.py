@@ -20,14 +20,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from shardflow.errors import (
-    ConfigError,
-    DatasetExistsError,
-    ManifestError,
-    NotFoundError,
-    StoreError,
-    TransientError,
-)
+from shardflow.errors import ConfigError, DatasetExistsError, ManifestError, NotFoundError, StoreError, TransientError
 from shardflow.formats import manifest, quarantine
 from shardflow.storage.interface import TEMPORARY, Storage, Writer
 

@@ -18,15 +18,7 @@ from .batch import Batch
 from .column_fields import collate_column
 from .decoders.decoder import Allocator, allocate, as_views
 from .fields import CROP_FIELDS
-from .padding import (
-    PADDING_FIELDS,
-    PATCH_FIELDS,
-    Padding,
-    cumulative_patches,
-    image_sizes,
-    patch_positions,
-    pixel_mask,
-)
+from .padding import PADDING_FIELDS, PATCH_FIELDS, Padding, cumulative_patches, image_sizes, patch_positions, pixel_mask
 from .ragged_images import RaggedImages, cut_patches
 from .source import Source
 

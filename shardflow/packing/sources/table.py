@@ -29,12 +29,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
-from shardflow.storage.urls import (
-    divide_query,
-    is_remote,
-    remote_options,
-    strip_file_scheme,
-)
+from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
 
 from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, unlabelled_input
