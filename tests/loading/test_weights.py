@@ -283,7 +283,7 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1, 2], "Weighted has 2 numbers, split 'train' has 60 samples"),
+        ([1, 2], "Weighted has 2 numbers for the 60 samples of split 'train'"),
         ({"x": 2}, "weights name the unknown class 'x'"),
         ({0: "many"}, "must be a number, found 'many'"),
         ("balance", "neither a column, a file nor, for Weighted, one of 'balanced', 'sqrt'"),
@@ -402,7 +402,7 @@ def test_classes_that_are_too_small_for_a_batch_are_named(long_tailed: Path, cap
     ("options", "message"),
     [
         ({"batch_size": 7}, "batch_size=7 is not a multiple"),
-        ({"shuffle": False}, "shuffling"),
+        ({"shuffle": False}, "class batches need shuffle=True"),
         ({"samples_per_epoch": 9}, "multiples of the 6 samples"),
         ({"shuffle": shardflow.Shuffle(shard_affinity=True)}, "shard_affinity would have no effect"),
         ({"batch_size": 20}, "need 10 classes of that size; 4 have it"),
