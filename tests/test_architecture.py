@@ -62,7 +62,7 @@ LIBRARIES = {
     "yaml": ("packing/sources/yolo.py",),
     "ray": ("packing/executors/ray.py",),
     "datasets": ("packing/sources/collection.py",),
-    "pyarrow": ("packing/sources/table.py", "dataset/column_files.py", "dataset/columns.py", "dataset/sample_table.py"),
+    "pyarrow": ("dataset/column_files.py", "dataset/columns.py", "dataset/sample_table.py"),
     "duckdb": ("dataset/sample_table.py",),
     "PIL": (
         "_pillow.py",

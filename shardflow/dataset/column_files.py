@@ -73,15 +73,17 @@ class Table(NamedTuple):
     columns: Mapping[str, tuple[str, Any]]
 
 
-def check_installed() -> None:
-    """Raise a ConfigError where pyarrow is missing."""
+def import_pyarrow(needed: str = "columns need") -> Any:
+    """Return pyarrow, with its modules for tables and files; a ConfigError where it is missing says what needs it."""
     try:
+        import pyarrow
         import pyarrow.compute
         import pyarrow.csv
         import pyarrow.json
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow.parquet
     except ImportError as error:
-        raise ConfigError("columns need pyarrow: pip install 'shardflow[parquet]'") from error
+        raise ConfigError(f"{needed} pyarrow: pip install 'shardflow[parquet]'") from error
+    return pyarrow
 
 
 def no_values(kind: str, samples: int) -> Values:
@@ -104,9 +106,7 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
         ConfigError: It is not such a table, lacks one of the columns, or has values that columns cannot hold.
         StoreError: It cannot be read.
     """
-    check_installed()
-    import pyarrow as pa
-
+    pa = import_pyarrow()
     shown = repr(os.fspath(table)) if isinstance(table, (str, os.PathLike)) else f"the {type(table).__name__}"
     wanted = None if only is None else [key, *only]
     if not isinstance(table, (str, os.PathLike)) and not hasattr(table, "__arrow_c_stream__"):
@@ -360,13 +360,10 @@ def to_arrow(kind: str, column: Values) -> Any:
 
 def decode(data: bytes, name: str, kind: str, samples: int) -> Values:
     """Return the values in the file of a column for so many samples; IntegrityError if it has others."""
-    check_installed()
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa = import_pyarrow()
     scalar, width = parse_kind(kind)
     try:
-        file = parquet.ParquetFile(pa.BufferReader(data))
+        file = pa.parquet.ParquetFile(pa.BufferReader(data))
         groups = [file.metadata.row_group(number).column(0) for number in range(file.metadata.num_row_groups)]
         is_plain = all(each.compression == "UNCOMPRESSED" and _ENCODINGS.issuperset(each.encodings) for each in groups)
         counts = _rows(file.metadata), sum(each.num_values for each in groups)

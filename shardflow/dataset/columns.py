@@ -30,7 +30,7 @@ from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import OnShard, Shard
 from shardflow.storage.interface import Writer
 
-from .column_files import FilesOfColumn, Table, Values, check_installed, is_ours, load_table, take
+from .column_files import FilesOfColumn, Table, Values, import_pyarrow, is_ours, load_table, take
 from .leftovers import remove_leftovers
 from .open_dataset import Dataset, Split, open_dataset
 from .receipts import find_receipt
@@ -166,9 +166,7 @@ def compute(
         IntegrityError, DecodeError: A sample is damaged.
         DatasetExistsError, NotFoundError, StoreError: As `add` does.
     """
-    check_installed()
-    import pyarrow as pa
-
+    pa = import_pyarrow()
     dataset = open_dataset(url, storage_options=storage_options)
     chosen = dataset if split is None else {split: dataset[split]}
     values: list[Any] = []

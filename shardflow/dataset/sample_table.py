@@ -31,7 +31,7 @@ from shardflow.storage.staging import temporary_staging
 from shardflow.storage.urls import remote_options, split_name, strip_file_scheme
 
 from .class_labels import shard_labels
-from .column_files import Values, check_installed, no_values, to_arrow
+from .column_files import Values, import_pyarrow, no_values, to_arrow
 from .open_dataset import Split, open_dataset
 from .selection import Mask
 
@@ -70,7 +70,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     Raises:
         ConfigError: It is not a condition over the table, or a library is missing.
     """
-    check_installed()
+    import_pyarrow()
     try:
         import duckdb
     except ImportError as error:
@@ -173,9 +173,7 @@ def to_parquet(
         DatasetExistsError: The file exists.
         StoreError: A place cannot be read or written.
     """
-    check_installed()
-    from pyarrow import parquet
-
+    parquet = import_pyarrow().parquet
     folder, name = split_name(strip_file_scheme(to))
     if not name.endswith(".parquet"):
         raise ConfigError(f"{name!r} is not the name of a .parquet file")

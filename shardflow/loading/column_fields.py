@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from shardflow._wording import plural
-from shardflow.dataset.column_files import Values, check_installed
+from shardflow.dataset.column_files import Values, import_pyarrow
 from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.formats.columns import HAS, TEXT, parse_kind
@@ -67,7 +67,7 @@ class ColumnFields:
         self.kinds |= {name: "mask" for name in fields if name not in kinds and name.removeprefix(HAS) in kinds}
         split.columns.used = tuple(dict.fromkeys(self._column_of(name) for name in self.kinds))
         if self.kinds:
-            check_installed()
+            import_pyarrow()
         self.of_parts = {name: default for name, default in filled.items() if name not in kinds}
         for name in self.of_parts:
             if parts is not None and name not in parts:

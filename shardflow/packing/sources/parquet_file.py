@@ -18,12 +18,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardflow.dataset.column_files import unshared_bytes
+from shardflow.dataset.column_files import import_pyarrow, unshared_bytes
 from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
 from shardflow.storage.interface import BlobVersion, Storage
 
 from .items import identity_of
-from .table import import_pyarrow
 
 MAX_GROUP_BYTES, MAX_GROUP_ROWS = 1 << 31, 1 << 20
 """The largest row group that is read, by its footer: a page of a column can be all of it."""
@@ -54,7 +53,7 @@ class ParquetFile:
             raise NotFoundError(f"{storage.url(name)} does not exist; check the path")
         self.url, self.identity = storage.url(name), identity_of(version.size, version.tag)
         self._columns, self._small = list(columns), small
-        self._pyarrow = import_pyarrow(self.url)
+        self._pyarrow = import_pyarrow(f"{self.url}: Parquet needs")
         with self._readable():
             file = _BlobFile(storage, name, version)
             metadata = self._pyarrow.parquet.read_metadata(file)

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequ
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from shardflow.dataset.column_files import import_pyarrow
 from shardflow.dataset.label_numbering import class_names
 from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow.formats.annotations import Annotations
@@ -369,19 +370,8 @@ def _json_lines(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
         raise ConfigError(f"{name}, line {number or 1}: not JSON: {error}") from error
 
 
-def import_pyarrow(name: str) -> Any:
-    """Return pyarrow, with its module for Parquet, to read a file of a name."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(f"{name}: Parquet needs pyarrow: pip install 'shardflow[parquet]'") from error
-    return pyarrow
-
-
 def _parquet(data: bytes, name: str) -> Iterator[Row]:
-    pyarrow = import_pyarrow(name)
+    pyarrow = import_pyarrow(f"{name}: Parquet needs")
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
         _refuse_repeated(file.schema_arrow.names, name)

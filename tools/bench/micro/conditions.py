@@ -15,9 +15,9 @@ SHARDS, SAMPLES = 100, 10_000
 CONDITIONS = ("score > 0.5", "width >= 512", "class = 'c3'", "score > 0.5 and width >= 512 and class in ('c3', 'c7')")
 _CODE = """
 import resource, sys, time, duckdb, shardflow
-from shardflow.dataset.column_files import check_installed
+from shardflow.dataset.column_files import import_pyarrow
 from shardflow.dataset.sample_table import select
-check_installed()
+import_pyarrow()
 dataset = shardflow.open(sys.argv[1])
 begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 select(dataset["train"], dataset.classes, sys.argv[2])
