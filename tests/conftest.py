@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import os
 import sys
@@ -69,8 +70,11 @@ _frozen_modules = 0
 
 
 def pytest_collection_finish() -> None:
-    """Take what the tests imported out of the collector's sight."""
+    """Take what the tests imported out of the collector's sight, and its loggers out of pytest's."""
     _freeze()
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True  # or pytest would attach itself to each of torch's 58, three times a test
     gc.enable()
 
 

@@ -35,14 +35,13 @@ from shardflow.preview.html_page import write_page
 from shardflow.preview.quarantine import quarantine_tiles
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.local import LocalStorage
-from tests.helpers import bombs
+from tests.helpers.bombs import bombs, burdens, enter_limits
 from tests.helpers.folders import encoded, photo, quarantined, turned, write_tree
 from tests.helpers.hostile import picture
 from tests.helpers.kernel import without_kernel
 from tests.helpers.tars import write_tar
 from tests.helpers.warm_python import python
 
-BOMBS, BURDENS = bombs.bombs(), bombs.burdens()
 DECODERS: dict[str, Decoder] = {
     "random crop": sf.decoders.RandomResizedCrop(16),
     "centre crop": sf.decoders.CenterCrop(16),
@@ -53,8 +52,8 @@ DECODERS: dict[str, Decoder] = {
 
 def source(root: Path) -> Path:
     """Write the files as a folder, and as a tar beside it, of which each file is a sample; return the folder."""
-    write_tree(root / "src", {**BOMBS, **BURDENS, "sound.jpg": photo(1)})
-    members = [(f"{name.replace('.', '-')}.jpg", data) for name, data in (*BOMBS.items(), *BURDENS.items())]
+    write_tree(root / "src", {**bombs(), **burdens(), "sound.jpg": photo(1)})
+    members = [(f"{name.replace('.', '-')}.jpg", data) for name, data in (*bombs().items(), *burdens().items())]
     write_tar(root / "tars/0.tar", [("sound.jpg", photo(1)), *members])
     return root / "src"
 
@@ -69,16 +68,16 @@ def pack(root: Path) -> None:
     """Pack the folder in both ways: all bombs are quarantined as too large, and whatever is packed is whole."""
     for preset in ("imagenet", "original"):
         report = sf.pack(root / "src", root / preset, preset=preset, executor="serial", max_errors=99)
-        assert report.inputs == len(BOMBS) + len(BURDENS) + 1
+        assert report.inputs == len(bombs()) + len(burdens()) + 1
         rows = {row["path"]: row for row in quarantined(root / preset)}
-        assert set(BOMBS) <= set(rows) <= {*BOMBS, *BURDENS}
-        for name in BOMBS:
+        assert set(bombs()) <= set(rows) <= {*bombs(), *burdens()}
+        for name in bombs():
             assert rows[name]["stage"] == "decode"
             assert_too_large(rows[name]["reason"])
     tiles = quarantine_tiles(
         quarantine.from_bytes((root / preset / "quarantine.jsonl").read_bytes()), LocalStorage(root / "src")
     )
-    assert all(tile.picture is None for tile in tiles if tile.title in BOMBS)
+    assert all(tile.picture is None for tile in tiles if tile.title in bombs())
 
 
 def load(root: Path, cache: sf.Cache | None) -> None:
@@ -89,12 +88,12 @@ def load(root: Path, cache: sf.Cache | None) -> None:
         options: dict[str, Any] = {"shuffle": False, "num_workers": 0, "decoder": decoder, "cache": cache}
         whole = {"transform": lambda image: image[:, :1, :1]} if name == "whole" else {}
         loader = sf.Loader(
-            root / "indexed", batch_size=len(BOMBS) + len(BURDENS) + 1, max_errors=99, **options, **whole
+            root / "indexed", batch_size=len(bombs()) + len(burdens()) + 1, max_errors=99, **options, **whole
         )
         for _ in range(2 if cache else 1):
             next(iter(loader))
         large = [problem for problem in loader.replaced if "too large" in problem or "limit" in problem]
-        for bomb in BOMBS:
+        for bomb in bombs():
             (problem,) = [problem for problem in large if f"sample {bomb.replace('.', '-')}:" in problem]
             assert "0.tar" in problem
             assert_too_large(problem)
@@ -106,7 +105,7 @@ def load(root: Path, cache: sf.Cache | None) -> None:
 def decode_on_device() -> None:
     """Give the encoded images to the device's decoder, which does not rely on the loader's check."""
     cpu, decode = torch.device("cpu"), sf.device.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
-    for data in BOMBS.values():
+    for data in bombs().values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
         rows = torch.empty(EncodedImages.shape_for(files), dtype=torch.uint8)
         EncodedImages.pack(rows, files, np.arange(2, dtype=np.uint64))
@@ -122,13 +121,13 @@ def look(root: Path) -> None:
     assert len([*dataset["train"]]) == len([*sf.samples(root / "indexed", shuffle=False)])
     reader = SampleReader(dataset, "train")
     tiles = [*sample_tiles(reader.samples(range(len(dataset["train"]))), None)]
-    assert sum(tile.picture is None and "limit" in tile.problem for tile in tiles) == len(BOMBS)
+    assert sum(tile.picture is None and "limit" in tile.problem for tile in tiles) == len(bombs())
     for number in (1, 2):
         with pytest.raises(TooLargeError):
             augment_sample(training_loader(root / "indexed", "train"), number, epochs=1)
     write_page(dataset, root / "page.html", split="train", count=99, findings=None)
     images = payloads(dataset["train"])
-    assert len(images) == len(BOMBS) + len(BURDENS) + 1
+    assert len(images) == len(bombs()) + len(burdens()) + 1
     with DecodeBaseline(images, sf.decoders.RandomResizedCrop(16), 1) as baseline:
         assert baseline.measure(0.01).images > 0
 
@@ -138,7 +137,7 @@ def every_door(root: Path, way: str) -> None:
     torch.set_num_threads(1)
     torch.zeros(3, 40, 40, dtype=torch.uint8)
     warnings.simplefilter("error")
-    bombs.enter_limits()
+    enter_limits()
     sf.index(root / "tars", root / "indexed", max_errors=99)
     pack(root)
     for cache in (None, sf.Cache(root / "cache", pixels="100GB")):
@@ -186,7 +185,7 @@ def decode_largest() -> None:
     crops = [sf.decoders.RandomResizedCrop(64, max_pixels=most), sf.decoders.CenterCrop(64, max_pixels=most)]
     for files, limited in ((small, False), (large, True)):  # the first time, codecs are loaded
         if limited:
-            bombs.enter_limits(9 * most + 20_000_000)
+            enter_limits(9 * most + 20_000_000)
         for name, data in files.items():
             for decoder in (whole, *crops):
                 for way in (contextlib.nullcontext(), without_kernel()):
@@ -228,7 +227,7 @@ def test_long_files(tmp_path: Path) -> None:
 def read_long_files(root: str) -> None:
     """Read each of the files, and the manifest as a remote one as well."""
     torch.zeros(3, 40, 40, dtype=torch.uint8)
-    bombs.enter_limits()
+    enter_limits()
     for name, read in TOO_LONG.items():
         path = Path(root, name.replace("/", "-"), "dst")
         if name.endswith(".npy"):

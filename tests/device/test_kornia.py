@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import kornia.augmentation as K  # noqa: N812 - the usual name
 import torch
 from torchvision.transforms import v2
 
@@ -13,6 +12,8 @@ from tests.helpers.device import keyed_loader, state_after
 
 def transforms() -> list[Any]:
     """Return augmentations of Kornia, for floating-point images."""
+    import kornia.augmentation as K  # noqa: N812 - the usual name
+
     augmented = K.AugmentationSequential(
         K.RandomHorizontalFlip(p=0.5), K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=1.0), data_keys=["input"]
     )
@@ -38,6 +39,8 @@ def test_in_the_workers_it_depends_on_the_sample_alone(dataset: Path) -> None:
     def transform(image: torch.Tensor) -> torch.Tensor:
         augmented: torch.Tensor = jiggle(image / 255)[0]
         return augmented
+
+    import kornia.augmentation as K  # noqa: N812 - the usual name
 
     jiggle = K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=1.0)
     expected, found = (

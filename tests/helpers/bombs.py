@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import resource
 import struct
@@ -18,6 +19,7 @@ MEMORY_BYTES = 1_000_000_000
 CPU_S = 60
 
 
+@functools.cache
 def bombs() -> dict[str, bytes]:
     """Return files that no decoder may decode, by the names of members of a tar."""
     baseline, progressive = jpegs.make(1), jpegs.make(1, progressive=True)
@@ -51,6 +53,7 @@ def bombs() -> dict[str, bytes]:
     return files
 
 
+@functools.cache
 def burdens() -> dict[str, bytes]:
     """Return files that are heavy with metadata; they may be decoded, or be damaged."""
     jpeg, png = jpegs.make(2), FILES["PNG"]

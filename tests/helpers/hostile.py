@@ -136,7 +136,8 @@ def forged() -> Corpus:
 
 @functools.cache
 def _bomb() -> bytes:
-    return b"a\0\0" + zlib.compress(bytes(100 << 20), 9)
+    packer = zlib.compressobj(9, strategy=zlib.Z_RLE)  # in a third of the time
+    return b"a\0\0" + packer.compress(bytes(100 << 20)) + packer.flush()
 
 
 def _png_with(kind: bytes, data: bytes) -> bytes:

@@ -25,13 +25,22 @@ _HELPERS = b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"  #
 
 def parents() -> dict[int, int]:
     """Return the parent of each process that runs, by their numbers; zombies have ended."""
-    found = {}
-    for pid in numbers():
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if state not in "ZX":
-                found[pid] = int(parent)
-    return found
+    found = {pid: _parent(pid) for pid in numbers()}
+    return {pid: parent for pid, parent in found.items() if parent is not None}
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended."""
+    return _parent(pid) is not None
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split(maxsplit=2)[:2]
+    except OSError:  # it has ended
+        return None
+    return None if state in b"ZX" else int(parent)
 
 
 def _children(pid: int) -> list[int]:

@@ -37,7 +37,7 @@ from tests.helpers.processes import (
     left_by,
     marked,
     numbers,
-    parents,
+    runs,
 )
 
 _INTERVAL_S = 0.2
@@ -191,7 +191,7 @@ class _RunWatch:
         processes, now = {int(said.name.partition("-")[2]) for said in Path(self._run).glob("test-*")}, time.monotonic()
         own = processes | self._servers.pids
         bury(own)
-        self._lost = {pid: self._lost.get(pid, now) for pid in processes - parents().keys()}
+        self._lost = {pid: self._lost.get(pid, now) for pid in processes if not runs(pid)}
         lost_s = now - min(self._lost.values(), default=now)
         if lost_s > _LOST_S:
             end(descendants([os.getpid()]) - own - descendants(own))

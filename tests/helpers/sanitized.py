@@ -18,7 +18,7 @@ FOLDER = "SANITIZED_KERNEL"
 """The variable with the folder of the kernel."""
 
 _NATIVE = Path(binding.__file__).parent
-_FLAGS = ["-std=c11", "-g", "-O1", "-Wno-psabi", "-fno-omit-frame-pointer", "-fPIC", "-shared"]
+_FLAGS = ["-std=c11", "-g1", "-O1", "-Wno-psabi", "-fno-omit-frame-pointer", "-fPIC", "-shared"]
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DSF_SANITIZED"]
 _COMPILERS = {
     "gcc": ("libasan.so", ()),

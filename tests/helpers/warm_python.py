@@ -17,7 +17,7 @@ import contextlib
 import functools
 import gc
 import importlib
-import json
+import marshal
 import os
 import selectors
 import shlex
@@ -27,14 +27,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 _LIBRARIES = "torch", "torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "torchvision", "webdataset", "s3fs"
 """What scripts import; optimisers import the fourth when one is made."""
 
-_FORWARDED = "SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGTERM"
-_FROM_THE_START = "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONMALLOC", "LD_PRELOAD"
+_CLIENT = Path(__file__).with_name("warm_client.py")
 
 
 class _Request(NamedTuple):
@@ -52,7 +52,7 @@ def python() -> str:
         return sys.executable
     folder = Path(tempfile.mkdtemp(prefix="shardflow-python-"))
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", folder],
+        [sys.executable, __file__, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # Of a process with threads, a fork would hang.
@@ -62,7 +62,7 @@ def python() -> str:
     atexit.register(_stop, server, folder)
     assert server.stdout.read(1) == b"r", "the server of warm_python ended at its start"
     executable = folder / "python"
-    ask = shlex.join([sys.executable, "-IS", __file__, "ask", str(folder), sys.executable])
+    ask = shlex.join([sys.executable, "-IS", str(_CLIENT), str(folder), sys.executable])
     executable.write_text(f'#!/bin/sh\nexec {ask} "$@"\n')
     executable.chmod(0o700)
     return str(executable)
@@ -78,32 +78,6 @@ def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
 
 def _address(folder: str) -> str:
     return f"\0{folder}"  # of Linux's abstract namespace: of any length, and nothing is left behind
-
-
-def ask(folder: str, executable: str, *arguments: str) -> NoReturn:
-    """Be the process that a test started: ask the server for a fork, and end as it does."""
-    unusual = not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m", "-u"))
-    unusual |= "UTF-8" not in os.environ.get("LC_ALL", "UTF-8")
-    if unusual or any(name in os.environ for name in _FROM_THE_START):
-        os.execv(executable, [executable, *arguments])
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(_address(folder))
-    except OSError:  # it was killed, with all that a failed test had started
-        os.execv(executable, [executable, *arguments])
-    request = json.dumps(_Request(list(arguments), dict(os.environ), os.getcwd())).encode()
-    socket.send_fds(connection, [len(request).to_bytes(4, "big")], [0, 1, 2])
-    connection.sendall(request)
-    pid = int.from_bytes(connection.recv(4), "big")
-    for name in _FORWARDED:
-        signal.signal(getattr(signal, name), lambda number, _: os.kill(pid, number))
-    said = connection.recv(4)
-    code = os.waitstatus_to_exitcode(int.from_bytes(said, "big")) if said else 1
-    if code < 0:
-        with contextlib.suppress(OSError):  # of SIGKILL
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 def _collapse() -> None:
@@ -161,8 +135,8 @@ def serve(folder: str) -> tuple[_Request, list[int]] | None:
 
 def _receive(connection: socket.socket) -> tuple[_Request, list[int]] | None:
     head, streams, *_ = socket.recv_fds(connection, 4, 3)
-    with contextlib.suppress(ValueError, OSError), connection.makefile("rb") as file:
-        return _Request(*json.loads(file.read(int.from_bytes(head, "big")))), streams
+    with contextlib.suppress(EOFError, ValueError, OSError), connection.makefile("rb") as file:
+        return _Request(*marshal.loads(file.read(int.from_bytes(head, "big")))), streams
     for stream in streams:  # it was killed meanwhile
         os.close(stream)
     return None
@@ -233,18 +207,18 @@ def _end(code: object) -> NoReturn:
     os._exit(code or 0)
 
 
-def main(role: str, *arguments: str) -> None:
-    """Be one of the three: who asks, the server, and in the end a fork of it."""
-    if role == "ask":
-        ask(*arguments)
+def main(folder: str) -> None:
+    """Be the server, and in the end a fork of it."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [folder for folder in sys.path[1:] if folder not in given]
     for library in _LIBRARIES:
         importlib.import_module(library)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch's tables of operators end with the process: to empty them copies their memory
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy the memory of all libraries
     _collapse()
-    received = serve(*arguments)
+    received = serve(folder)
     if received is None:
         return
     try:
@@ -258,4 +232,4 @@ def main(role: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -231,7 +231,7 @@ BLOCKS = np.arange(200) // 100
 )
 def test_two_samples_meet_as_often_as_chance_has_it(values: Any, sizes: list[int], options: dict[str, Any]) -> None:
     """The counts of any two samples, at any distance, are those of draws without replacement from each shard."""
-    epochs, samples = 400, len(values)
+    epochs, samples = some_of(1200), len(values)
     part = values % 1
     came = (counts_of_epochs(values, sizes, epochs, **options) - values) / np.sqrt(part * (1 - part))
     shard, size = np.repeat(np.arange(len(sizes)), sizes), np.repeat(sizes, sizes)
