@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import multiprocessing
@@ -76,11 +77,13 @@ def pytest_collection_finish() -> None:
         if isinstance(logger, logging.Logger):
             logger.propagate = True  # or pytest would attach itself to each of torch's 58, three times a test
     gc.enable()
+    atexit.register(gc.unfreeze)  # the interpreter ends as usual, after pytest's own collections
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Do so again after a file that imported much more."""
     if nextitem is not None and nextitem.path != item.path and len(sys.modules) > _frozen_modules + _MANY_MODULES:
+        gc.collect()
         _freeze()
 
 
@@ -88,12 +91,6 @@ def _freeze() -> None:
     # With the libraries of all examples and trainers in memory, each of the hundreds of collections that tests ask for,
     # and each that Python makes by itself, would take a second, and in workers that are forked copy their memory.
     global _frozen_modules
-    gc.collect()
     gc.freeze()
     collapse()
     _frozen_modules = len(sys.modules)
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter end as usual."""
-    gc.unfreeze()
