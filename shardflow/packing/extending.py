@@ -176,5 +176,6 @@ def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
         f"{len(paths)} of {inputs} inputs have the path of one in the dataset and another content or split: {named}. "
-        "Pack them as further samples with on_conflict= or --on-conflict add, leave them out with skip, or rename them"
+        "Pack them as further samples with on_conflict= or --on-conflict add, leave them out with skip, rename them, "
+        "or take the earlier samples out first with `shardflow remove`"
     )

@@ -124,6 +124,15 @@ def content_now(item: Item, reader: Reader) -> str:
         return ""
 
 
+def why_unread(item: Item, reader: Reader) -> str:
+    """Return the reason why an input cannot be read; "" if it can."""
+    try:
+        reader.read(item)
+    except SampleError as error:
+        return str(error)
+    return ""
+
+
 class InputResult(NamedTuple):
     """The result of an input; size and content are as in a receipt."""
 

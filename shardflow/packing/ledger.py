@@ -26,9 +26,9 @@ from shardflow.storage.staging import remove_abandoned
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.urls import url_text
 
-from .jobs import Job, content_of
+from .jobs import Job, content_of, why_unread
 
-_RECEIPTS_AT_A_TIME = 8
+_AT_A_TIME = 8
 
 
 class Ledger:
@@ -75,14 +75,17 @@ class Ledger:
     def finished(self, job: Job) -> Receipt | None:
         """Return the receipt of a job that need not be done again, None when it must be.
 
-        A job is done again if its recipe differs, an input has changed (see `Item.identity`) or could not be read, or a
-        file of the shard is missing or cut.
+        A job is done again if its recipe differs, an input has changed (see `Item.identity`), an unread one can be read
+        or fails otherwise, or a file of the shard is missing or cut.
         """
         receipt = job.receipt(self.storage) if f"{job.name}.json" in self.listing else None
         if receipt is None or receipt.identities != job.identities:
             return None
-        is_unread = any(bad.stage == "read" for bad in receipt.quarantined)
-        return receipt if not is_unread and _is_whole(job, receipt, self.listing) else None
+        slots = zip(receipt.skipped, receipt.quarantined, strict=True)
+        unread = [(job.items[slot], bad.reason) for slot, bad in slots if bad.stage == "read"]
+        with TransferPool(_AT_A_TIME) as pool:
+            is_same = all(pool.map(lambda each: why_unread(each[0], job.reader) == each[1], unread))
+        return receipt if is_same and _is_whole(job, receipt, self.listing) else None
 
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
         """Raise a StoreError unless the storage has the receipts of these jobs, and shards of their sizes."""
@@ -94,7 +97,7 @@ class Ledger:
                 return False
             return _is_whole(job, receipt, listing)
 
-        with TransferPool(_RECEIPTS_AT_A_TIME) as pool:
+        with TransferPool(_AT_A_TIME) as pool:
             for job, is_there in zip(jobs, pool.map(is_own, jobs), strict=True):
                 if not is_there:
                     message = f"{self.storage.url(job.name)}.tar was replaced by another process"

@@ -88,7 +88,7 @@ def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLi
         else:
             totals.add(job.name, receipt)
     if again := sum(f"{job.name}.json" in ledger.listing for job in unfinished):
-        why = "their inputs or settings have changed, an input could not be read, or a file is damaged"
+        why = "their inputs or settings have changed, or a file is damaged"
         logger.warning("%s of %s packed again: %s", plural(again, "finished shard"), ledger.storage, why)
     inputs = sum(len(job.items) for job in plan.jobs)
     resumed = inputs - sum(len(job.items) for job in unfinished)

@@ -161,7 +161,9 @@ def test_another_picture_of_the_same_name(tmp_path: Path) -> None:
     """A picture whose path is known and whose content is not is never passed over: it is an error that names it."""
     dst, src = _cameras(tmp_path)
     before = contents(dst)
-    with pytest.raises(ConfigError, match=r"2.*5.*'cat/1\.bmp', 'cat/2\.bmp'\. .*on_conflict= or --on-conflict add"):
+    with pytest.raises(
+        ConfigError, match=r"2.*5.*'cat/1\.bmp', 'cat/2\.bmp'\. .*on_conflict= or --on-conflict add.*`shardflow remove`"
+    ):
         sf.extend(src, dst, executor="serial")
     with pytest.raises(ConfigError, match=r"on_conflict.*'replace'"):
         sf.extend(src, dst, on_conflict="replace")

@@ -350,6 +350,19 @@ def test_extending_after_a_removal(dataset: Path, made: Path, tmp_path: Path, ca
     assert sf.verify(dataset) == []
 
 
+def test_a_label_is_corrected(dataset: Path, made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After the removal of a sample, `extend` packs its image with the label of another folder, without a warning."""
+    _, key, _ = secret(dataset)
+    sf.remove(dataset, keys=[key])
+    source = write_tree(tmp_path / "src", contents(made.parent / "src"))
+    (source / "b/secret.jpg").rename(source / "a/secret.jpg")
+    assert sf.extend(source, dataset, max_errors=1, executor="serial").packed == 1
+    assert sf.verify(dataset, sources=[source]) == []
+    train = sf.open(dataset)["train"]
+    assert [train[train.sources().index("a/secret.jpg")]["cls"], len(train)] == [b"0", IMAGES + 1]
+    assert "removed" not in caplog.text
+
+
 def test_what_cannot_be_removed(dataset: Path, tmp_path: Path) -> None:
     """Unknown keys, all samples, nothing, both rules, a view and a dataset without receipts are refused, unchanged."""
     before = contents(dataset)

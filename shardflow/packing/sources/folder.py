@@ -112,8 +112,11 @@ class Folder(SourceKind):
         named = {place(ends)[1] for ends in unlabelled.labels}
         if self.classes is None:
             _refuse_splits(storage, {name for name in named if name})
-            without = {place(ends)[1] for ends in empty | others} - named - {None}
-            _refuse_empty(storage, without, without & {place(ends)[1] for ends in others})
+            with_files, without = (
+                {name for split, name in map(place, ends) if split in SPLITS} - named - {None}
+                for ends in (others, empty | others)
+            )
+            _refuse_empty(storage, without, with_files)
         numbering = LabelNumbering(self.classes, named, storage)
 
         def number(ends: Ends) -> tuple[str, Label]:
@@ -363,7 +366,9 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
         if len({second is None for _, second in ends}) == 2:
             deep, shallow = example(lambda pair: pair[1] is not None), example(lambda pair: pair[1] is None)
             message = f"{root} holds images with a class, such as {deep}, and without, such as {shallow}"
-            raise ConfigError(f"{message}; pack the folder of each split by itself, or {_LAYOUTS}")
+            apart = split_like - {str(top) for top, second in ends if second is not None}
+            remedy = f"move {', '.join(sorted(apart))} elsewhere, and pack it by itself" if apart else _LAYOUTS
+            raise ConfigError(f"{message}; {remedy}")
         return lambda pair: (str(pair[0]).lower(), pair[1])
     if any(top in split_like and second is not None for top, second in ends):
         message = f"{root} holds splits ({', '.join(sorted(split_like))}) next to other folders, such as"

@@ -59,7 +59,6 @@ def test_a_folder_that_is_called_as_a_split_is_that_split(tmp_path: Path) -> Non
     [
         (["1.jpg", "a/1.jpg"], "'1.jpg'"),
         (["train/a/1.jpg", "train/2.jpg"], "'train/2.jpg'"),
-        (["train/a/1.jpg", "val/1.jpg"], "'val/1.jpg'"),
         (["train/a/1.jpg", "old/1.jpg"], "'old'"),
         (["notes.txt", "a/1.psd"], r"1 \.psd, such as 'a/1\.psd' \(convert them to JPEG or PNG\); 1 \.txt"),
         ([], r"holds no images \(.*\) and no other files"),
@@ -69,6 +68,27 @@ def test_mixed_and_empty_layouts_are_refused(tmp_path: Path, names: list[str], f
     """What fits no layout is refused, naming what was found and what is expected."""
     with pytest.raises(ConfigError, match=rf"{found}.*expected CLASS/x\.jpg"):
         _listed(tmp_path, *names)
+
+
+def test_a_split_without_classes_next_to_others(tmp_path: Path) -> None:
+    """A test set without labels next to labelled splits is refused, and the message says which folder to move."""
+    with pytest.raises(
+        ConfigError, match=r"without, such as 'Test/1\.jpg'; move Test elsewhere, and pack it by itself"
+    ):
+        _listed(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "Test/1.jpg")
+
+
+def test_folders_next_to_splits_are_not_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Folders without images next to the splits, such as a dataset packed there, are not taken for classes."""
+    write_tree(tmp_path, {"train/a/1.jpg": photo(1), "out/train/000000.tar": b""})
+    (tmp_path / "old/b").mkdir(parents=True)
+    assert list_source(tmp_path).classes == ("a",)
+    assert not caplog.records
+    write_tree(tmp_path, {"val/c/notes.txt": b""})
+    assert list_source(tmp_path).classes == ("a",)
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path} has 1 folder without images: 'c'; they are not counted as classes"
+    ]
 
 
 def test_folders_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
