@@ -107,16 +107,18 @@ class Collection:
     def _adapt(self, samples: Any, split: str) -> _Split:
         adapter = SampleAdapter(image=self.image, label=self.label, caption=self.caption, mask=self.mask)
         if _is_dataset(samples):
-            return _huggingface(samples, adapter, split)
-        classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
-        names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
-        if names and self.classes is None and getattr(samples, "target_transform", None) is not None:
-            remedy = "pass Collection(classes=...), or let it return names"
-            logger.warning(
-                "split %r: target_transform changes labels, so the set's names are left out; %s", split, remedy
-            )
-            names = None
-        return _Split(samples, adapter, names)
+            adapted = _huggingface(samples, adapter, split)
+            is_changed = getattr(samples, "format", {}).get("type") == "custom"  # by `with_transform`
+        else:
+            classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
+            names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
+            adapted = _Split(samples, adapter, names)
+            is_changed = getattr(samples, "target_transform", None) is not None
+        if not is_changed or adapted.classes is None or self.classes is not None:
+            return adapted
+        remedy = "pass Collection(classes=...), or let it return names"
+        logger.warning("split %r: a transform may change labels, so the set's names are left out; %s", split, remedy)
+        return adapted._replace(classes=None)
 
 
 class _Split(NamedTuple):
