@@ -70,7 +70,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     Raises:
         ConfigError: It is not a condition over the table, or a library is missing.
     """
-    import_pyarrow()
+    import_pyarrow("conditions need")
     try:
         import duckdb
     except ImportError as error:
