@@ -17,6 +17,7 @@ from typing import Any
 from shardflow._wording import plural
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.formats.image_types import IMAGE_TYPES
+from shardflow.formats.shard_layout import sample_key
 from shardflow.formats.statistics import median
 
 from . import SEAL, beside_shards, write_sealed
@@ -120,7 +121,8 @@ def card(dataset: Dataset, name: str, license_id: str | None) -> str:
 
 def croissant(dataset: Dataset, name: str, license_id: str | None) -> dict[str, Any]:
     """Return the Croissant metadata: each shard with size and SHA-256, the images of each split, and the classes."""
-    images = [f"*.{part}" for kind in IMAGE_TYPES if kind.in_shards for part in kind.parts]
+    any_key = "?" * len(sample_key(0))  # "*" would match further images and masks, such as 000000017.mask.png
+    images = [f"{any_key}.{part}" for kind in IMAGE_TYPES if kind.in_shards for part in kind.parts]
     distribution: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     for split in dataset.values():

@@ -34,6 +34,21 @@ def test_croissant_metadata_is_valid(tmp_path: Path) -> None:
     assert not shardflow.verify(root)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_croissant_has_the_images_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlcroissant reads one record for each sample: neither masks nor further images are among the images."""
+    import mlcroissant
+    from mlcroissant._src.operation_graph.operations import extract
+
+    monkeypatch.setattr(extract, "EXTRACT_PATH", type(extract.EXTRACT_PATH)(tmp_path / "extracted"))
+    parts = {"jpg": jpeg(0), "mask.png": b"", "before.jpg": jpeg(1)}
+    root = write_dataset(tmp_path / "set", {"train": [[(f"{number:09}", parts) for number in range(3)]]})
+    list(write_card(shardflow.open(root)))
+    found = mlcroissant.Dataset(jsonld=root / "croissant.json")
+    assert not found.metadata.ctx.issues.errors
+    assert [record["train/key"] for record in found.records("train")] == [b"%09d.jpg" % number for number in range(3)]
+
+
 def test_card_says_what_the_manifest_does(tmp_path: Path) -> None:
     """The README begins with the Hub's metadata and has splits and classes; no licence is made up."""
     samples = [(f"{number:03}", {"jpg": jpeg(number), "cls": b"0"}) for number in range(3)]
