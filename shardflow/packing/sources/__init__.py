@@ -1,1 +1,1 @@
-"""Sources: everything that can be packed, listed in one form, see `source`."""
+"""Sources: inputs for packing, of every kind, listed in one form; see `source`."""

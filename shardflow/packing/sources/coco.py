@@ -2,21 +2,18 @@
 
 A sample gets a part `json`, which is declared in the manifest:
 
-    boxes      [[left, top, right, bottom], ...] in pixels; an image without any has an empty list
-    labels     the class of each box: the place of its category in the order of their ids, from 0
-    iscrowd, area, ids   of each box; the area is in pixels of the source image, also where the image was resized
-    segmentation   the polygons or runs of each box, if any annotation has some; none where it has none
-    keypoints  [[[x, y, visibility], ...], ...], one list for each box, if any annotation has keypoints; those whose
-               names in the category differ in left and right change places where an image is mirrored
+    boxes      [[left, top, right, bottom], ...] in pixels; an empty list without boxes
+    labels     the class of each box: the rank of its category by id, from 0
+    iscrowd, area, ids   of each box; the area is in pixels of the source image, also if the image is resized
+    segmentation   the polygons or run lengths of each box, if any annotation has some
+    keypoints  [[[x, y, visibility], ...], ...], a list per box, if any annotation has keypoints; pairs whose names
+               differ in left and right are swapped when an image is mirrored
     image_id, width, height   of the source image
 
-An image whose width and height are not those that the JSON gives it is a bad input: its boxes would belong to another
-image. As its boxes, they are of the upright image.
+Boxes, width and height are of the upright image. An image with another size than the JSON says is a bad input, because
+its boxes may belong to another image. An image has the classes of its boxes, for sampling and subsets.
 
-An image has the classes of its boxes, for sampling and subsets.
-
-The whole JSON is parsed at once, but for the segmentations, which are most of it: they stay texts until an image is
-listed.
+The JSON is parsed at once, except the segmentations, which are most of it: they stay texts until an image is listed.
 
 Source: cocodataset.org, "Data format".
 """
@@ -52,7 +49,7 @@ from .source import Source, SourceKind
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 4 * 2**30
-"""Longest JSON that is read. COCO's own have up to 0.45 GB."""
+"""Limit of the JSON. COCO's files have up to 0.45 GB."""
 
 _FIELDS = {"labels": "labels", "iscrowd": "iscrowd", "area": "area:float", "ids": "ids"}
 _MASKS = {"masks": "segmentation:mask"}
@@ -70,11 +67,11 @@ class Coco(SourceKind):
     Args:
         url: Path or URL of the JSON: "coco/annotations/instances_train2017.json".
         images: Directory or URL of the images; None for COCO's layout: `train2017/` next to `annotations/`, or the
-            folder of the JSON. A remote JSON names files below it, or URLs of stores.
-        split: "train", "val", "valid", "validation" or "test"; None for the one in the name of the file or of its
-            folder, otherwise "train".
+            folder of the JSON. A remote JSON may name only files below its folder, or URLs of stores.
+        split: "train", "val", "valid", "validation" or "test"; None to take it from the name of the file or its folder,
+            or else "train".
         classes: Names of the categories in the order of their labels, or a file with one per line; None for the order
-            of their ids.
+            of the category ids.
         storage_options: Options of fsspec's file system.
 
     Example:
@@ -108,9 +105,7 @@ class Coco(SourceKind):
         source = number_labels(unlabelled, numbering.classes, storage, reader)
         pairs = content.flip_pairs()
         if content.points and not pairs:
-            effect = (
-                "none change places where an image is mirrored; name such pairs left_... and right_..., if it has any"
-            )
+            effect = "none are swapped when an image is mirrored; name such pairs left_... and right_..."
             logger.warning("%s: no two keypoints have names that differ in left and right, so %s", self, effect)
         keypoints = replace(_KEYPOINTS, flip_pairs=pairs) if content.points else None
         boxes = replace(_BOXES, fields=_FIELDS | _MASKS) if content.has_segments else _BOXES
@@ -118,14 +113,14 @@ class Coco(SourceKind):
 
     def _read(self, storage: Storage, name: str) -> Any:
         if (found := storage.version(name)) is not None and found.size > MAX_BYTES:
-            raise ConfigError(f"{self} has {found.size:,} bytes; {MAX_BYTES:,} at most are read: divide it")
+            raise ConfigError(f"{self} has {found.size:,} bytes; the limit is {MAX_BYTES:,}: divide it")
         try:
             return json.loads(storage.read(name, most_bytes=MAX_BYTES), object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{self} is not JSON that can be read: {error}") from error
+            raise ConfigError(f"{self} is not valid JSON: {error}") from error
 
     def _image_folder(self, content: _Content, folder: str, name: str) -> str:
-        """Return the first of the folders of COCO's layout, and others like it, in which the first images are."""
+        """Return the first folder of COCO's layout, or a similar one, that has one of the first images."""
         here, query = divide_query(folder)
         parent = here.rpartition("/")[0] if is_remote(here) else os.path.dirname(os.path.abspath(here))
         words = os.path.splitext(name)[0].split("_")
@@ -140,8 +135,8 @@ class Coco(SourceKind):
             if any(images.version(each) is not None for each in tried):
                 return found + query
         raise ConfigError(
-            f"{self}: the images, such as {first[:1]}, are not in {folders[0]}, {here} and others; name it with "
-            "--image-folder"
+            f"{self}: the images, such as {first[:1]}, are not in {folders[0]}, {here} or similar folders; name their "
+            "folder with --image-folder"
         )
 
 
@@ -150,11 +145,11 @@ class _Content:
 
     Attributes:
         images: The entries of the images.
-        annotations: Id of an image → its annotations, in the order of the file.
-        categories: Id of a category → its name, by ascending id.
-        names: The names of the categories, each once, in this order.
+        annotations: Image id → its annotations, in the order of the file.
+        categories: Category id → name, by ascending id.
+        names: The different names of the categories, in this order.
         points: The largest number of keypoints of an annotation.
-        has_segments: Whether annotations have segments, or there are no annotations.
+        has_segments: Whether annotations have segments; True without annotations.
     """
 
     def __init__(self, content: Any, where: str) -> None:
@@ -164,7 +159,7 @@ class _Content:
             raise ConfigError(f"{where} is not a COCO set: expected an object with the lists {', '.join(kinds)}")
         self.images, annotations, categories = lists
         if not self.images:
-            raise ConfigError(f"{where} lists no images; name a set that has some")
+            raise ConfigError(f"{where} lists no images; name another file")
         self.annotations: dict[Any, list[dict[str, Any]]] = {}
         try:
             for image in self.images:
@@ -174,7 +169,7 @@ class _Content:
             self.categories: dict[int, str] = {}
             for each in categories:
                 if type(each["id"]) is not int or each["id"] in self.categories:
-                    message = f"expected whole numbers, each once, as ids of categories, found {each['id']!r:.60}"
+                    message = f"category ids must be different integers, found {each['id']!r:.60}"
                     raise ConfigError(f"{where} is not a COCO set: {message}")
                 self.categories[each["id"]] = str(each["name"])
             left_out = 0
@@ -186,15 +181,17 @@ class _Content:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            message = f"an image, an annotation or a category has no proper {error}"
+            message = f"an image, an annotation or a category has no valid {error}"
             raise ConfigError(f"{where} is not a COCO set: {message}") from error
         if annotations and left_out == len(annotations):
-            message = f"{where}: no annotation is of a listed image, such as {annotations[0]['image_id']!r:.60}"
-            raise ConfigError(f"{message}; write the ids of images alike in both")
+            message = (
+                f"{where}: no annotation belongs to a listed image; the first has {annotations[0]['image_id']!r:.60}"
+            )
+            raise ConfigError(f"{message}; use the same image ids in both lists")
         if left_out:
-            logger.warning("%s: left out %s of images that are not listed", where, plural(left_out, "annotation"))
+            logger.warning("%s: left out %s of unlisted images", where, plural(left_out, "annotation"))
         if annotations and not any("bbox" in annotation for annotation in annotations):
-            raise ConfigError(f"{where} has annotations without boxes; expected COCO's instances or keypoints")
+            raise ConfigError(f"{where}: no annotation has a box; expected COCO's instances or person_keypoints")
         self.categories = dict(sorted(self.categories.items()))
         self.names = tuple(dict.fromkeys(self.categories.values()))
         lengths = (len(points) for each in annotations if isinstance(points := each.get("keypoints"), list))
@@ -203,7 +200,7 @@ class _Content:
         self._point_names = [each["keypoints"] for each in categories if isinstance(each.get("keypoints"), list)]
 
     def flip_pairs(self) -> tuple[tuple[int, int], ...]:
-        """Return the pairs of a left and a right point; none where the categories name their points differently."""
+        """Return the pairs of left and right points; none if the categories have different point names."""
         names = self._point_names[0] if self._point_names else []
         if len(names) > self.points or any(other != names for other in self._point_names):
             return ()
@@ -213,7 +210,7 @@ class _Content:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the JSON, with its segmentation as a text."""
+    """Return an object of the JSON, with its segmentation as text."""
     entry = dict(pairs)
     if len(entry) < len(pairs):
         names = [name for name, _ in pairs]
@@ -232,7 +229,7 @@ def _split_of(*names: str) -> str:
 def _unlabelled_inputs(
     content: _Content, numbers: Mapping[int, Any], split: str, folder: str, base: str
 ) -> Iterator[Item]:
-    """Yield the images of the JSON in a folder; their names are relative to the base."""
+    """Yield the images of a JSON in `folder`; their names are relative to `base`."""
     uses = Counter(str(image.get("file_name")) for image in content.images)
 
     def unlabelled(numbered: tuple[int, dict[str, Any]]) -> Item:
@@ -240,7 +237,7 @@ def _unlabelled_inputs(
         place = image.get("file_name")
         reason = refusal(place, folder) if isinstance(place, str) and place else f"{place!a} is not a file name"
         if not reason and uses[str(place)] > 1:
-            reason = f"{place!r} is the file of {uses[str(place)]} images; give all its annotations one image id"
+            reason = f"{place!r} is the file of {uses[str(place)]} images; merge them into one image id"
         if reason:
             return bad_input(split, f"image {number}", reason)
         place = str(place)
@@ -256,7 +253,7 @@ def _unlabelled_inputs(
 def _sample(
     image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], numbers: Mapping[int, Any], content: _Content
 ) -> dict[str, Any]:
-    """Return the JSON of a sample; raise a SampleError that names an annotation which is not COCO's."""
+    """Return the JSON of a sample; SampleError names an annotation that does not follow COCO's format."""
     sample: dict[str, Any] = {"image_id": image["id"], "width": image.get("width"), "height": image.get("height")}
     declared = sample["width"], sample["height"]
     if declared != (None, None) and not all(type(side) is int and side > 0 for side in declared):
@@ -279,7 +276,7 @@ def _sample(
         if not _are_numbers([area], 1) or type(own) is not int or type(crowd) not in (int, bool):
             raise SampleError(f"annotation {own!r:.60}: area, iscrowd or id is not a number")
         if not _are_numbers(flat, len(flat) // 3 * 3 if isinstance(flat, list) else 0):
-            raise SampleError(f"annotation {own!r}: keypoints are not x, y, visibility in turn")
+            raise SampleError(f"annotation {own!r}: keypoints are not a flat list of x, y, visibility")
         sample["boxes"].append([round(each, 3) for each in (left, top, left + width, top + height)])
         for name, value in zip(_FIELDS, (numbers[category], int(crowd), area, own), strict=True):
             sample[name].append(value)

@@ -1,11 +1,11 @@
 """Collections: samples as objects, from Hugging Face datasets, torchvision, or any other iterable.
 
-Samples are in this process, where no worker can reach them, and a second iteration may yield others. So each is read
-once, in order, and copied to a temporary file: the bytes of its image file or, without one, its pixels without loss.
-Workers read slices of that file, which needs as much room in the temporary directory as the images have bytes. An image
-that is a file on this machine is not copied.
+Workers cannot reach objects of this process, and a second iteration may yield different ones. So each sample is read
+once, in order, and copied to a temporary file: the bytes of its image file or, without one, its pixels, lossless.
+Workers read slices of that file. It needs as much room in the temporary directory as the images have bytes; images that
+are files on this machine are not copied.
 
-A resume compares contents: a sample that differs from the last time is packed again, with all that follow in its shard.
+A resume compares contents: the shard of a sample that has changed is packed again.
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ from .source import Source
 logger = logging.getLogger(__name__)
 
 _NAME_FILES_THEMSELVES = ("generator", "imagefolder")
-"""Builders whose rows name files of this machine: those of the caller's function, or that the library has found."""
+"""Builders whose rows may name files of this machine: paths come from the caller's function, or from the library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
     """Samples as objects: a sized, indexable collection, an iterable, or a mapping from splits to those.
 
-    A sample is an image; or (image, target); or a mapping. An image is one of Pillow's, an array, a tensor of uint8,
-    or the bytes or the path of a file. A target is the number or name of a class, a list of those, a mask (an image),
-    or annotations: a dictionary, which becomes `.json`, or a list of dictionaries, which is "annotations" in it. The
-    entries of a mapping that are bytes become parts of that name, and all others `.json`, except those that are named
-    here. The rows of a Hugging Face dataset name files only where the caller or the library wrote the paths, as in
-    `Dataset.from_dict` and "imagefolder".
+    A sample is an image; or (image, target); or a mapping. An image is a Pillow image, an array or tensor of uint8, or
+    the bytes or path of a file. A target is the number or name of a class, a list of those, a mask (an image), or
+    annotations: a dictionary, which becomes `.json`, or a list of dictionaries, its entry "annotations". Entries of a
+    mapping that are bytes become parts of that name; all others go to `.json`, except those named below. Rows of a
+    Hugging Face dataset may name files only if the caller or the library wrote the paths, as in `Dataset.from_dict` and
+    "imagefolder".
 
     Args:
         samples: The samples.
-        image: Key of the image; None for a Hugging Face dataset's only image column, otherwise `IMAGE_KEYS`.
-        label: Key of the class; None for `LABEL_KEYS`, otherwise a dataset's only column of classes.
+        image: Key of the image; None for a Hugging Face dataset's only image column, otherwise "image", "img" or an
+            image extension such as "jpg".
+        label: Key of the class; None for "label" or "cls", otherwise a dataset's only column of classes.
         caption: Key of a text for `.txt`.
-        mask: Key of a mask for `.mask.png`; it is declared as a mask, as is a target that is one.
-        classes: Class names in the order of their labels, or a file with one per line; None for those that the
-            dataset or the samples name.
+        mask: Key of a mask for `.mask.png`; it is declared as a mask, as is a target that is a mask.
+        classes: Class names in the order of their labels, or a file with one per line; None for those of the dataset or
+            the samples.
 
     Example:
         >>> rows = [{"photo": Image.new("RGB", (300, 400)), "species": "newt"}]
@@ -87,18 +88,18 @@ class Collection:
             masks: set[str] = set()
             unlabelled, names = self._copy(splits, folder, masks)
             if not unlabelled:
-                raise ConfigError(f"{type(self.samples).__name__} has no samples; an iterator has them only once")
+                raise ConfigError(f"{type(self.samples).__name__} has no samples; an iterator yields them only once")
             source = number_labels(unlabelled, names, type(self.samples).__name__, Reader(base=str(folder)))
             return replace(source, annotations=Annotations(masks=tuple(sorted(masks))), resources=stack.pop_all())
 
     def _copy(self, splits: Mapping[str, Any], folder: Path, masks: set[str]) -> tuple[Items, Classes]:
-        """Copy the samples of all splits below a folder; return them, and the class names. Add their masks to a set."""
+        """Copy the samples of all splits into a folder; return them and the class names. Add mask parts to `masks`."""
         names = self.classes
         unlabelled: list[Items] = []
         for split in sorted(splits):
             adapted = self._adapt(splits[split], split)
             if names is not None and self.classes is None and adapted.classes not in (None, names):
-                raise ConfigError(f"split {split!r} has other classes than the splits before it; use names as labels")
+                raise ConfigError(f"split {split!r} has other classes than the earlier splits; use names as labels")
             names = adapted.classes if names is None else names
             with _PayloadFile(folder, f"{split}.bin") as file:
                 unlabelled.append(Items.of(_unlabelled_inputs(adapted, file, split, masks)))
@@ -127,7 +128,7 @@ class _Split(NamedTuple):
     samples: Any
     adapter: SampleAdapter
     classes: tuple[str, ...] | None
-    may_name_files: bool = True  # whether a path in a sample is the caller's
+    may_name_files: bool = True  # whether paths in samples are trusted
 
 
 class _PayloadFile:
@@ -146,7 +147,7 @@ class _PayloadFile:
             self._file.close()
 
     def append(self, payload: bytes | Path) -> list[object]:
-        """Return the location of a payload, see `Reader`, after writing it unless it is a file already."""
+        """Write a payload, unless it is a file, and return its location, see `Reader`."""
         if isinstance(payload, Path):
             return [name_of(str(payload))]
         with map_os_errors(self._path):
@@ -169,19 +170,19 @@ def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _Split:
 
 
 def _is_dataset(value: object) -> bool:
-    """Whether a value is a Hugging Face dataset. The library is not imported for that."""
+    """Return whether a value is a Hugging Face dataset, without importing the library."""
     library = sys.modules.get("datasets")
     return library is not None and isinstance(value, library.Dataset | library.IterableDataset)
 
 
 def _may_name_files(dataset: Any) -> bool:
-    """Return whether a path in a row may be opened: one that the caller or the library wrote there.
+    """Return whether paths in rows may be opened: whether the caller or the library wrote them.
 
-    Any other comes from a file of rows. The library does not record whose that is, and most are downloaded. Where it
-    does not record a builder, rows in memory are the caller's; streams, and files of rows, can be of any builder.
+    Other paths come from files of rows, which are usually downloaded. Without a recorded builder, rows in memory belong
+    to the caller; streams and files of rows may come from any builder.
     """
     files = [Path(each["filename"]) for each in getattr(dataset, "cache_files", ())]
-    if any(file.with_name("state.json").exists() for file in files):  # saved: with the files in it, and no other path
+    if any(file.with_name("state.json").exists() for file in files):  # saved to disk: it contains its images
         return False
     if (builder := dataset.info.builder_name) is not None:
         return builder in _NAME_FILES_THEMSELVES
@@ -228,9 +229,8 @@ def _unlabelled_input(
         found = image_file(value, as_png=as_png)
         if isinstance(found, Path) and not may_name_files:
             raise SampleError(
-                f"names the file {str(found)!a} in place of an image, and rows that may come from elsewhere must not "
-                "name files of this machine; if you trust them, pack `(row for row in dataset)`, or a table of the "
-                "paths as shardflow.sources.Table"
+                f"names the file {str(found)!a} as its image, which rows of unknown origin must not do; if you trust "
+                "them, pack `(row for row in dataset)`, or a table of the paths as shardflow.sources.Table"
             )
         return found
 
@@ -245,7 +245,7 @@ def _unlabelled_input(
 
 
 def _samples(samples: Any) -> Iterator[Any]:
-    """Yield the samples, and an exception in the place of one that raises it."""
+    """Yield the samples; for a sample that raises an exception, yield the exception."""
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
         yield from samples
     elif (files := _files_of(samples)) is not None:
@@ -254,12 +254,12 @@ def _samples(samples: Any) -> Iterator[Any]:
         for number in range(len(samples)):
             try:
                 yield samples[number]
-            except Exception as error:  # loaders of images raise anything on a damaged file
+            except Exception as error:  # image loaders raise anything on a damaged file
                 yield error
 
 
 def _files_of(samples: Any) -> list[tuple[str, int]] | None:
-    """Return paths and classes of torchvision's ImageFolder; None where code may change its images or labels."""
+    """Return paths and classes of torchvision's ImageFolder; None if code may change its images or labels."""
     folder: Any = sys.modules.get("torchvision.datasets.folder")
     if folder is None or getattr(type(samples), "__getitem__", None) is not folder.DatasetFolder.__getitem__:
         return None

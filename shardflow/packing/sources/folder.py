@@ -7,9 +7,9 @@ The layout of a tree is detected from the images' paths, after one walk:
     train/CLASS/.../x.jpg   every top folder is named like a split, and holds class folders
     train/x.jpg             every top folder is named like a split, and holds images: no labels
 
-A mixture of two layouts is refused, because a guess would make wrong labels, and so are two files that look like an
-image and its mask. Names that start with a dot are ignored. Images of kinds that are not read, and, on a disk, images
-without an extension, are listed apart; all other files are counted.
+A mixture of layouts is refused, because a guess could make wrong labels; so are two files that look like an image and
+its mask. Names that start with a dot are ignored. Images of unsupported kinds and, on a disk, images without an
+extension are listed as skipped; all other files are counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .source import Source, SourceKind, describe_skipped
 logger = logging.getLogger(__name__)
 
 Ends: TypeAlias = "tuple[str | None, str | None]"
-"""The two folders of a path that may be its split and class: the first, and the second; None where there is none."""
+"""The first two folders of a path, which may be its split and class; None if missing."""
 
 _LIKE_A_SPLIT = re.compile(
     r"(train|training|val|valid|validation|test|testing)[_-]?(images?|imgs?|pictures|photos|set|data|\d+)?", re.I
@@ -56,12 +56,12 @@ _NAMED = 5
 _LOSSLESS = tuple(f".{part}" for each in IMAGE_TYPES if each.for_masks for part in each.parts)
 _LOSSY = tuple(f".{part}" for each in IMAGE_TYPES if each.is_lossy for part in each.parts)
 
-_NO_PLACE = "the name begins with '/', or has '..' or '://' in it: rename it"
+_NO_PLACE = "the name begins with '/', or contains '..' or '://'; rename it"
 _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or train/x.jpg"
 
 
 class NoImagesError(ConfigError):
-    """A folder without images that can be read; `ignored` counts other files that are there, by extension."""
+    """A folder without readable images; `ignored` counts its other files by extension."""
 
     ignored: Mapping[str, int] = {}
 
@@ -73,8 +73,8 @@ class Folder(SourceKind):
     Args:
         url: `photos/`, `s3://bucket/photos`.
         parts: Files with the name of each image: ("txt", "json") for the `x.txt` and `x.json` of `x.jpg`. Declared
-            annotations are added. An image that lacks one is quarantined. None means no parts; () also makes a sample
-            of each image file, even of those that look like masks and are refused otherwise.
+            annotations are added. An image that lacks one is quarantined. None means no parts; () also packs image
+            files that look like masks, which are refused otherwise.
         classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
             sorted.
         storage_options: Options of fsspec's file system.
@@ -140,9 +140,10 @@ class Folder(SourceKind):
         ignored: Counter[str],
         others: MutableSet[Ends],
     ) -> Iterator[Item]:
-        """Yield the images, sorted by the bytes of their paths; fill in the parts next to them, and count the rest.
+        """Yield the images, sorted by the bytes of their paths.
 
-        `others` gets the folders of files that are not packed.
+        `beside` gets the parts, `skipped` the unsupported images, `ignored` the counts of other files, and `others` the
+        folders of files that are not packed.
         """
         coco = ""
         is_remote = storage.local_path("") is None
@@ -162,7 +163,9 @@ class Folder(SourceKind):
             else:
                 if not coco and _COCO.search(file.path):
                     coco = storage.url(file.path)
-                    logger.warning("%s may be a COCO set, whose boxes are left out: pack that file", coco)
+                    logger.warning(
+                        "%s looks like a COCO set, whose boxes are left out; to keep them, pack that file", coco
+                    )
                 ignored[extension] += 1
             others.add(file.label)
 
@@ -173,7 +176,7 @@ class Folder(SourceKind):
         missing = ", ".join(part for part in self.parts or () if part not in found)
         more = encode_more(
             parts={part: [other.path] for part, other in found.items()},
-            bad=f"lacks {missing} next to it" if missing else "",
+            bad=f"has no {missing} next to it" if missing else "",
         )
         identities = [file.identity, *(other.identity for other in found.values())]
         return file._replace(identity=identity_of(*identities) if found else file.identity, more=more)
@@ -184,12 +187,12 @@ def _lacks_image(path: str, part: str, stems: Collection[str]) -> bool:
 
 
 def _why_skipped(storage: Storage, path: str, extension: str) -> str:
-    """Return why an image, by its extension or by its first bytes, is not read; "" for a file that is not an image."""
+    """Return why an image, recognised by its extension or first bytes, is not read; "" if it is not an image."""
     if (kind := type_of_part(extension)) is not None:
         return MISSING_CODECS[kind.name]
     if extension in UNREAD_EXTENSIONS:
         return "convert them to JPEG or PNG"
-    local = None if extension else storage.local_path(path)  # behind a URL this would be a request for each file
+    local = None if extension else storage.local_path(path)  # in a remote store, this would cost a request per file
     with contextlib.suppress(OSError):
         if local is not None and local.is_file():
             with open(local, "rb") as file:
@@ -198,13 +201,13 @@ def _why_skipped(storage: Storage, path: str, extension: str) -> str:
 
 
 def _refuse_masks(files: Iterable[Item], storage: Storage) -> Iterator[Item]:
-    """Yield the images, sorted by their paths; refuse `x.mask.png`, and `x.png`, next to `x.jpg`.
+    """Yield the images, sorted by their paths; refuse `x.mask.png` or `x.png` next to `x.jpg`.
 
-    Masks are lossless, so `x.old.jpg` and `x.webp` next to it are images like any other.
+    Masks are lossless, so `x.old.jpg` and `x.webp` next to `x.jpg` are ordinary images.
     """
     begin = ""
-    images: dict[str, str] = {}  # stem → path, of the files whose paths begin alike up to a dot: they stand together
-    masks: dict[str, str] = {}  # the stem of an image that may come after its mask → the mask
+    images: dict[str, str] = {}  # stem → path, of the adjacent files whose paths are equal up to a dot
+    masks: dict[str, str] = {}  # stem of an image that may follow its mask → mask
     for file in files:
         path = file.path
         stem, extension = os.path.splitext(path)
@@ -231,25 +234,25 @@ def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "")
     part = "mask.png" if first else mask[len(os.path.splitext(image)[0]) + 1 :]
     option = "--mask" if part.endswith(".png") else "--parts"
     return ConfigError(
-        f"{storage} has {image!r} and {mask!r}, which look like an image and its mask: {first}pack both as one sample "
-        f"with {option} {part}; or say with --parts none that each file is a separate image"
+        f"{storage} has {image!r} and {mask!r}, which look like an image and its mask; {first}pack both as one sample "
+        f"with {option} {part}, or each file as a separate image with --parts none"
     )
 
 
 def _refuse_splits(storage: Storage, classes: set[str]) -> None:
-    """Refuse folders that would become classes, though all of their names say that they are splits: `train_images`."""
+    """Refuse folders that would become classes although all are named like splits, such as `train_images`."""
     if classes and all(_LIKE_A_SPLIT.fullmatch(name) for name in classes):
         raise ConfigError(
-            f"{storage} has folders that look like splits, not classes: {', '.join(sorted(classes))}. Give the table "
-            f"with their labels, and --image-folder; or one of them, {storage}/{min(classes)}; or rename them to "
-            f"{', '.join(SPLITS)}; or list them in a file for --classes if they are classes"
+            f"{storage} has folders named like splits, not classes: {', '.join(sorted(classes))}. Rename them to "
+            f"{', '.join(SPLITS)}; or pack a table of labels with --image-folder; or pack one of them, "
+            f"{storage}/{min(classes)}; or, if they are classes, list them in a file for --classes"
         )
 
 
 def _refuse_empty(storage: Storage, without: Collection[str | None], with_files: Collection[str | None]) -> None:
-    """Refuse folders that look like classes and are empty; warn of those that have only files of other kinds.
+    """Refuse empty folders that look like classes; warn of those that have only other files.
 
-    The latter do not shift the numbers of classes, which are then the same in a bucket, where no folder is empty.
+    The latter get no class number, as in a bucket, which lists no empty folders.
     """
 
     def found(folders: Collection[str | None]) -> str:
@@ -257,7 +260,7 @@ def _refuse_empty(storage: Storage, without: Collection[str | None], with_files:
         return f"{storage} has {plural(len(folders), 'folder')} without images: {shown}"
 
     if empty := set(without).difference(with_files):
-        remedy = "list all classes in a file for --classes, or with Folder(classes=), so that each has its number"
+        remedy = "list all classes in a file for --classes, or in Folder(classes=), to fix their numbers"
         raise ConfigError(f"{found(empty)}; remove them, or {remedy}")
     if with_files:
         logger.warning("%s; they are not counted as classes", found(with_files))
@@ -276,8 +279,10 @@ def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counte
 
 
 def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[Item]:
-    """Yield all files that are not hidden, sorted by the bytes of their paths, labelled with the folders that they are
-    in; add the folders that are on a disk."""
+    """Yield all files that are not hidden, sorted by the bytes of their paths and labelled by their folders.
+
+    On a disk, add the folders to `folders`.
+    """
     root = storage.local_path("")
     if root is None:
         for name, listed in sorted(storage.listing().items(), key=lambda entry: name_bytes(entry[0])):
@@ -286,11 +291,11 @@ def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[Item]:
         return
     with map_os_errors(root):
         if not root.exists():
-            raise NotFoundError(f"{root} does not exist; give the directory that holds the images")
+            raise NotFoundError(f"{root} does not exist; name the directory of the images")
         if not root.is_dir():
             raise ConfigError(
-                f"{root} is not a directory of images, and its name is not that of a table (.csv, .tsv, .jsonl, "
-                ".parquet), of a COCO set (.json) or of a tar (.tar)"
+                f"{root} is not a directory; expected a directory of images, a table (.csv, .tsv, .jsonl, .parquet), a "
+                "COCO set (.json) or a tar (.tar)"
             )
         base = os.fsencode(root)
 
@@ -302,7 +307,7 @@ def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[Item]:
 
 
 def _walk(base: bytes, folders: MutableSet[Ends]) -> Iterator[bytes]:
-    """Yield the paths of files below a directory. Memory holds only the names that are left in the open folders."""
+    """Yield the paths of files below a directory. Memory holds only the remaining names of open folders."""
     stack = [(b"", *_enter(base, frozenset()))]
     while stack:
         prefix, names, above = stack[-1]
@@ -318,11 +323,11 @@ def _walk(base: bytes, folders: MutableSet[Ends]) -> Iterator[bytes]:
 
 
 def _enter(folder: bytes, above: frozenset[tuple[int, int]]) -> tuple[list[bytes], frozenset[tuple[int, int]]]:
-    """Return the names in a folder, the last first (folders end in a slash and sort with it), and all folders above."""
+    """Return the names in a folder, in reverse order (folders with a slash), and the set of all folders above."""
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
     if here in above:
-        return [], above  # a link back to a folder above, where its images are found
+        return [], above  # a link to a folder above, whose images are listed anyway
     with os.scandir(folder) as entries:
         names = [
             entry.name + b"/" if _is_folder(entry) else entry.name
@@ -336,7 +341,7 @@ def _enter(folder: bytes, above: frozenset[tuple[int, int]]) -> tuple[list[bytes
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # such as a link to itself; it is an input
+    except OSError:  # such as a link to itself, which is listed as a file
         return False
 
 
@@ -346,7 +351,7 @@ def _ends(path: str) -> Ends:
 
 
 def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[str, str | None]]:
-    """Return the function from the two folders of an image to its split and class name."""
+    """Return a function from the two folders of an image to its split and class name."""
     name = str(root).rstrip("/").rpartition("/")[2].lower()
     split = name if name in SPLITS else "train"  # `shardflow pack photos/test photos-test`
     ends = set(unlabelled.labels)
@@ -359,21 +364,23 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
 
     if (None, None) in ends:
         direct = example(lambda pair: pair[0] is None)
-        raise ConfigError(f"{root} holds both images, such as {direct}, and folders with images; {_LAYOUTS}")
+        raise ConfigError(f"{root} mixes images, such as {direct}, and folders of images; {_LAYOUTS}")
     split_like = {top for top in tops if top.lower() in SPLITS}
     others = tops - split_like
     if not others:
         if len({second is None for _, second in ends}) == 2:
             deep, shallow = example(lambda pair: pair[1] is not None), example(lambda pair: pair[1] is None)
-            message = f"{root} holds images with a class, such as {deep}, and without, such as {shallow}"
+            message = f"{root} mixes images with a class, such as {deep}, and without, such as {shallow}"
             apart = split_like - {str(top) for top, second in ends if second is not None}
-            remedy = f"move {', '.join(sorted(apart))} elsewhere, and pack it by itself" if apart else _LAYOUTS
+            remedy = f"move {', '.join(sorted(apart))} elsewhere, and pack it separately" if apart else _LAYOUTS
             raise ConfigError(f"{message}; {remedy}")
         return lambda pair: (str(pair[0]).lower(), pair[1])
     if any(top in split_like and second is not None for top, second in ends):
-        message = f"{root} holds splits ({', '.join(sorted(split_like))}) next to other folders, such as"
+        message = f"{root} mixes splits ({', '.join(sorted(split_like))}) and other folders, such as"
         raise ConfigError(f"{message} {min(others)!r}; splits are named {', '.join(SPLITS)}; {_LAYOUTS}")
     if len(tops) == 1 and all(second is not None for _, second in ends):
         images, top = plural(len(unlabelled), "image"), min(tops)
-        logger.warning("%s of one class, %r, in folders below it: was %s/%s meant?", images, top, root, top)
+        logger.warning(
+            "%s, all of the class %r, in folders below it; to use those as classes, pack %s/%s", images, top, root, top
+        )
     return lambda pair: (split, pair[0])

@@ -1,4 +1,4 @@
-"""Resolving a source: a path, a URL or an object becomes one of the kinds of sources."""
+"""Resolving a source: a path, a URL or an object becomes a source of one of the kinds."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .voc import Voc
 from .yolo import Yolo
 
 KINDS: tuple[type[SourceKind], ...] = (Parquet, Table, Coco, Yolo, Voc, Shards, Folder)
-"""The kinds that a path or URL can name; the first that recognizes it is chosen. Other objects are a `Collection`."""
+"""The kinds that a path or URL can name; the first that recognizes it is used. Other objects become a `Collection`."""
 
 _BY_FILES: Mapping[str, type[SourceKind]] = {".tar": Shards, EXTENSION: Parquet}
-"""The kinds of a folder without image files, by the extension of others in it."""
+"""Extension of the files in a folder without images → kind of the source."""
 
 
 def list_source(
     src: Any, storage_options: Mapping[str, Any] | None = None, *, parts: tuple[str, ...] | None = None
 ) -> Source:
-    """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close it after use.
+    """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close the source after use.
 
-    `parts` are next to each image of a folder, in addition to those that a `Folder` names itself.
+    `parts` are read next to each image of a folder, in addition to the parts of a `Folder`.
     """
     if isinstance(src, str | os.PathLike):
         return DetectedSource(src, parts=parts, storage_options=storage_options).list()
@@ -45,7 +45,7 @@ def list_source(
 
 
 def shared_options(src: Any, dst: object, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the options of a destination if they hold for the source as well: if both are URLs of one scheme."""
+    """Return the options of a destination if they apply to the source too: if both are URLs of one scheme."""
     if not isinstance(src, str | os.PathLike) or not isinstance(dst, str | os.PathLike):
         return None
     return options if url_text(src).partition("://")[0] == url_text(dst).partition("://")[0] else None
@@ -59,10 +59,10 @@ def describe_source(
     parts: tuple[str, ...] | None = None,
     classes: Classes = None,
 ) -> Parquet | Table | Coco | Folder | DetectedSource:
-    """Return the source of a command: `columns` are of a table, `parts` of a `Folder`, `images` of any other."""
+    """Return the source of a command, given the options for tables (`columns`), folders (`parts`) and `images`."""
     is_table = bool(columns) or Table.recognizes(url, None)
     if (columns or images) and parts:
-        raise ConfigError("parts belong to a folder, columns to a table, --image-folder to a table or a COCO set")
+        raise ConfigError("--parts is for a folder, columns are for a table, --image-folder for a table or a COCO set")
     if columns and not images and (Parquet.recognizes(url, None) or os.path.isdir(url)):
         return Parquet(url, classes=classes, **columns)
     if columns or (images and is_table):

@@ -1,8 +1,8 @@
-"""Existing shards: the samples of tars in the WebDataset convention, or of a shardflow dataset, packed again.
+"""Existing shards: the samples of WebDataset tars, or of a shardflow dataset, packed again.
 
-The manifest and indexes of a shardflow dataset have its splits, classes and the locations of all parts, and each part
-is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. Of other tars the
-headers are read: of a remote tar, all of it, and again, sample by sample, to be packed.
+The manifest and indexes of a shardflow dataset give its splits, classes and the locations of all parts, and each part
+is checked by its CRC-32 when it is read; its tars are opened only for labels, or if an index is lost. For other tars,
+the listing reads the headers; a remote tar is read as a whole, and then again, sample by sample, for packing.
 """
 
 from __future__ import annotations
@@ -47,18 +47,17 @@ logger = logging.getLogger(__name__)
 class Shards(SourceKind):
     """The samples of existing shards.
 
-    The image of a sample is its first part whose name is an image's (`jpg`, `png`, ...); `.cls` is its label; all other
-    parts are kept. A sample that is damaged or has no image is quarantined by its key; in a shardflow dataset that is
-    the shard and the number of the record in it: "train/000003.tar#17".
+    The image of a sample is its first part with an image extension (`jpg`, `png`, ...); `.cls` is its label; all other
+    parts are kept. The quarantine names a damaged sample, or one without an image, by tar and key; in a shardflow
+    dataset by shard and record: "train/000003.tar#17".
 
     Args:
         url: A shardflow dataset; or a directory or URL with tars; or a pattern with braces or wildcards:
-            "s3://bucket/{00000..00099}.tar". Tars in folders named like splits, or named
-            like `photos-val-000.tar`, belong to these; otherwise all are for training, or belong to the split that the
-            directory itself is named like.
-        classes: Class names in the order of their labels, or a file with one per line. A number in `.cls` is the place
-            of its name, even if the names are numbers; without names it is its own. A shardflow dataset has names
-            already: its labels get the numbers of these names here.
+            "s3://bucket/{00000..00099}.tar". A folder named like a split, or a name such as `photos-val-000.tar`, gives
+            the split of a tar; otherwise the name of the directory does, or all tars are for training.
+        classes: Class names in the order of their labels, or a file with one per line. A number in `.cls` is an index
+            into these names, even if the names are numbers. The labels of a shardflow dataset, which has class names,
+            are renumbered to this order.
         storage_options: Options of fsspec's file system.
 
     Example:
@@ -115,11 +114,11 @@ class Shards(SourceKind):
             for each in _tar_samples(storage, name, tags[name], split, repeated)
         )
         if repeated:
-            message = "%s: %s with a key that their tar had before, such as %r; each is packed by itself"
+            message = "%s: %s with a repeated key in their tar, such as %r; each is packed separately"
             logger.warning(message, storage, plural(len(repeated), "sample"), repeated[0])
         if not unlabelled:
             message = f"{storage}: no sample in {plural(len(tags), 'tar')}, such as {next(iter(tags))!r}"
-            raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
+            raise ConfigError(f"{message}; a sample is files of one key, with an image among them: 17.jpg, 17.cls")
         return number_labels(unlabelled, self.classes, storage, reader)
 
 
@@ -128,17 +127,17 @@ def _is_dataset(storage: Storage) -> bool:
 
 
 def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
-    """Warn of tars in the folder of an index that it does not know: they were added after it was made."""
+    """Warn of tars that were added to the folder of an in-place index since it was made."""
     here = {name for name, root in dataset.roots.items() if root.url == "."}
     named = (split_shard_name(shard.name) for shards in dataset.splits.values() for shard in shards) if here else ()
     indexed = {path for name, path in named if name in here}
     if indexed and (more := sorted({name for name in storage.listing() if name.endswith(".tar")} - indexed)):
         few, tars = first_few(more, 3), plural(len(more), "tar")
-        logger.warning("%s has %s that its index does not know: %s; index again", storage, tars, few)
+        logger.warning("%s has %s outside its index: %s; index again", storage, tars, few)
 
 
 def _tar_samples(storage: Storage, name: str, tag: str, split: str, repeated: list[str]) -> Iterator[Item]:
-    """Yield the samples of a tar; add the paths whose key has come before."""
+    """Yield the samples of a tar; add the paths of those with a repeated key to `repeated`."""
     keys = set[str]()
     local = storage.local_path(name)
     identity = file_state(local)[1] if local is not None else identity_of(tag) if tag else 0
@@ -151,7 +150,7 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str, repeated: li
             if sample.problem:
                 yield unlabelled_input(split, None, path, -1, identity, encode_more(bad=sample.problem))
                 continue
-            # A sample that is too large is refused without a look at its bytes.
+            # Samples that are too large are refused without reading them.
             has_crc = local is None and not too_many_bytes(sum(size for _, size in sample.parts.values()))
             locations = {
                 part: [name, *span, *([crc32(tar, *span)] if has_crc else [])] for part, span in sample.parts.items()
@@ -160,7 +159,7 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str, repeated: li
 
 
 def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
-    """Return the place of a shard's tar for the reader; of a virtual dataset, relative to its root where possible."""
+    """Return the place of a shard's tar for the reader, given the dataset's URL and roots."""
     if not dataset.roots:
         return shard.name
     name, path = split_shard_name(shard.name)
@@ -169,7 +168,7 @@ def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
 
 
 def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Item]:
-    """Yield the samples of a shard of a dataset, whose tar is at a place."""
+    """Yield the samples of a shard of a dataset, whose tar is at `place`."""
     index: shard_index.Index | None
     try:
         index = read_index(storage, shard)
@@ -197,9 +196,9 @@ def _rebuilt(storage: Storage, shard: Shard, tar: TarBytes) -> shard_index.Index
 def _unlabelled_input(
     tar: TarBytes | None, split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
 ) -> Item:
-    """Return a sample from the locations of its parts in a tar, which is open if one may be a label.
+    """Return a sample, given the locations of its parts in a tar, which must be open if one is a label.
 
-    `own`: it is from a shardflow dataset.
+    `own` says that the tar belongs to a shardflow dataset.
     """
     try:
         if problem := too_many_bytes(sum(location[2] for location in locations.values())):
@@ -208,7 +207,7 @@ def _unlabelled_input(
         image = next((part for part in locations if part in SOURCE_PARTS), None)
     except SampleError as error:
         return unlabelled_input(split, None, path, -1, identity, encode_more(bad=str(error)))
-    if image is None:  # it may have declared ones, which are not known here
+    if image is None:  # it may have declared images, which are unknown here
         return unlabelled_input(split, label, path, -1, identity, encode_more(image=False, parts=locations))
     location = locations.pop(image)
     more = encode_more(image=location, parts=locations)
@@ -216,20 +215,20 @@ def _unlabelled_input(
 
 
 def _pop_label(tar: TarBytes | None, locations: dict[str, Any], *, own: bool) -> Named:
-    """Remove the label from the parts of a sample and return it. "007" is a number in our shards, a name in others."""
+    """Remove the label from the parts of a sample and return it; "007" is a number in `own` tars, a name in others."""
     part = next((part for part in LABEL_PARTS if part in locations), None)
     if part is None:
         return None
     _, offset, size, *checksum = locations.pop(part)
     if size > MAX_LABEL_BYTES:
-        raise SampleError(f"its part {part!r} has {size:,} bytes; {MAX_LABEL_BYTES:,} is the most for labels")
+        raise SampleError(f"its part {part!r} has {size:,} bytes; the limit for labels is {MAX_LABEL_BYTES:,}")
     assert tar is not None
     payload = bytes(tar.read(offset, size))
     if checksum not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 differs")
     text = payload.decode(errors="surrogateescape").strip()
     if part == CLASS_PART and not own and not NUMBER.fullmatch(text):
-        return text  # which is refused where it is not UTF-8
+        return text  # refused later if it is not UTF-8
     try:
         found = parse_labels(part, payload)
     except DecodeError as error:

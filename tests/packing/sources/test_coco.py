@@ -184,7 +184,7 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
     path = write_tree(_write(tmp_path / "a", CONTENT, images="elsewhere").parent, {"names": b"toothbrush\ncar\ndog\n"})
     runner = CliRunner()
     arguments = ["pack", str(path / "instances_train2017.json"), str(tmp_path / "dst"), "--short-side", "32"]
-    with pytest.raises(ConfigError, match="name it with --image-folder"):
+    with pytest.raises(ConfigError, match="folder with --image-folder"):
         list_source(path / "instances_train2017.json")
     with pytest.raises(PackIncompleteError, match=r"none of the 4 inputs .*--image-folder$"):
         sf.pack(sf.sources.Coco(path / "instances_train2017.json", images=path), tmp_path / "none", **SMALL)
@@ -206,7 +206,7 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
         ({"category_id": 4}, "annotation 5: category 4 is not listed"),
         ({"category_id": [18]}, "annotation 5: category .18. is not listed"),
         ({"area": "large"}, "annotation 5: area, iscrowd or id is not a number"),
-        ({"keypoints": [1, 2]}, "annotation 5: keypoints are not x, y, visibility in turn"),
+        ({"keypoints": [1, 2]}, "annotation 5: keypoints are not a flat list of x, y, visibility"),
         ({"bbox": [9, 9, -5, 5]}, "side below 0"),
     ],
 )
@@ -232,13 +232,13 @@ def test_bad_annotations(tmp_path: Path, changed: dict[str, Any], said: str) -> 
         ({**CONTENT, "images": []}, "lists no images"),
         ({**CONTENT, "images": CONTENT["images"][:1] * 2}, "has the image 70 twice"),
         ({**CONTENT, "annotations": [{"image_id": []}]}, "is not a COCO set"),
-        ({**CONTENT, "annotations": [{"image_id": 70, "caption": "a dog"}]}, "annotations without boxes"),
+        ({**CONTENT, "annotations": [{"image_id": 70, "caption": "a dog"}]}, "no annotation has a box"),
         ({**CONTENT, "categories": [{"id": "x", "name": "dog"}]}, "is not a COCO set"),
-        ({**CONTENT, "categories": [{"id": 1.5, "name": "dog"}]}, "ids of categories, found 1.5"),
-        ({**CONTENT, "categories": [*CONTENT["categories"], {"id": 3, "name": "eel"}]}, "each once.* found 3"),
+        ({**CONTENT, "categories": [{"id": 1.5, "name": "dog"}]}, "category ids must be different integers, found 1.5"),
+        ({**CONTENT, "categories": [*CONTENT["categories"], {"id": 3, "name": "eel"}]}, "different integers, found 3"),
         (
             {**CONTENT, "annotations": [{"image_id": "70", "bbox": [1, 2, 3, 4]}]},
-            "no annotation is of a listed image.*'70'",
+            "no annotation belongs to a listed image.*'70'",
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_what_is_no_set(tmp_path: Path, content: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=r"object.*'file_name'"):
         list_source(path)
     path.write_bytes(b"{" * 100_000)
-    with pytest.raises(ConfigError, match="is not JSON"):
+    with pytest.raises(ConfigError, match="is not valid JSON"):
         list_source(path)
 
 
@@ -275,7 +275,7 @@ def test_missing_images_and_foreign_annotations(tmp_path: Path, caplog: pytest.L
     (tmp_path / "train2017/000000000003.jpg").unlink()
     (bad,) = preview(path, tmp_path / "dst").bad
     assert (bad.path, bad.reason) == ("000000000003.jpg", "No such file or directory")
-    assert "left out 1 annotation of images that are not listed" in caplog.text
+    assert "left out 1 annotation of unlisted images" in caplog.text
     assert sf.pack(path, tmp_path / "dst", max_errors=1, **SMALL).packed == 3
 
 

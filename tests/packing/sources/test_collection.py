@@ -319,7 +319,7 @@ class _Named(list[Any]):
     ("samples", "message"),
     [
         ([], "list has no samples"),
-        (iter(()), "has no samples; an iterator has them only once"),
+        (iter(()), "has no samples; an iterator yields them only once"),
         ([3], "first sample of list: expected an image, found int"),
         ([(PIXELS, [[1], [2]])], r"\[\[1\], \[2\]\]"),
         ([(PIXELS, 1, 2)], r"expected \(image, target\), found 3 values"),

@@ -97,13 +97,13 @@ def test_folders_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     write_tree(tmp_path / "up/photos", dict.fromkeys(names, b""))
     assert list_source(tmp_path / "up").classes == ("photos",)
     assert [record.message for record in caplog.records] == [
-        f"2 images of one class, 'photos', in folders below it: was {tmp_path}/up/photos meant?"
+        f"2 images, all of the class 'photos', in folders below it; to use those as classes, pack {tmp_path}/up/photos"
     ]
     caplog.clear()
     write_tree(tmp_path / "up", {"photos/annotations/instances_val2017.json": b"", "photos/instances_train.json": b""})
     assert list_source(tmp_path / "up/photos").classes == ("a", "b")
-    message = f"{tmp_path}/up/photos/annotations/instances_val2017.json may be a COCO set, whose boxes are left out"
-    assert [record.message for record in caplog.records] == [f"{message}: pack that file"]
+    message = f"{tmp_path}/up/photos/annotations/instances_val2017.json looks like a COCO set, whose boxes are left out"
+    assert [record.message for record in caplog.records] == [f"{message}; to keep them, pack that file"]
 
 
 def test_missing_source(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_images_of_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_masks_are_not_images(tmp_path: Path, names: list[str], parts: str) -> None:
     """Files that look like an image and its mask are refused with the remedy; `parts` says what they are."""
     write_tree(tmp_path, dict.fromkeys(names, b""))
-    with pytest.raises(ConfigError, match=f"look like an image and its mask: .*{re.escape(parts)}"):
+    with pytest.raises(ConfigError, match=f"look like an image and its mask; .*{re.escape(parts)}"):
         list_source(tmp_path)
     assert sf.sources.Folder(tmp_path, parts=()).list().inputs == len(names)
     if "rename" not in parts and "/x.webp" not in names[0]:
@@ -282,6 +282,6 @@ def test_a_terminal_gets_a_counter(
 def test_folders_that_look_like_splits_are_not_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Folders such as train_images are refused as classes, unless the classes are listed."""
     write_tree(tmp_path / "src", {f"{name}/{n}.jpg": photo(n) for name in names for n in range(2)})
-    with pytest.raises(ConfigError, match=rf"look like splits.*{names[0]}"):
+    with pytest.raises(ConfigError, match=rf"named like splits.*{names[0]}"):
         list_source(tmp_path / "src")
     assert list_source(sf.sources.Folder(tmp_path / "src", classes=names)).classes == names
