@@ -129,14 +129,14 @@ def test_images_that_are_not_read(tmp_path: Path) -> None:
     refused = run(*arguments, 1)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
-        "shardflow: 2 images of a kind that is not read: 2 .psd, such as 'a/1.psd', 'a/2.psd' (convert them to JPEG or "
-        "PNG). Or leave them out with max_errors= or --max-errors 2\n"
+        "shardflow: 2 images of unsupported kinds: 2 .psd, such as 'a/1.psd', 'a/2.psd' (convert them to JPEG or "
+        "PNG). To leave them out, use max_errors= or --max-errors 2\n"
     )
     assert not list((tmp_path / "dst").glob("*/*"))
     assert "3 of 11 inputs could not be packed, 2 are allowed" in run(*arguments, 2).stderr
     done = run(*arguments, 3)
     assert done.returncode == 0, done.stderr
-    assert "left out: 2 images of a kind that is not read: 2 .psd" in done.stderr
+    assert "left out: 2 images of unsupported kinds: 2 .psd" in done.stderr
     for pattern in (
         r"packed +8 of 11 inputs",
         r"time +[\d.]+ s\n",  # the run before has packed all images

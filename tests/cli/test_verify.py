@@ -139,7 +139,10 @@ def test_the_columns_of_a_table(tmp_path: Path) -> None:
     answer = run("verify", dst, "--source", table, *columns)
     assert (answer.returncode, answer.stdout.splitlines()[0]) == (0, f"as its source: 4 images compared with {table}")
     answer = run("verify", dst, "--source", table, *columns[:2])
-    assert "the source has none; both must have them, or neither. The column with the classes" in answer.stderr
+    assert (
+        "the source has none; both must have them, or neither. For a table, name the column of the classes"
+        in answer.stderr
+    )
     damage(dst, "train/000000.tar", 2)
     answer = run("verify", dst, "--repair", table, *columns)
     assert (answer.returncode, answer.stdout.splitlines()[0]) == (0, "repaired: train/000000.tar")

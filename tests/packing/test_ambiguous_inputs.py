@@ -261,7 +261,7 @@ def test_a_tar_that_changes_while_it_is_packed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["tar", "list"])
 def test_an_empty_label(tmp_path: Path, kind: str) -> None:
-    """It is not the name of a class, which would be the first: the sample has no label, as others of its split have."""
+    """An empty label is not a class: the sample is quarantined as the only one without a label."""
     labels = ["cat", "", "dog"]
     if kind == "tar":
         files = [{f"{n}.jpg": photo(n), f"{n}.cls": label.encode()} for n, label in enumerate(labels)]
@@ -270,7 +270,7 @@ def test_an_empty_label(tmp_path: Path, kind: str) -> None:
         source = [{"image": photo(n), "label": label} for n, label in enumerate(labels)]
     sf.pack(source, tmp_path / "dst", max_errors=1, **SMALL)
     assert sf.open(tmp_path / "dst").classes == ("cat", "dog")
-    assert [bad["reason"] for bad in quarantined(tmp_path / "dst")] == ["has no label, as others of its split have"]
+    assert [bad["reason"] for bad in quarantined(tmp_path / "dst")] == ["has no label, but others of its split have"]
     with pytest.raises(ConfigError, match="''"):
         sf.pack([{"image": photo(0), "label": ["", "dog"]}], tmp_path / "other", **SMALL)
 

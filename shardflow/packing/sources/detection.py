@@ -1,4 +1,4 @@
-"""Detection inputs: images with boxes, as the sources of several formats list them. The boxes become a part `json`."""
+"""Detection inputs: images with boxes, listed by the sources of several formats. The boxes become a part `json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def number(text: str) -> float:
-    """Return the number that a text is; ValueError for texts that only Python takes for one, such as 1_000 and nan."""
+    """Return the number in a text; ValueError for other texts, and for Python's extensions such as 1_000 and nan."""
     if not _NUMBER.fullmatch(text) or not math.isfinite(found := float(text)):
         raise ValueError(text)
     return found
@@ -27,8 +27,8 @@ def number(text: str) -> float:
 def detection_input(base: str, split: str, place: str, sample: Mapping[str, Any]) -> Item:
     """Return the input of an image at a place below a base, with the JSON of its sample.
 
-    It has the classes of its boxes, "labels", for sampling and subsets. If the JSON has a "width" and a "height",
-    the image has to have that size.
+    Its classes are the "labels" of its boxes, for sampling and subsets. If the JSON has "width" and "height", the image
+    must have this size.
     """
     path, (size, identity) = public_name(place), place_state(base, place)
     declared = sample.get("width"), sample.get("height")

@@ -1,8 +1,8 @@
 """Items: millions of inputs in a few arrays.
 
-As a tuple of Python objects an input costs more than half a kilobyte; here it costs its path and some 30 bytes. Rows
-become objects when they are read. A source is first listed as *unlabelled inputs*: items with the facts that decide on
-split and label, instead of the label. All of them together decide on the numbers of classes (`Items.divided`).
+As Python objects, an input takes more than 500 bytes; here it takes its path and some 30 bytes. Rows become objects
+when they are read. A source is first listed as *unlabelled inputs*: items with the facts that determine split and label
+instead of the label. All of them together determine the class numbers (`Items.divided`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ class Item(NamedTuple):
     """One input.
 
     Attributes:
-        path: Its name in the ledger: unique enough to find it again, and without secrets. A path below the source, or a
-            separate path or URL.
-        label: Number of its class; numbers of its classes; or None. Of an unlabelled input, any hashable value.
-        size: Size of the image in bytes when it was listed, -1 when that is not known.
-        identity: Number that differs when one of its files may have been changed or replaced, see `identity_of`; 0
-            where nothing is known, or `more` tells contents apart.
-        more: Further facts for the reader, see `Reader`; empty if the image is the file at `path`.
-            All of it counts as the identity of the input: a resume packs an input again whose `more` differs.
+        path: The name in the ledger, without secrets: a path below the source, or an absolute path or URL.
+        label: Class number, tuple of class numbers, or None; for an unlabelled input, any hashable value.
+        size: Size of the image in bytes at the time of listing, -1 if unknown.
+        identity: A number that changes if a file of the input may have changed, see `identity_of`; 0 if unknown, or if
+            `more` distinguishes contents.
+        more: Further facts for the reader, see `Reader`; empty if the image is the file at `path`. A resume packs an
+            input again if its `more` differs.
     """
 
     path: str
@@ -45,7 +44,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of many rows. `text` has path, a zero byte, and `more` of each row; `codes` are places in a table."""
+    """The columns of many rows. `text` has path, a zero byte and `more` of each; `codes` index a table of labels."""
 
     text: bytes
     ends: npt.NDArray[np.uint64]
@@ -55,7 +54,7 @@ class _Columns:
 
     @classmethod
     def of(cls, items: Iterable[Item]) -> tuple[_Columns, tuple[Any, ...]]:
-        """Return the columns of items, and the table of their different labels."""
+        """Return the columns of items, and the table of different labels."""
         text, ends, codes = bytearray(), array("Q"), array("i")
         sizes, identities = array("q"), array("q")
         table: dict[Hashable, int] = {}
@@ -79,7 +78,7 @@ class Items(Sequence[Item]):
     """Inputs in order; immutable.
 
     Attributes:
-        labels: The different labels, and perhaps more.
+        labels: The different labels, possibly with some that no item has.
     """
 
     def __init__(self, columns: _Columns, labels: Sequence[Any], rows: npt.NDArray[np.int64]) -> None:
@@ -110,13 +109,13 @@ class Items(Sequence[Item]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
 
-    __hash__ = None  # type: ignore[assignment] # like any sequence that is compared by its content
+    __hash__ = None  # type: ignore[assignment] # compared by value
 
     def __reduce__(self) -> tuple[Callable[[Iterable[Item]], Items], tuple[tuple[Item, ...]]]:
         return Items.of, (tuple(self),)
 
     def take(self, numbers: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Items:
-        """Return the items of these numbers, or those where an array of bool is true."""
+        """Return the items with these numbers, or those where a bool array is True."""
         return Items(self._columns, self.labels, self._rows[numbers])
 
     def relabelled(self, label: Callable[[Any], Any]) -> Items:
@@ -124,7 +123,7 @@ class Items(Sequence[Item]):
         return Items(self._columns, [label(old) for old in self.labels], self._rows)
 
     def divided(self, place: Callable[[Any], tuple[str, Label]]) -> dict[str, Items]:
-        """Return the items of each split, sorted by its name; `place` returns split and label of each different one."""
+        """Return sorted split → items; `place` maps each different unlabelled label to split and label."""
         places = [place(old) for old in self.labels]
         labels = [label for _, label in places]
         codes, divided = self._columns.codes[self._rows], {}
@@ -137,15 +136,14 @@ class Items(Sequence[Item]):
 def identity_of(*known: object) -> int:
     """Return the identity of an input: 64 bits of a digest of its files' metadata.
 
-    On a disk that is inode, size, mtime and ctime; of an object, its size and its tag. So a file that was replaced is
-    noticed though its size and mtime are those of the old one: it has another inode or ctime. Identities are compared
-    with each other, never with a clock. The number of the device is left out: a reboot or another mount can change it.
-    A mount that also changes inodes only makes more work: inputs are packed, or read and compared, again.
+    For a file these are inode, size, mtime and ctime; for an object, size and tag. A replaced file with equal size and
+    mtime is noticed by its inode or ctime. The device number is left out, as a reboot or remount can change it. A mount
+    that also changes inodes costs only work: inputs are packed, or read and compared, again.
     """
     return int.from_bytes(hashlib.blake2b(repr(known).encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def encode_more(**content: object) -> bytes:
-    """Return the `more` of an item, see `Reader`, as bytes that are the same whenever the content is."""
+    """Return the `more` of an item, see `Reader`, as canonical bytes."""
     kept = {name: value for name, value in content.items() if value or value is False}
     return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode() if kept else b""

@@ -1,4 +1,4 @@
-"""Labelling: inputs with the labels of the source become items with the numbers of classes, which all labels decide."""
+"""Labelling: inputs with the labels of a source become items with class numbers, which depend on all labels."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from .reader import Reader
 from .source import Source
 
 NUMBER = re.compile(r"0|[1-9][0-9]*")
-"""A label in a text that is the number of a class."""
+"""A text label that is a class number."""
 
 _LIKE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?")
 
-_MANY = 20  # images, of which it is a mistake that nearly each has a class of its own
+_MANY = 20  # from this many images on, nearly as many classes as images are probably a mistake
 
 logger = logging.getLogger(__name__)
 
 
 def unlabelled_input(split: str, label: Named, path: str, size: int, identity: int, more: bytes = b"") -> Item:
-    """Return an input with a split and a label, none for an empty text; ConfigError for a label of another type."""
+    """Return an input with a split and a label; an empty text means no label. ConfigError for an invalid label."""
     label = None if label == "" else label
     several = label if isinstance(label, list | tuple) else (() if label is None else (label,))
     for one in several:
         if isinstance(one, bool) or not isinstance(one, str | int) or one == "":  # True would be the same key as 1
-            whole = "; in pandas, `.astype('Int64')` makes whole numbers of floats, also with nulls"
+            whole = "; in pandas, `.astype('Int64')` converts floats to integers, also with nulls"
             message = f"{path} has the label {one!r}; expected the number or the name of a class"
             raise ConfigError(message + whole * isinstance(one, float))
         if isinstance(one, int) and one < 0:
             remedy = "leave such rows out, or write null in all rows of a split without classes"
-            raise ConfigError(f"{path} has the label {one}; numbers of classes begin at 0: {remedy}")
+            raise ConfigError(f"{path} has the label {one}, but class numbers begin at 0; {remedy}")
     if len(set(several)) < len(several) or list(several) == [1, 0]:
         raise ConfigError(
             f"{path} has the label {list(several)!r:.60}, which looks like a one-hot or multi-hot vector; expected a "
-            "list of the classes that it has, each of them once"
+            "list of different classes"
         )
     return Item(path, (split, tuple(label) if isinstance(label, list) else label), size, identity, more)
 
 
 def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Reader) -> Source:
-    """Return the source of these inputs. One without a label among labelled ones is bad: a loader would stop at it."""
+    """Return the source of these inputs. An unlabelled input in a labelled split is bad: a loader would fail on it."""
     labels = [label for _, label in unlabelled.labels]
     numbering = LabelNumbering(classes, labels, where)
     if classes is None:
         used = [label for label in labels if label is not None]
         if len(unlabelled) >= _MANY and len(used) > 0.9 * len(unlabelled):
             logger.warning(
-                "%s has a class for nearly every image, %d for %d: are these its labels?",
+                "%s has a class for nearly every image, %d for %d; check that these are the labels",
                 where,
                 len(used),
                 len(unlabelled),
@@ -73,31 +73,32 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
 
 
 def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], where: object) -> None:
-    """Refuse names that are numbers and would be another class: one cell of "NA" makes names of all numbers."""
+    """Refuse names that are numbers but would get another number: a single "NA" turns all numbers into names."""
     for label in labels:
         for name in label if isinstance(label, list | tuple) else (label,):
             if isinstance(name, str) and _LIKE_NUMBER.fullmatch(name) and numbering.number(name) != float(name):
                 raise ConfigError(
-                    f"{where} has the label {name!r} as text, which would be class {numbering.number(name)}, because "
-                    "not all labels are numbers from 0 on; write these, or list the classes in a file for --classes"
+                    f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}, "
+                    "because not all labels are numbers; write numbers only, or list the classes in a file for "
+                    "--classes"
                 )
 
 
 def _refuse_unlabelled(each: Item) -> Item:
     content = json.loads(each.more) if each.more else {}
-    return each._replace(more=encode_more(**{"bad": "has no label, as others of its split have", **content}))
+    return each._replace(more=encode_more(**{"bad": "has no label, but others of its split have", **content}))
 
 
 def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], other: str) -> None:
-    """Refuse other numbers of classes where the boxes hold numbers as well: these are kept as they are."""
+    """Refuse to renumber classes if boxes have class numbers too, which would not change."""
     moved = [number for number, to in numbers.items() if number != to]
     if moved and annotations.boxes is not None and "labels" in annotations.boxes.fields:
-        message = f"class {moved[0]} of the source would be number {numbers[moved[0]]} with the classes in the order of"
-        raise ConfigError(f"{message} {other}, but the labels of the boxes are numbers already; use the same order")
+        message = f"class {moved[0]} of the source would become class {numbers[moved[0]]} in the order of {other}"
+        raise ConfigError(f"{message}, but the labels of its boxes are fixed numbers; use the same order")
 
 
 def _refuse_numbers(classes: Sequence[str], old: Sequence[str]) -> None:
-    """Refuse numbers among names: a label 0 would become a new class that is named "0", whatever 0 meant before."""
+    """Refuse to mix numbers and names: a label 0 would become a new class named "0"."""
 
     def are_numbers(names: Sequence[str]) -> bool:
         return [*names] == [str(number) for number in range(len(names))]
@@ -106,17 +107,17 @@ def _refuse_numbers(classes: Sequence[str], old: Sequence[str]) -> None:
     are_named = are_numbers(old) and set(old).isdisjoint(classes) and not all(map(str.isdecimal, classes))
     if (are_numbers(classes) and not begin_alike) or are_named:
         raise ConfigError(
-            f"the source has classes such as {classes[0]!r}, and the dataset such as {old[0]!r}: numbers and names "
-            "would be different classes; list the source's in a file for --classes, by the names of the dataset"
+            f"the source has classes such as {classes[0]!r}, the dataset such as {old[0]!r}; numbers and names would "
+            "be different classes: list the source's classes in a file for --classes, by the dataset's names"
         )
 
 
 def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
-    """Return a source whose labels continue the numbering of a dataset: its classes first, new ones after them."""
+    """Return a source whose labels continue the numbering of a dataset: old classes first, then new ones."""
     if (source.classes is None) != (old is None):
         labelled, other = ("the dataset", "the source") if source.classes is None else ("the source", "the dataset")
         message = f"{labelled} has classes and {other} has none; both must have them, or neither"
-        hint = "" if old is None else ". The column with the classes of a table is named with label= or --label-column"
+        hint = "" if old is None else ". For a table, name the column of the classes with label= or --label-column"
         raise ConfigError(message + hint)
     if source.classes is None or old is None:
         return source

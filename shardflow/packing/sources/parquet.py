@@ -1,10 +1,10 @@
-"""Parquet files that hold the images themselves, in a column of bytes or as Hugging Face stores them.
+"""Parquet files that contain the images, in a column of bytes or in Hugging Face's form.
 
-A column of Hugging Face's type Image is a struct of `bytes` and `path`; the names of classes are JSON in the schema's
-metadata, and the split is in a file's name: `data/train-00000-of-00008.parquet`. img2dataset writes plain bytes.
+A column of Hugging Face's type Image is a struct of `bytes` and `path`; class names are JSON in the schema's metadata,
+and the split is in the file name: `data/train-00000-of-00008.parquet`. img2dataset writes plain bytes.
 
-The listing reads the footers, the labels and the splits. A row group can only be read from its beginning, so neighbours
-are packed by one process (`Reader.chunk_items`); memory holds a row, and a page of each column.
+The listing reads the footers, labels and splits. A row group can only be read from its beginning, so one process packs
+adjacent rows (`Reader.chunk_items`); memory holds a row, and a page of each column.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ _NOT_IN_PART = re.compile(r"[^a-z0-9_.]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parquet(SourceKind):
-    """The rows of Parquet files with images in them.
+    """The rows of Parquet files that contain images.
 
-    A column of bytes other than the image becomes a part of its name; all others that are not named here are entries of
-    the samples' `.json`. A row without the bytes of its image is quarantined: a path in it is never opened.
+    Other columns of bytes become parts with the column's name; all other columns without a use below go to the samples'
+    `.json`. A row without the bytes of its image is quarantined: a path in it is never opened.
 
     Args:
-        url: A `.parquet` file; or a directory or URL with such files, "hf://datasets/OWNER/NAME"; or a pattern with
-            braces or wildcards. Splits follow from the names of the files, as Hugging Face has them
-            (`train-00000-of-00008.parquet`), or of their folders; without any, all rows are for training.
-        image: Column of the images; None for the only one of Hugging Face's type Image, otherwise of bytes.
+        url: A `.parquet` file; or a directory or URL of such files, "hf://datasets/OWNER/NAME"; or a pattern with
+            braces or wildcards. Splits follow from the names of the files, as on the Hugging Face Hub
+            (`train-00000-of-00008.parquet`), or of their folders; otherwise all rows are for training.
+        image: Column of the images; None for the only column of Hugging Face's type Image, otherwise of bytes.
         label: Column with the number or name of a class, or a list of those; None for "label" or "cls", otherwise the
-            only one of the type ClassLabel, or the only field of objects of this type, as `objects.category`: an image
-            has the classes of its objects.
+            only column of the type ClassLabel, or the only field of objects of this type, such as `objects.category`:
+            an image then has the classes of its objects.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if there is one.
-        caption: Column with a text for `.txt`; None for "caption", where it has one. Lists stay in `.json`.
+        caption: Column with a text for `.txt`; None for "caption", if it has texts. Lists stay in `.json`.
         mask: Column of masks, images like those in `image`, for `.mask.png`, which is declared as a mask.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the schema or,
             without any, those of the rows, sorted.
@@ -92,10 +92,10 @@ class Parquet(SourceKind):
 
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:
-        """Return whether a path or URL names such files, or a repository of the Hugging Face Hub that has some."""
+        """Return whether a path or URL names Parquet files with images, or a Hugging Face repository with some."""
         path = divide_query(strip_file_scheme(url)).place
         if url.startswith("hf://") and not path.endswith(EXTENSION):
-            # Next to tars such files say something of their samples. A card's pictures do not make a folder of images.
+            # Parquet files next to tars describe their samples. A card's pictures do not make a folder of images.
             storage = open_storage(url, storage_options)
             listing = storage.listing()
             name = next((name for name in listing if name.endswith(EXTENSION)), "")
@@ -110,7 +110,7 @@ class Parquet(SourceKind):
         try:
             file = ParquetFile(storage, name)
         except ShardflowError:
-            return False  # a `Table` says what is wrong
+            return False  # listed as a `Table`, which raises the error
         return bool(byte_columns(file.schema))
 
     def list(self) -> Source:
@@ -146,13 +146,13 @@ class Parquet(SourceKind):
             for row, label in enumerate(file.labels):
                 own = split if file.splits is None else str(file.splits[row]).lower()
                 if own not in SPLITS:
-                    message = f"{self}, row {row} of {name}: split {own!r}; splits are named {', '.join(SPLITS)}"
-                    raise ConfigError(f"{message}: write one of these into column {columns.split!r}")
+                    message = f"{self}, row {row} of {name}: unknown split {own!r} in column {columns.split!r}"
+                    raise ConfigError(f"{message}; write one of {', '.join(SPLITS)}")
                 known = None if label == -1 and columns.label in names else label
                 yield unlabelled_input(own, known, f"{name}#{row}", -1, file.identity, more)
 
     def _files(self) -> tuple[str, dict[str, str]]:
-        """Return the root of the files, and the split of each, by its name, sorted."""
+        """Return the root of the files, and their sorted names → splits."""
         root, pattern = split_pattern(self.url)
         if pattern is None and root.lower().endswith(EXTENSION) and not os.path.isdir(root):
             _, root, name = open_folder_of(self.url, self.storage_options)
@@ -164,21 +164,21 @@ class Parquet(SourceKind):
         names = {name for one in patterns for name in (matching(shown, one) if has_wildcards(one) else [one])}
         if not names:
             raise NotFoundError(
-                f"{self}: {storage} has no such file among {plural(len(listing), 'file')}; check the path, and "
-                "write ** for the folders between"
+                f"{self}: no match among {plural(len(listing), 'file')} in {storage}; check the path, and write ** to "
+                "match folders at any depth"
             )
         if (foreign := next((name for name in names if "://" in name or not is_below(name)), None)) is not None:
-            raise ConfigError(f"{storage} lists {foreign!a}, which is not the name of a file below it; rename it")
+            raise ConfigError(f"{storage} lists {foreign!a}, which is not a file below it; rename the file")
         splits = _splits(sorted(names, key=name_bytes), self, root)
         if pattern is None:
             _refuse_incomplete(splits, self)
         return root, splits
 
     def _columns(self, schema: Any) -> _Columns:
-        """Return the use of each column; refuse ambiguous ones."""
+        """Return the use of each column; refuse ambiguous columns."""
         names: Sequence[str] = schema.names
         if len(set(names)) < len(names):
-            raise ConfigError(f"{self} has two columns of one name; rename or remove one of them")
+            raise ConfigError(f"{self} has two columns of the same name; rename or remove one of them")
         for named in (self.image, self.label, self.split, self.caption, self.mask):
             if named is not None and named not in names:
                 raise ConfigError(f"{self} has no column {named!r}; it has {', '.join(names)}")
@@ -192,8 +192,8 @@ class Parquet(SourceKind):
         if image is None or image not in in_bytes or (self.mask or image) not in in_bytes:
             found = f"has images in the columns {', '.join(in_bytes)}" if in_bytes else "has no column of bytes"
             raise ConfigError(
-                f"{self} {found}; name one of them with image= or --image-column. A table of paths or URLs is "
-                "packed as shardflow.sources.Table"
+                f"{self} {found}; name one with image= or --image-column, or pack a table of paths or URLs as "
+                "shardflow.sources.Table"
             )
         classes = class_names(schema)
         label = label_column(self.label, names, classes, self)
@@ -208,14 +208,14 @@ class Parquet(SourceKind):
         parts: dict[str, str] = {}
         for name in (name for name in in_bytes if name not in used):
             if (other := parts.setdefault(_NOT_IN_PART.sub("_", name.lower()), name)) != name:
-                raise ConfigError(f"{self}: columns {other!r} and {name!r} would be one part; rename or remove one")
+                raise ConfigError(f"{self}: columns {other!r} and {name!r} would become one part; rename or remove one")
         if wrong := [name for part, name in parts.items() if part in {*SOURCE_PARTS, *LABEL_PARTS, "txt", "json"}]:
-            raise ConfigError(f"{self}: column {wrong[0]!r} would be a part of that name next to the image; rename it")
+            raise ConfigError(f"{self}: column {wrong[0]!r} has the name of a part with another meaning; rename it")
         if self.mask is not None:
             parts[MASK_PART] = self.mask
         rest = [name for name in names if name not in used and name not in in_bytes]
         if left_out := [name for name in rest if _NESTED_BYTES.search(str(schema.field(name).type))]:
-            logger.warning("%s: left out: %s, which holds lists of bytes", self, ", ".join(left_out))
+            logger.warning("%s: left out the columns %s, whose values are lists of bytes", self, ", ".join(left_out))
         others = tuple(name for name in rest if name not in left_out)
         return _Columns(image, label, split, caption, self.caption is not None, tuple(parts.items()), others)
 
@@ -233,11 +233,11 @@ class _Columns(NamedTuple):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The columns that are read to pack a row."""
+        """The columns that are read for packing."""
         return self.image, *([self.caption] if self.caption else []), *dict(self.parts).values(), *self.json
 
     def identity(self, file: ParquetFile) -> int:
-        """Return the identity of the rows of a file: other columns of it, such as another caption, are other inputs."""
+        """Return the identity of the rows of a file, which also depends on the columns in use."""
         return identity_of(file.identity, self.image, self.caption, self.needs_caption, self.parts, self.json)
 
 
@@ -252,7 +252,7 @@ class _ListedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetReader(Reader):
-    """Reads rows. The path of an item is the name of its file below the base, and its number: `a.parquet#17`."""
+    """Reads rows. The path of an item is its file below the base, and its row number: `a.parquet#17`."""
 
     columns: _Columns
 
@@ -276,13 +276,13 @@ def _bytes(value: Any, column: str) -> bytes:
     if data is not None:
         return bytes(data)
     path = value.get("path") if isinstance(value, dict) else None
-    named = f", but the path {path!a}, which is not opened: others may have written it" if path else ""
+    named = f", but the path {path!a}, which is not opened, as its origin is unknown" if path else ""
     raise SampleError(f"has no bytes in column {column!r}{named}")
 
 
-@functools.lru_cache(maxsize=2)  # a page of each can be a row group
+@functools.lru_cache(maxsize=2)  # each may hold a row group in memory
 def _open(base: str, options: StorageOptions, name: str, identity: int, columns: _Columns) -> ParquetFile:
-    """Return an open file of this process, if it is the one that was listed."""
+    """Return an open file of this process; SampleError if it has changed since it was listed."""
     file = ParquetFile(process_storage(base, options), name, columns.read, columns.json)
     if columns.identity(file) != identity:
         raise SampleError("its file has changed since it was listed; run the same command again")
@@ -292,13 +292,13 @@ def _open(base: str, options: StorageOptions, name: str, identity: int, columns:
 def _list_file(storage: Storage, first: ParquetFile, columns: _Columns, name: str) -> _ListedFile:
     file = ParquetFile(storage, name, small=[each for each in (columns.label, columns.split) if each])
     if describe_schema(file.schema) != describe_schema(first.schema):
-        raise ConfigError(f"{file.url} has other columns, or names of classes, than {first.url}; pack it by itself")
+        raise ConfigError(f"{file.url} has other columns or class names than {first.url}; pack it separately")
     splits = None if columns.split is None else file.column(columns.split)
     return _ListedFile(file.column(columns.label), splits, columns.identity(file), file.group_rows)
 
 
 def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:
-    """Return the split of each file, by the words in its name or, without one, in its folders, or the root's name."""
+    """Return the split of each file, by words in its name, or else in its folders, or else in the root's name."""
 
     def words(text: str) -> set[str]:
         return {_SPLIT_WORDS[word] for word in re.findall(r"[a-z]+", text.lower()) if word in _SPLIT_WORDS}
@@ -308,28 +308,26 @@ def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:
         *folders, file = name.removesuffix(EXTENSION).split("/")
         splits = next(filter(None, map(words, [file, *reversed(folders)])), set())
         if len(splits) > 1:
-            raise ConfigError(
-                f"{where}: the name {name!r} has words of several splits, {', '.join(sorted(splits))}; rename it"
-            )
+            raise ConfigError(f"{where}: {name!r} names several splits, {', '.join(sorted(splits))}; rename the file")
         found[name] = next(iter(splits), None)
     without = [name for name, split in found.items() if split is None]
     if without and len(without) < len(found):
         named = next(name for name, split in found.items() if split is not None)
-        raise ConfigError(f"{where}: {named!r} names a split and {without[0]!r} none; choose files with a pattern")
+        raise ConfigError(f"{where}: {named!r} names a split but {without[0]!r} does not; choose files with a pattern")
     last = divide_query(root).place.rpartition("/")[2].lower()
     return {name: split or _SPLIT_WORDS.get(last, SPLITS[0]) for name, split in found.items()}
 
 
 def _refuse_incomplete(splits: Mapping[str, str], where: object) -> None:
-    """Refuse configurations side by side, whose rows may be the same images, and sets that lack a file."""
+    """Refuse several configurations, which may have the same images, and incomplete or repeated files of a set."""
     folders: dict[str, str] = {}
     sets: dict[tuple[str, int], list[int]] = {}
     for name, split in splits.items():
         folder = os.path.dirname(name)
         if (other := folders.setdefault(split, folder)) != folder:
             raise ConfigError(
-                f"{where} has files of the split {split!r} in two folders, {other!r} and {folder!r}, which may be two "
-                "forms of the same images; name one folder, or the files with a pattern"
+                f"{where} has the split {split!r} in two folders, {other!r} and {folder!r}, which may have the same "
+                "images; name one folder, or choose files with a pattern"
             )
         if match := _OF.fullmatch(name):
             sets.setdefault((match[1], int(match[3])), []).append(int(match[2]))
@@ -338,4 +336,4 @@ def _refuse_incomplete(splits: Mapping[str, str], where: object) -> None:
             raise ConfigError(f"{where} has two files of the same number among {name!r}; remove one, or use a pattern")
         if len(numbers) != expected:
             found = f"{len(numbers)} of the {expected} files {name!r}"
-            raise ConfigError(f"{where} has {found}; get the others, or use a pattern")
+            raise ConfigError(f"{where} has only {found}; download the others, or choose files with a pattern")

@@ -1,9 +1,9 @@
-"""A Parquet file, read row by row, forwards, through a storage (parquet.apache.org).
+"""A Parquet file, read forwards, row by row, through a storage (parquet.apache.org).
 
-A row group can only be read from its beginning, and a page only whole. So memory holds a row, and a page of each
-column, compressed and not, which may be all of the group: the size of groups has a limit. A value that many rows share
-is written once, in a dictionary, and would grow as it is read: rows are read one by one, and columns of labels and JSON
-as dictionaries.
+A row group can only be read from its beginning, and a page only as a whole. Memory holds a row, and a page of each
+column, compressed and not; as a page may be a whole row group, the size of groups is limited. Values that many rows
+share are stored once, in a dictionary, and would grow when read: so rows are read one by one, and columns of labels and
+JSON as dictionaries.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from shardflow.storage.interface import BlobVersion, Storage
 from .items import identity_of
 
 MAX_GROUP_BYTES, MAX_GROUP_ROWS = 1 << 31, 1 << 20
-"""The largest row group that is read, by its footer: a page of a column can be all of it."""
+"""Limits of a row group, which may be a single page per column."""
 
 MAX_ROWS = 1 << 24
-"""The most rows of a file: their labels are held in memory."""
+"""Limit of the rows of a file, whose labels are held in memory."""
 
 MAX_SMALL_BYTES = 1 << 28
-"""The most bytes of the labels of a file, or of a value that goes to JSON."""
+"""Limit of the labels of a file, and of a value that goes to JSON."""
 
 _BUFFER_BYTES = 1 << 23
 _BYTES = ("binary", "large_binary", "binary_view")
 
 
 class ParquetFile:
-    """A Parquet file that is read forwards, row by row. It may be used by several threads.
+    """A Parquet file that is read forwards, row by row. Several threads may use it.
 
     Args:
-        storage: Where it is.
-        name: Its name there.
+        storage: The storage of the file.
+        name: The name of the file in the storage.
         columns: The columns that `row` returns.
-        small: Those with labels, or with values that go to JSON, which have few bytes.
+        small: The columns of labels and of values for JSON, which must be small.
     """
 
     def __init__(self, storage: Storage, name: str, columns: Sequence[str] = (), small: Sequence[str] = ()) -> None:
@@ -74,12 +74,12 @@ class ParquetFile:
         for number, (rows, size) in enumerate(self._sizes):
             if not 0 <= rows <= MAX_GROUP_ROWS or not 0 <= size <= MAX_GROUP_BYTES:
                 raise ConfigError(
-                    f"{self.url}: row group {number} has {rows:,} rows of {size:,} bytes; {MAX_GROUP_ROWS:,} rows and "
-                    f"{MAX_GROUP_BYTES:,} bytes are the most: write the file again with fewer rows per group"
+                    f"{self.url}: row group {number} has {rows:,} rows of {size:,} bytes; the limits are "
+                    f"{MAX_GROUP_ROWS:,} rows and {MAX_GROUP_BYTES:,} bytes: write the file with fewer rows per group"
                 )
         self._ends = list(itertools.accumulate(rows for rows, _ in self._sizes))
         if self._ends and self._ends[-1] > MAX_ROWS:
-            raise ConfigError(f"{self.url} has {self._ends[-1]:,} rows; {MAX_ROWS:,} are the most: divide it")
+            raise ConfigError(f"{self.url} has {self._ends[-1]:,} rows; the limit is {MAX_ROWS:,}: divide it")
         self._lock = threading.Lock()
         self._group, self._start = -1, 0
         self._batch: Any = ()
@@ -88,11 +88,11 @@ class ParquetFile:
 
     @property
     def group_rows(self) -> int:
-        """The rows of the largest row group."""
+        """Number of rows of the largest row group."""
         return max((rows for rows, _ in self._sizes), default=0)
 
     def column(self, name: str | None) -> list[Any]:
-        """Return a small column, or the classes of a row's objects for a path; as many None without a name."""
+        """Return a small column, or for a path the classes of each row's objects; a list of None without a name."""
         if name is None:
             return [None] * (self._ends[-1] if self._ends else 0)
         found: list[Any] = []
@@ -105,7 +105,7 @@ class ParquetFile:
                 size += sum(map(unshared_bytes, column.chunks))
                 if size > MAX_SMALL_BYTES:
                     message = f"{self.url}: column {name!r} has more than {MAX_SMALL_BYTES:,} bytes"
-                    raise ConfigError(f"{message}; is it the label? Name it with label= or --label-column")
+                    raise ConfigError(f"{message}; if it is not the label, name that with label= or --label-column")
                 values = column.to_pylist()
                 if is_field:
                     values = [_classes_of_objects(value, field) for value in values]
@@ -117,7 +117,7 @@ class ParquetFile:
         with self._lock:
             group = bisect.bisect_right(self._ends, number)
             if group == len(self._ends):
-                raise SampleError("its file has no such row; run the same command again")
+                raise SampleError("the row no longer exists in its file; run the same command again")
             since, reason = self._damaged.get(group, (number + 1, ""))
             if number >= since:
                 raise SampleError(reason)
@@ -134,11 +134,11 @@ class ParquetFile:
                 self._damaged[group] = (self._start, reason)
                 raise SampleError(reason) from error
             finally:
-                if not self._batch:  # an iterator that failed does not continue
+                if not self._batch:  # a failed iterator cannot continue
                     self._group = -1
             for name in set(self._small).intersection(self._columns):
                 if (size := unshared_bytes(self._batch.column(name))) > MAX_SMALL_BYTES:
-                    raise SampleError(f"its column {name!r} has {size:,} bytes; {MAX_SMALL_BYTES:,} are the most")
+                    raise SampleError(f"its column {name!r} has {size:,} bytes; the limit is {MAX_SMALL_BYTES:,}")
             row: dict[str, Any] = self._batch.to_pylist()[0]
             return row
 
@@ -158,7 +158,7 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 
 
 class _BlobFile(io.RawIOBase):
-    """A blob as a file that pyarrow reads. Every part is of one version."""
+    """A blob as a file for pyarrow. All reads are of one version."""
 
     def __init__(self, storage: Storage, name: str, version: BlobVersion) -> None:
         self._storage, self._name, self._version, self._at = storage, name, version, 0
@@ -184,7 +184,7 @@ class _BlobFile(io.RawIOBase):
 
 
 def byte_columns(schema: Any) -> dict[str, bool]:
-    """Return the columns of bytes, each with whether it is a struct of bytes and path, as Hugging Face's images."""
+    """Return column of bytes → whether it is a struct of bytes and path, as Hugging Face stores images."""
     found = {}
     for each in schema:
         kind = str(each.type)
@@ -199,23 +199,23 @@ def byte_columns(schema: Any) -> dict[str, bool]:
 
 
 def describe_schema(schema: Any) -> object:
-    """Return what files that are read alike must share: names, columns of bytes, names of classes."""
+    """Return the properties that the files of a source must share: names, columns of bytes, class names."""
     return sorted(schema.names), byte_columns(schema), class_names(schema), object_class_names(schema)
 
 
 def class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Return the columns of Hugging Face's type ClassLabel, or lists of it, each with the names of its classes."""
+    """Return the columns of Hugging Face's type ClassLabel, or of lists of it → class names."""
     return {path: names for path, lists, names in _class_labels(schema) if path in schema.names and lists < 2}
 
 
 def object_class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Return the fields of this type in lists of objects, by their paths: `objects.category`."""
+    """Return the fields of type ClassLabel in lists of objects, by path (`objects.category`) → class names."""
     found = {path: names for path, lists, names in _class_labels(schema) if lists == 1}
     return {path: names for path, names in found.items() if path.count(".") == 1 and path.split(".")[0] in schema.names}
 
 
 def _class_labels(schema: Any) -> list[tuple[str, int, tuple[str, ...]]]:
-    """Return path, number of lists around it, and names of each ClassLabel in the metadata that Hugging Face writes."""
+    """Return path, nesting depth of lists, and names of each ClassLabel in Hugging Face's metadata."""
     found: list[tuple[str, int, tuple[str, ...]]] = []
 
     def walk(feature: Any, path: str, lists: int) -> None:
@@ -235,6 +235,6 @@ def _class_labels(schema: Any) -> list[tuple[str, int, tuple[str, ...]]]:
 
 
 def _classes_of_objects(value: Any, field: str) -> tuple[Any, ...]:
-    """Return the classes of a row's objects, a struct of lists or a list of structs; -1 means none."""
+    """Return the classes of a row's objects, which are a struct of lists or a list of structs; -1 means no class."""
     found = value.get(field) if isinstance(value, dict) else [each[field] for each in value or () if each]
     return tuple(sorted({one for one in found or () if one not in (None, -1)}))

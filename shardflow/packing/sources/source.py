@@ -1,9 +1,9 @@
 """The contract of sources: every kind of source is listed as a `Source`.
 
-    SourceKind   a `Folder`, a `Table`, `Parquet`, … not yet listed; `Collection` is one for samples as objects
+    SourceKind   a `Folder`, a `Table`, `Parquet`, …, not yet listed; `Collection` is the kind for samples as objects
     Source       the listing: all inputs with their splits and labels, in a fixed order
-    Item         one input (`items`); its label is numbered when all are known (`labelling`)
-    Reader       reads an item in any process (`reader`), be it files, objects behind a URL, or slices of a tar
+    Item         one input (`items`); its label is numbered once all labels are known (`labelling`)
+    Reader       reads an item in any process (`reader`): files, remote objects, or slices of a tar
 
 To add a kind of source, write its class in a file, and register it in `resolve.KINDS`.
 """
@@ -35,16 +35,16 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A listing. It is a context manager: the resources for reading its inputs last until it is closed.
+    """A listing, as a context manager: the resources for reading its inputs last until it is closed.
 
     Attributes:
         reader: Reads any input, in any process.
-        splits: Split → its inputs, in an order that a second listing repeats.
+        splits: Split → its inputs, in a reproducible order.
         classes: Class names, label 0 first, shared by all splits; None without labels.
-        skipped: Images of kinds that are not read, see `refuse_skipped`. They are not among the splits.
+        skipped: Images of unsupported kinds, which are not in `splits`; see `refuse_skipped`.
         ignored: Extension → number of files that are not images.
-        annotations: The annotations that the source itself declares.
-        is_dataset: Whether it is a shardflow dataset, in which a name never gets another content.
+        annotations: The annotations that the source declares.
+        is_dataset: Whether it is a shardflow dataset, in which the content of a name never changes.
         resources: Closed with the source.
     """
 
@@ -69,23 +69,19 @@ class Source:
         return sum(len(items) for items in self.splits.values())
 
     def refuse_skipped(self, max_errors: int) -> None:
-        """Refuse more than `max_errors` images of kinds that are not read, before hours of work; warn of fewer.
-
-        Raises:
-            PackIncompleteError: There are more.
-        """
+        """Raise PackIncompleteError for more than `max_errors` skipped images, before hours of work; warn of fewer."""
         if not self.skipped:
             return
-        found = f"{plural(len(self.skipped), 'image')} of a kind that is not read: {describe_skipped(self.skipped)}"
+        found = f"{plural(len(self.skipped), 'image')} of unsupported kinds: {describe_skipped(self.skipped)}"
         if len(self.skipped) > max_errors:
             raise PackIncompleteError(
-                f"{found}. Or leave them out with max_errors= or --max-errors {len(self.skipped)}"
+                f"{found}. To leave them out, use max_errors= or --max-errors {len(self.skipped)}"
             )
         logger.warning("left out: %s", found)
 
 
 def describe_skipped(skipped: Iterable[Quarantined]) -> str:
-    """Return the kinds of skipped images, each with its number, the first names, and the reason."""
+    """Return the kinds of skipped images, each with their number, first names and reason."""
     kinds: dict[tuple[str, str], list[Quarantined]] = {}
     for each in skipped:
         kinds.setdefault((os.path.splitext(each.path)[1].lower(), each.reason), []).append(each)
@@ -98,7 +94,7 @@ def describe_skipped(skipped: Iterable[Quarantined]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SourceKind(abc.ABC):
-    """A kind of source that a path or URL can name. Nothing is read before `list`.
+    """Base of the sources that a path or URL can name. Nothing is read before `list`.
 
     >>> with shardflow.sources.Folder("photos/").list() as source:
     ...     inputs = {split: len(items) for split, items in source.splits.items()}
@@ -118,8 +114,8 @@ class SourceKind(abc.ABC):
     def list(self) -> Source:
         """List all inputs.
 
-        An input that is found unusable is listed with the reason, and quarantined later. Two listings of an unchanged
-        source are equal: a resume compares items.
+        An unusable input is listed with the reason, and quarantined later. Two listings of an unchanged source must be
+        equal, because a resume compares items.
 
         Raises:
             ConfigError: It has no inputs, or their splits or labels are ambiguous.

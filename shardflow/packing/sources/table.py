@@ -1,10 +1,10 @@
-"""Tables: one row per image, with its path or URL in a column, and other columns for its label, split and annotations.
+"""Tables: one row per image, with columns for its path or URL, label, split and annotations.
 
-CSV and TSV with a header, JSON lines, Parquet (RFC 4180; jsonlines.org; parquet.apache.org). A cell of CSV or TSV that
-holds a JSON list or object, such as boxes or several labels, is parsed; every other cell stays text.
+Formats: CSV and TSV with a header, JSON lines, Parquet (RFC 4180; jsonlines.org; parquet.apache.org). A cell of CSV or
+TSV with a JSON list or object, such as boxes or several labels, is parsed; every other cell stays text.
 
-Rows keep their order. Files on this machine are listed with their state, so that a resume notices changes; a remote
-input counts as unchanged as long as its row is.
+Rows keep their order. A resume notices changed files on this machine; a remote input counts as unchanged as long as its
+row is.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ logger = logging.getLogger(__name__)
 Row: TypeAlias = "dict[str, Any]"
 
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
-"""Default columns of the images: the first of these that the table has."""
+"""Default columns of the images; the first that the table has is used."""
 
-_HEAD = 100  # rows that tell which column may be the label
-_FEW = 20  # rows, of which fewer do not tell
+_HEAD = 100  # rows from which the label column is guessed for a warning
+_FEW = 20  # with fewer rows, repeated values mean nothing
 
 MAX_TABLE_BYTES = 1 << 30
-"""Longest table that is read."""
+"""Limit of the size of a table."""
 
 _LIKE_SPLIT = ("split", "set", "subset")
 
@@ -61,21 +61,22 @@ _TEXT_TABLES = (".csv", ".tsv")
 class Table(SourceKind):
     """The images that a table names.
 
-    Columns that are named here are not in the samples' `.json`; all others are.
+    Columns that have a use below are not in the samples' `.json`; all others are.
 
     Args:
         url: Path or URL of a `.csv`, `.tsv`, `.jsonl` or `.parquet` file.
         image: Column with the image's path, relative to the table (see `images`) or absolute, or its URL of any scheme
-            that fsspec supports; None for the first of `IMAGE_COLUMNS` that the table has. A remote table names paths
-            below its folder, and URLs of stores, but never a file of this machine.
+            that fsspec supports; None for the first of "image", "path", "file_name", "filename", "filepath",
+            "image_path", "file", "url" and "image_url". A remote table may name only paths below its folder, and URLs
+            of stores.
         label: Column with the name or number of a class, or a list of those; None for "label", if the table has it.
-            Text that looks like a number, as in CSV, is one unless `classes` has it as a name.
+            Text that looks like a number, as in CSV, is a number unless `classes` contains it as a name.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
         caption: Column with a text for `.txt`; None for "caption", if it has texts. Other values stay in `.json`.
         mask: Column with the path or URL of a mask for `.mask.png`; it is declared as a mask.
-        images: Directory or URL of the relative paths; None for the folder of the table. There a path without an
-            extension, such as an id, is that of the one image that has it: `abc` of `abc.jpg`.
+        images: Directory or URL of the relative paths; None for the folder of the table. If given, a path without an
+            extension, such as the id `abc`, means the image `abc.jpg`.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the table,
             sorted.
         storage_options: Options of fsspec's file system for the table if it is remote, otherwise for every URL.
@@ -101,7 +102,7 @@ class Table(SourceKind):
     def list(self) -> Source:
         """List the rows."""
         if os.path.isdir(strip_file_scheme(self.url)):
-            raise ConfigError(f"{self} is a directory; columns are of a table ({', '.join(TABLES)})")
+            raise ConfigError(f"{self} is a directory, but columns need a table ({', '.join(TABLES)})")
         storage, folder, name = open_folder_of(self.url, self.storage_options)
         base = folder if self.images is None else str(self.images)
         if self.images is not None and not is_remote(base) and not os.path.isdir(strip_file_scheme(base)):
@@ -124,7 +125,7 @@ class Table(SourceKind):
         if any(is_remote(each.path) for each in unlabelled):
             reader = replace(reader, remote=True)
         source = number_labels(unlabelled, classes, self, reader)
-        for warning in unused:  # after all errors
+        for warning in unused:  # only if no error was raised
             logger.warning("%s", warning)
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 
@@ -159,12 +160,12 @@ class Table(SourceKind):
         yield from map_in_threads(unlabelled, enumerate(itertools.chain(head, rows), 1))
 
     def _columns(self, head: Sequence[Row], unused: MutableSequence[str]) -> _Columns:
-        """Return the columns, after checking that the table has those that are named; warn of others in `unused`.
+        """Return the columns, after checking that the table has the named ones; add warnings to `unused`.
 
-        `head` is the first rows. Only a column whose values repeat can be meant as the label.
+        `head` has the first rows. Only a column with repeated values may be the label.
         """
         row: Row = {}
-        for each in head:  # of JSON lines, a row may leave out what others have
+        for each in head:  # in JSON lines, a row may lack columns of others
             row = {**each, **row}
         named = _Columns(self.image, self.label, self.split, self.caption, self.mask)
         for column in named:
@@ -194,7 +195,7 @@ class Table(SourceKind):
         return used
 
     def _caption(self, head: Sequence[Row], unused: MutableSequence[str]) -> str | None:
-        """Return the column of the captions, as named or "caption"; refuse one named without texts, warn of another."""
+        """Return the caption column, named or "caption"; if it has no texts, refuse a named one, or else warn."""
         column = self.caption or "caption"
         values = [value for row in head if (value := row.get(column)) not in (None, "")]
         if not values or any(isinstance(value, str | bytes) for value in values):
@@ -204,16 +205,16 @@ class Table(SourceKind):
         return None
 
     def _perhaps_meant(self, use: str, likely: Sequence[str], effect: str) -> Iterator[str]:
-        """Yield a warning of a column that is not used, but was perhaps meant: it would silently be in `.json`."""
+        """Yield a warning of an unused column that was perhaps meant, and would silently go to `.json`."""
         if likely:
-            message = f"{self} has no column {use!r}, so {effect}; if {likely[0]!r} was meant"
+            message = f"{self} has no column {use!r}, so {effect}; to use {likely[0]!r}"
             yield f"{message}, name it with {use}= or --{use}-column"
 
     def _split(self, row: Row, column: str | None, number: int) -> str:
         split = "train" if column is None else str(row.get(column, "")).lower()
         if split not in SPLITS:
-            message = f"{self}, row {number}: split {split!r}; splits are named {', '.join(SPLITS)}"
-            raise ConfigError(f"{message}: write one of these into column {column!r}")
+            message = f"{self}, row {number}: unknown split {split!r} in column {column!r}"
+            raise ConfigError(f"{message}; write one of {', '.join(SPLITS)}")
         return split
 
 
@@ -222,7 +223,7 @@ def _similar(columns: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _header_hint(row: Row) -> str:
-    """Return the remedy for a table without a column for the images."""
+    """Return the remedy for a table without an image column."""
     if len(row) == 1 and any(mark in name for name in row for mark in ";\t|"):
         return "separate the columns by commas in .csv, by tabs in .tsv"
     if any(os.path.splitext(name)[1].lower()[1:] in SOURCE_PARTS for name in row):
@@ -231,18 +232,14 @@ def _header_hint(row: Row) -> str:
 
 
 class _Files:
-    """The files of the folder of images. It is listed at most once, and only if a path has no extension."""
+    """The files of the folder of images, which is listed only if a path has no extension."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage, self._lock = storage, threading.Lock()
-        self._named: dict[str, list[str]] | None = None  # name, also without the extension of an image → names
+        self._named: dict[str, list[str]] | None = None  # name without its image extension → names
 
     def with_extension(self, place: str, where: str) -> str:
-        """Return a path with the extension of the one image that has it; unchanged if there is none.
-
-        Raises:
-            ConfigError: There are several.
-        """
+        """Return a path with the extension of its image; unchanged if no image matches; ConfigError if several do."""
         if is_remote(place) or os.path.splitext(place)[1][1:].lower() in SOURCE_PARTS:
             return place
         with self._lock:
@@ -253,9 +250,9 @@ class _Files:
                     self._named.setdefault(stem if extension[1:].lower() in SOURCE_PARTS else name, []).append(name)
         found = self._named.get(place, [place])
         if len(found) > 1 and place not in found:
-            both = f"{found[0]!r} or {found[1]!r}"
+            both = f"{found[0]!r} and {found[1]!r}"
             raise ConfigError(
-                f"{where}: {place!r} may be {both} of {self._storage}; write the extension into the table"
+                f"{where}: {place!r} matches {both} in {self._storage}; write the extension into the table"
             )
         return place if place in found else found[0]
 
@@ -300,10 +297,10 @@ def _unlabelled_input(
 
 
 def _read_rows(data: bytes, name: str) -> Iterator[Row]:
-    """Yield the rows of a table, whose name gives its format."""
+    """Yield the rows of a table, whose format follows from its name."""
     kind = os.path.splitext(name)[1].lower()
     if kind not in TABLES:
-        raise ConfigError(f"{name} is not a table by its name; expected {', '.join(TABLES)}")
+        raise ConfigError(f"{name} does not have the extension of a table; expected {', '.join(TABLES)}")
     if kind == ".parquet":
         return _parquet(data, name)
     text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
@@ -320,11 +317,11 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
                 message = (
                     f"{name}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, found {found}"
                 )
-                raise ConfigError(f"{message}; a cell that holds the separator needs quotes")
+                raise ConfigError(f"{message}; quote cells that contain the separator")
             if kind == ".tsv" and any("\t" in value or "\n" in value for value in row.values()):
                 raise ConfigError(
-                    f"{name}, line {reader.line_num}: a quoted cell holds a tab or a line break; in .tsv a text that "
-                    "begins with a quote reaches to the next one, so write the table as .csv"
+                    f"{name}, line {reader.line_num}: a quoted cell contains a tab or line break, perhaps because a "
+                    "text begins with a quote; write the table as .csv"
                 )
             yield dict(row)
     except (csv.Error, UnicodeDecodeError) as error:
@@ -338,7 +335,7 @@ def _refuse_repeated(columns: Sequence[str], where: str) -> None:
 
 
 def _parsed(row: Row, as_they_are: Collection[str | None] = ()) -> Row:
-    """Return a row of text with the values of the cells that hold a JSON list or object, other than in some columns."""
+    """Return a row of text with JSON lists and objects parsed, except in some columns."""
     return {column: text if column in as_they_are else _cell(text) for column, text in row.items()}
 
 

@@ -5,11 +5,11 @@
     ImageSets/Main/train.txt     the names of the images of a split; also val.txt, test.txt, trainval.txt
 
 A sample gets a part `json` with `boxes`, `labels`, `difficult`, `truncated`, `width` and `height`, which is declared in
-the manifest. VOC counts pixels from 1, and (xmax, ymax) is the last pixel inside: the left and the top of a
-box are therefore one less than xmin and ymin.
+the manifest. VOC counts pixels from 1, and (xmax, ymax) is the last pixel inside, so the left and top of a box are one
+less than xmin and ymin.
 
-An image of another size than its XML says is a bad input. An XML with a document type is one too: an entity in it could
-be as large as the memory, or another file.
+An image whose size differs from its XML is a bad input. So is an XML with a document type: its entities could exhaust
+the memory, or name other files.
 
 Source: host.robots.ox.ac.uk/pascal/VOC/voc2012, "Development Kit".
 """
@@ -81,7 +81,7 @@ class Voc(SourceKind):
         read = map_in_threads(lambda stem: (stem, _read(storage, stem, files)), splits)
         found = dict(counted(read))
         if not found:
-            raise ConfigError(f"{self} has no {begin}*{end} that its {_SETS} list")
+            raise ConfigError(f"{self}: no {begin}*{end} is listed in {_SETS}; check the directory")
         named = {name for each in found.values() if isinstance(each, _Annotated) for name in each.names}
         numbering = LabelNumbering(self.classes, named, self)
         uses = Counter(each.place for each in found.values() if isinstance(each, _Annotated))
@@ -93,7 +93,7 @@ class Voc(SourceKind):
         def item(stem: str) -> Item:
             each = found[stem]
             if isinstance(each, _Annotated) and uses[each.place] > 1:
-                each = f"the image {each.place} is named by {uses[each.place]} XMLs; keep one of them"
+                each = f"{uses[each.place]} XMLs name the image {each.place}; keep one of them"
             if isinstance(each, str):
                 return bad_input(splits[stem], f"{begin}{stem}{end}", each)
             labels = [numbering.number(name) for name in each.names]
@@ -103,7 +103,7 @@ class Voc(SourceKind):
         return replace(source, annotations=Annotations(boxes=_BOXES))
 
     def _splits(self, storage: Storage, files: Mapping[str, Any], stems: Sequence[str]) -> dict[str, str]:
-        """Return the split of each image; all are of "train" where no list says another."""
+        """Return the split of each image; without lists, all are of "train"."""
         lists = {split: f"{_SETS}/{split}.txt" for split in SPLITS if f"{_SETS}/{split}.txt" in files}
         if not lists.keys() - {"test"} and f"{_SETS}/trainval.txt" in files:
             lists[SPLITS[0]] = f"{_SETS}/trainval.txt"
@@ -116,9 +116,9 @@ class Voc(SourceKind):
                 if found.setdefault(stem, split) != split:
                     raise ConfigError(f"{self}: {stem!r} is in {lists[found[stem]]} and in {name}; list it once")
         if missing := sorted(found.keys() - set(stems)):
-            raise ConfigError(f"{self}: there is no {_ANNOTATIONS}/{missing[0]}.xml, which {_SETS} lists")
+            raise ConfigError(f"{self}: {_SETS} lists {missing[0]}, but {_ANNOTATIONS}/{missing[0]}.xml is missing")
         if left_out := len(stems) - len(found):
-            logger.warning("%s: left out %s that are in no list of %s", self, plural(left_out, "image"), _SETS)
+            logger.warning("%s: left out %s that %s does not list", self, plural(left_out, "image"), _SETS)
         return {stem: found[stem] for stem in stems if stem in found}
 
 
@@ -137,10 +137,10 @@ def _read(storage: Storage, stem: str, files: Mapping[str, Any]) -> _Annotated |
         root = parse_xml(storage.read(f"{_ANNOTATIONS}/{stem}.xml", most_bytes=_MOST_BYTES))
         place = f"{_IMAGES}/{root.findtext('filename') or ''}"
         if place not in files:
-            raise SampleError(f"the image {place} is not there")
+            raise SampleError(f"the image {place} does not exist")
         own = [name for part in SOURCE_PARTS if (name := f"{_IMAGES}/{stem}.{part}") in files]
         if own and os.path.splitext(place)[0] != f"{_IMAGES}/{stem}":
-            raise SampleError(f"its filename is that of {place}, its own name that of {own[0]}; correct one of them")
+            raise SampleError(f"its <filename> means {place}, but its own name {own[0]}; correct one of them")
         sides = [_whole(root, f"size/{side}") for side in ("width", "height")]
         sample: dict[str, Any] = {"width": sides[0], "height": sides[1], "boxes": []}
         objects = root.findall("object")
@@ -177,10 +177,7 @@ def _whole(element: Element, path: str, default: float | None = None) -> int:
 
 
 def parse_xml(data: bytes) -> Element:
-    """Return the root of an XML; raise a SampleError if it is damaged, or has a document type.
-
-    Only document types declare entities. Without one, the parser expands and opens nothing.
-    """
+    """Return the root of an XML; SampleError if it is damaged, or has a document type, which may declare entities."""
     parser, builder = expat.ParserCreate(), TreeBuilder()
 
     def refuse(*_: Any) -> None:
@@ -193,4 +190,4 @@ def parse_xml(data: bytes) -> Element:
         parser.Parse(data, True)
         return builder.close()
     except (expat.ExpatError, ValueError) as error:
-        raise SampleError(f"not XML that can be read: {error}") from None
+        raise SampleError(f"not valid XML: {error}") from None

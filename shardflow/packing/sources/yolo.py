@@ -1,8 +1,8 @@
-"""YOLO sets: a YAML names the classes and the folders of images; next to each image is a text with its boxes.
+"""YOLO sets: a YAML names the classes and the folders of images; a text per image has its boxes.
 
-    data.yaml                    names: [cat, dog]   train: images/train   val: images/val   path: (of both)
+    data.yaml                    names: [cat, dog]   train: images/train   val: images/val   path: (root of both)
     images/train/x.jpg           or train/images/x.jpg: the last folder `images` of a path becomes `labels`
-    labels/train/x.txt           CLASS CENTRE_X CENTRE_Y WIDTH HEIGHT, in fractions of the image; a line for each box
+    labels/train/x.txt           CLASS CENTRE_X CENTRE_Y WIDTH HEIGHT, in fractions of the image; a line per box
 
 A sample gets a part `json` with `boxes` and `labels`, which is declared in the manifest. An image without a text has no
 boxes. Texts with polygons, for segmentation, are bad inputs.
@@ -71,7 +71,7 @@ class Yolo(SourceKind):
         content = self._read(storage, name)
         names = self._names(content.get("names"))
         if (number := content.get("nc")) not in (None, "", str(len(names))):
-            raise ConfigError(f"{self}: nc is {number!r:.20}, and there are {len(names)} names; correct one of them")
+            raise ConfigError(f"{self}: nc is {number!r:.20}, but there are {len(names)} names; correct one of them")
         folders = {split: self._folders(content[split]) for split in SPLITS if content.get(split)}
         if not folders:
             raise ConfigError(f"{self} names no folder of images as train, val or test")
@@ -88,11 +88,11 @@ class Yolo(SourceKind):
         texts = {place: text for _, place in found if (text := _text_of(place)) in files}
         if not texts:
             raise ConfigError(
-                f"{self}: {plural(len(found), 'image')} in {base} and no text with boxes, such as labels/x.txt"
+                f"{self}: {plural(len(found), 'image')} in {base}, but no text with boxes, such as labels/x.txt"
             )
         for split, below in folders.items():
             if all(each != split for each, _ in found):
-                logger.warning("%s: there are no images of the split %r in %s", self, split, ", ".join(below))
+                logger.warning("%s: split %r has no images in %s", self, split, ", ".join(below))
         below_labels = {os.path.dirname(text) for text in texts.values()}
         others = (name for name in files.keys() - texts.values() if name.endswith(".txt"))
         lost = {name for name in others if os.path.dirname(name) in below_labels}
@@ -110,13 +110,13 @@ class Yolo(SourceKind):
         try:
             content = yaml.load(storage.read(name, most_bytes=_MOST_BYTES), Loader=_Texts)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{self} is not YAML that can be read: {str(error)!r:.200}") from error
+            raise ConfigError(f"{self} is not valid YAML: {str(error)!r:.200}") from error
         if not isinstance(content, dict):
             raise ConfigError(f"{self} is not a YOLO set: expected names, and train or val")
         return content
 
     def _names(self, names: Any) -> tuple[str, ...]:
-        """Return the names of the classes: of a list, or of an object with their numbers."""
+        """Return the class names, given as a list, or as an object from number to name."""
         if isinstance(names, dict) and set(names) == {*map(str, range(len(names)))}:
             names = [names[str(number)] for number in range(len(names))]
         if not isinstance(names, list) or not names or not all(isinstance(each, str) and each for each in names):
@@ -132,7 +132,7 @@ class Yolo(SourceKind):
         return [os.path.normpath(each.removeprefix("../")) for each in folders]  # as Roboflow writes them
 
     def _images(self, folder: str, path: str, folders: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, Any]]:
-        """Return the first folder that holds one of these, and the names of its files."""
+        """Return the first root with an image folder of the set, and its files."""
         tried = [os.path.join(folder, path), folder] if path != "." else [folder]
         wanted = tuple(f"{each}/" for below in folders.values() for each in below)
         for base in tried:
@@ -143,17 +143,19 @@ class Yolo(SourceKind):
             files = open_storage(base, remote_options(base, self.storage_options)).listing()
             if any(name.startswith(wanted) for name in files):
                 return base, dict(sorted(files.items()))
-        raise ConfigError(f"{self}: there are no images in {', '.join(wanted)} of {' or of '.join(tried)}")
+        raise ConfigError(
+            f"{self}: no images in {', '.join(wanted)} below {' or '.join(tried)}; check `path` and folders"
+        )
 
 
 class _Texts(yaml.BaseLoader):  # type: ignore[misc]
-    """Reads all values as texts, so that a class `no` is not False, and `010` not 8; a key twice is an error."""
+    """Reads all values as texts, so that a class `no` is not False and `010` not 8; a repeated key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return an object."""
         found: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         if len(found) < len(node.value):
-            raise yaml.YAMLError("it has a key twice")
+            raise yaml.YAMLError("a key is repeated")
         return found
 
 
@@ -178,7 +180,7 @@ def _input(
 ) -> Item:
     split, place = image
     if place in texts and (count := uses[texts[place]]) > 1:
-        return bad_input(split, place, f"{texts[place]} is the text of {count} images; give each its own name")
+        return bad_input(split, place, f"{texts[place]} belongs to {count} images; give each a different name")
     try:
         lines = storage.read(texts[place], most_bytes=_MOST_BYTES).decode().splitlines() if place in texts else []
         boxes = [_box(line, row, len(numbers)) for row, line in enumerate(lines, 1) if line.strip()]
@@ -191,14 +193,14 @@ def _input(
 
 
 def _box(line: str, row: int, classes: int) -> tuple[int, list[float]]:
-    """Return class and box in a line of a text; raise a SampleError if there are none."""
+    """Return the class and box in a line of a text; SampleError if it has none."""
     try:
         category, *box = map(number, line.split())
     except ValueError:
         raise SampleError(f"line {row}: {line!r:.60} is not made of numbers") from None
     if len(box) != 4:
-        hint = ", which is a polygon: only boxes are read" if len(box) > 4 and len(box) % 2 == 0 else ""
-        raise SampleError(f"line {row} has {len(box) + 1} numbers, and not 5: a class and a box{hint}")
+        hint = "; polygons are not supported" if len(box) > 4 and len(box) % 2 == 0 else ""
+        raise SampleError(f"line {row} has {len(box) + 1} numbers; expected 5, a class and a box{hint}")
     if not (category.is_integer() and 0 <= category < classes):
         raise SampleError(f"line {row}: class {category:g} is not one of the {classes} names")
     if not all(-1 <= each <= 2 for each in box):

@@ -154,9 +154,9 @@ def test_validation_is_added_by_extending(tmp_path: Path) -> None:
     other = {**CONTENT, "categories": [{"id": 18, "name": "dog"}, {"id": 19, "name": "car"}, {"id": 90, "name": "x"}]}
     other["annotations"] = other["annotations"][:1]
     test = _write(tmp_path / "coco", other, name="instances_test2017.json", images="test2017")
-    with pytest.raises(ConfigError, match="numbers already"):
+    with pytest.raises(ConfigError, match="labels of its boxes are fixed numbers"):
         sf.extend(test, tmp_path / "dst", executor="serial")
-    with pytest.raises(ConfigError, match="numbers already"):
+    with pytest.raises(ConfigError, match="labels of its boxes are fixed numbers"):
         list_source(sf.sources.Shards(tmp_path / "dst", classes=["toothbrush", "dog", "car"]))
 
 

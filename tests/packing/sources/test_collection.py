@@ -64,7 +64,7 @@ def test_samples_without_labels(hugging: Any, tmp_path: Path) -> None:
     assert [sample.get("cls") for sample in sf.open(tmp_path / "dst")["test"]] == [None, None]
     (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"]) == ("train#5", "read")
-    assert "has no label, as others of its split have" in row["reason"]
+    assert "has no label, but others of its split have" in row["reason"]
     assert sf.verify(tmp_path / "dst") == []
 
 

@@ -196,10 +196,15 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
     [
         ("t.csv", "file_,label\nx,y\n", {}, "none of the columns image, path.*but file_, label; name the column"),
         ("t.csv", "path\nx\n", {"label": "species"}, "no column 'species'; it has path"),
-        ("t.csv", "path,split\nx,dev\n", {}, "row 1: split 'dev'; splits are named train, val.* into column 'split'"),
+        ("t.csv", "path,split\nx,dev\n", {}, "row 1: unknown split 'dev' in column 'split'; write one of train, val"),
         ("t.csv", "image;label\nx;y\n", {}, "but image;label; separate the columns by commas in .csv"),
         ("t.csv", "img/1.JPG,dog\n2.jpg,dog\n", {}, "but img/1.JPG, dog; the first line must name the columns"),
-        ("t.csv", "path,label\nx, y.jpg,a\n", {}, "line 2: expected 2 columns, found 3; a cell that holds the sep"),
+        (
+            "t.csv",
+            "path,label\nx, y.jpg,a\n",
+            {},
+            "line 2: expected 2 columns, found 3; quote cells that contain the sep",
+        ),
         ("t.csv", "path\n", {}, "has no rows"),
         ("t.csv", "path,label\nx\n", {}, "line 2: expected 2 columns, found 1"),
         ("t.csv", "path\n\xff\n", {}, "line .*save it as UTF-8"),
@@ -211,14 +216,14 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         ("t.jsonl", '{"path": "x", "label": true}\n', {}, "x has the label True; expected the number"),
         ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "y", "label": true}\n', {}, "y has the label True"),
         ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "y", "label": 1.0}\n', {}, "y has the label 1.0; .*Int64"),
-        ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "y", "label": -1}\n', {}, "y has the label -1; .*write null"),
+        ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "y", "label": -1}\n', {}, "y has the label -1, .*write null"),
         ("t.jsonl", '{"path": "x", "label": [2, true]}\n', {}, "x has the label True; expected the number"),
         ("t.parquet", "no", {}, "is not a readable Parquet file"),
         ("t.csv", "path,label,label\nx,a,b\n", {}, "two columns 'label'; rename or remove one"),
         ("t.tsv", "path\tlabel\tpath\n", {}, "two columns 'path'"),
         ("t.jsonl", '{"path": "x"}\n{"path": "x", "path": "y"}\n', {}, "line 2 has two columns 'path'"),
         ("t.jsonl", '{"path": "x", "at": {"a": 1, "a": 2}}\n', {}, "line 1 has two columns 'a'"),
-        ("t.txt", "path\n", {}, "is not a table by its name; expected .csv"),
+        ("t.txt", "path\n", {}, "does not have the extension of a table; expected .csv"),
     ],
 )
 def test_wrong_tables(tmp_path: Path, name: str, text: str, options: dict[str, str], message: str) -> None:
@@ -236,15 +241,15 @@ def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     assert list_source(tmp_path / "t.csv").classes is None
     label, split = (record.message for record in caplog.records)
     assert label.endswith(
-        "no column 'label', so the images have no labels; if ' label' was meant, name it with label= or --label-column"
+        "no column 'label', so the images have no labels; to use ' label', name it with label= or --label-column"
     )
-    assert "all rows are for training; if 'Split' was meant" in split
+    assert "all rows are for training; to use 'Split'" in split
     caplog.clear()
     (tmp_path / "u.jsonl").write_text(
         '{"image": "1.jpg", "box": [1, 2], "sharp": true, "set": "val", "species": "cat"}\n'
     )
     assert list_source(tmp_path / "u.jsonl").classes is None
-    assert "no labels; if 'species' was meant, name it with label=" in caplog.records[0].message
+    assert "no labels; to use 'species', name it with label=" in caplog.records[0].message
     caplog.clear()
     assert list_source(sf.sources.Table(tmp_path / "t.csv", label=" label", split="Split")).classes == ("dog",)
     assert not caplog.records
@@ -268,7 +273,7 @@ def test_ids(tmp_path: Path, behind: str) -> None:
     assert [item.path for item in source.splits["train"]] == ["scan.1.JPG", "sub/b.png", "c", "gone"]
     assert [json.loads(item.more)["parts"]["mask.png"] for item in source.splits["train"]] == [["b.mask.png"]] * 4
     table.write_text("id,label\nscan.1,x\ntwo,y\n")
-    with pytest.raises(ConfigError, match=r"row 2: 'two' may be 'two.jpg' or 'two.webp' of .*; write the extension"):
+    with pytest.raises(ConfigError, match=r"row 2: 'two' matches 'two.jpg' and 'two.webp' in .*; write the extension"):
         list_source(sf.sources.Table(table, image="id", images=folder))
     (alone, _) = list_source(sf.sources.Table(table, image="id")).splits["train"]
     assert alone.path == "scan.1"
@@ -281,7 +286,7 @@ def test_paths_that_are_nowhere(tmp_path: Path) -> None:
         sf.pack(sf.sources.Table(tmp_path / "t.csv", image="mask"), tmp_path / "one", **SMALL)
     with pytest.raises(PackIncompleteError, match=r"'1\.jpg'.*mask\.png"):
         sf.pack(sf.sources.Table(tmp_path / "t.csv", mask="mask"), tmp_path / "two", **SMALL)
-    with pytest.raises(ConfigError, match="directory; columns"):
+    with pytest.raises(ConfigError, match="directory, but columns"):
         list_source(sf.sources.Table(tmp_path / "dir.csv", label="x"))
 
 

@@ -69,11 +69,11 @@ def test_what_lacks_images_or_has_two_is_named(tmp_path: Path, caplog: pytest.Lo
     more = {"labels__train__8_txt": TEXT, "labels__train__classes_txt": b"cat"}
     url = write_set(tmp_path / "set", images__train__0_png=png, data_yaml=YAML + b"test: images/test\n", **more)
     sf.pack(url, tmp_path / "dst", max_errors=2, **PACK)
-    assert "no images of the split 'test' in images/test" in caplog.text
+    assert "split 'test' has no images in images/test" in caplog.text
     assert "1 text without an image, such as 'labels/train/8.txt'" in caplog.text
     rows = quarantined(tmp_path / "dst")
     assert [row["path"] for row in rows] == ["images/train/0.jpg", "images/train/0.png"]
-    assert all("labels/train/0.txt is the text of 2 images" in row["reason"] for row in rows)
+    assert all("labels/train/0.txt belongs to 2 images" in row["reason"] for row in rows)
 
 
 def test_the_path_of_the_yaml(tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_a_line_that_is_not_a_box(tmp_path: Path, line: str, reason: str) -> Non
     ("yaml", "message"),
     [
         (b"- 1", "expected names"),
-        (b"names: [a", "not YAML"),
+        (b"names: [a", "not valid YAML"),
         (b"names: [a]\n", "no folder of images"),
         (b"names: {0: a, 2: b}\ntrain: images/train", "one name for each"),
         (b"names: [a, b, c]\ntrain: images/other", "no images in images/other/"),
         (b"names: [a, b, c]\ntrain: list.txt", "expected folders"),
         (b"names: [a, b, c]\ntrain: images\nval: images/val", "in two splits"),
         (b"!!python/object/apply:os.system ['true']", "expected names"),
-        (b"names: {0: a, 0: b, 1: c}\ntrain: images/train", "key twice"),
+        (b"names: {0: a, 0: b, 1: c}\ntrain: images/train", "a key is repeated"),
         (b"names: [a, b, c]\nnc: 2\ntrain: images/train", "nc is '2'"),
         (b"names: [a, '', c]\ntrain: images/train", "one name for each"),
     ],
