@@ -1,7 +1,7 @@
-"""Columns of a dataset: added from a table as a new version of the manifest, and dropped by another one.
+"""Columns of a dataset: added from a table or a function, and dropped, each as a new version of the manifest.
 
-No tar is touched, and no file is replaced but the manifest, as when a dataset is extended: see `write_lock`. The files
-of a dropped column stay, because the versions before have it.
+As with an extension, only the manifest is replaced, see `write_lock`. The files of a dropped column stay, because
+earlier versions have it.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ ALLOWED = ("unmatched", "repeated")
 _FILES_AT_A_TIME = 8
 _NAMED = 3
 _FIELDS_OF_ANNOTATIONS = ("mask", "masks", "boxes", "keypoints", "images")
-_IS_THERE = "the dataset has it; --replace puts this one in its place, in a new version"
+_IS_THERE = "the dataset has it; --replace replaces it in a new version"
 
 _Rows = dict[str, npt.NDArray[np.int64]]
-"""Split → of each of its samples the row of a table, -1 for none."""
+"""Split → for each of its samples the row of a table, -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsReport:
-    """Columns that were added.
+    """The result of adding columns.
 
     Attributes:
-        fingerprint: Of the new version, or of the new virtual dataset.
+        fingerprint: Fingerprint of the new version, or of the new virtual dataset.
         columns: Column → the type of its values.
-        rows: Rows of the table.
-        unmatched: Rows that belong to no sample.
-        repeated: Rows whose key came before; the first row of a key counts.
-        matched: Split → samples that have a row.
-        samples: Split → all of its samples.
+        rows: Number of rows of the table.
+        unmatched: Number of rows that belong to no sample.
+        repeated: Number of rows with the key of an earlier row; the first row of a key counts.
+        matched: Split → number of samples that have a row.
+        samples: Split → number of samples.
     """
 
     fingerprint: str
@@ -86,10 +86,10 @@ def add(
     storage_options: Mapping[str, Any] | None = None,
     progress: OnShard = None,
 ) -> ColumnsReport:
-    """Add columns of a table to a dataset, as a new version of it. Its tars are not touched.
+    """Add columns of a table to a dataset, as a new version. Its tars are not touched.
 
     A row belongs to the sample that its key names. Samples without a row have no value. After an error or a kill the
-    dataset is unchanged, and the same call continues; if all columns are there already, it returns.
+    dataset is unchanged, and the same call continues; if the columns were added already, nothing changes.
 
     >>> shardflow.columns.add("photos256", "scores.parquet", key="key")
     >>> shardflow.columns.add("photos256", frame, path="file", only=["caption"])
@@ -98,27 +98,27 @@ def add(
         url: A dataset, a directory or a URL.
         table: Path or URL of a `.parquet`, `.csv`, `.tsv` or `.jsonl` file, or an object with Arrow's PyCapsule
             interface, such as a table of pyarrow, pandas, polars or DuckDB. Its columns have numbers, texts, or lists
-            of as many numbers in each row.
-        key: The column of the table with the keys of the samples: "000000042", or "train:000000042" where several
-            splits have the key.
-        path: In place of `key`, the column with the paths of the images as they were packed.
+            of numbers of one length.
+        key: The column of the table with the keys of the samples: "000000042", or "train:000000042" if several splits
+            have the key.
+        path: Instead of `key`, the column with the paths of the images as they were packed.
         only: The columns to add; by default all others.
         split: Add values only to the samples of this split.
-        allow: "unmatched": rows that belong to no sample are left out. "repeated": of rows with the same key, the first
-            counts. Otherwise they are refused.
-        replace: Put columns in place of those that have the same names. Earlier versions keep theirs.
-        to: Make a virtual dataset with the columns here, and leave the dataset unchanged, for example another team's.
-        storage_options: Options of fsspec's file systems, for those of `url`, `table` and `to` that are URLs.
-        progress: Called after each shard whose columns were written.
+        allow: "unmatched" leaves out rows that belong to no sample; "repeated" takes the first row of each key.
+            Otherwise such rows are refused.
+        replace: Replace columns of the same names. Earlier versions keep theirs.
+        to: Make a virtual dataset with the columns at this directory or URL, and leave the dataset unchanged.
+        storage_options: Options of fsspec's file systems for `url`, `table` and `to`, if these are URLs.
+        progress: Called with each shard after its columns were written.
 
     Raises:
-        NotFoundError: The dataset, the table, or a receipt, which has the paths, is missing.
+        NotFoundError: The dataset or the table is missing; or, with `path`, a receipt.
         ConfigError: An argument is wrong, the table does not fit the dataset, or pyarrow is missing.
-        DatasetExistsError: Another process made a version meanwhile, or `to` holds a dataset.
-        StoreError: A place cannot be read or written, or another process is writing there.
+        DatasetExistsError: Another process made a new version meanwhile, or `to` is a dataset.
+        StoreError: Storage cannot be read or written, or another process is writing there.
     """
     if (key is None) == (path is None):
-        raise ConfigError("give the column of the table that names the samples: key= for their keys, or path=")
+        raise ConfigError("name the column of the table that identifies the samples with either key= or path=")
     allow, only = (allow,) if isinstance(allow, str) else allow, (only,) if isinstance(only, str) else only
     if unknown := set(allow) - {*ALLOWED}:
         raise ConfigError(f"allow has {sorted(unknown)}; it takes {', '.join(ALLOWED)}")
@@ -127,7 +127,7 @@ def add(
     _check_names(dataset, loaded, replace, to)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
     counts = _count(loaded, rows, allow, example)
-    if key is not None and all(root.fingerprint for root in dataset.manifest.roots.values()):  # keys that `pack` gave
+    if key is not None and all(root.fingerprint for root in dataset.manifest.roots.values()):  # keys made by `pack`
         _refuse_own_ids(dataset, loaded, rows, key)
     return _added(dataset, loaded, rows, counts, replace, to, storage_options, progress)
 
@@ -144,9 +144,9 @@ def compute(
     storage_options: Mapping[str, Any] | None = None,
     progress: OnShard = None,
 ) -> ColumnsReport:
-    """Add a column that a function computes from a part or a column of each sample, such as the length of its text.
+    """Add a column that a function computes from a part or column of each sample, such as the length of its text.
 
-    Every sample is read once, in order, in this process. After an error the dataset is unchanged.
+    Samples are read once, in order, in this process. After an error the dataset is unchanged.
 
     >>> def count(texts):
     ...     return [len(text.split()) for text in texts]
@@ -154,17 +154,17 @@ def compute(
 
     Args:
         url: A dataset, a directory or a URL.
-        name: The column.
+        name: The name of the new column.
         function: Takes a list with the values of a shard's samples: texts of a `.txt`, values of a `.json`, bytes of
-            another part; numbers or texts of a column. Returns as many values; None for a sample without one.
-        field: The part, such as "txt", or the column. Samples that lack it get no value, and are not in the list.
+            another part; numbers or texts of a column. Returns as many values, None for a sample without a value.
+        field: The part, such as "txt", or the column. Samples that lack it are not in the list, and get no value.
         split: Compute values only for this split.
         replace, to, storage_options, progress: As for `add`.
 
     Raises:
-        ConfigError: No sample has the field, the function returns another number of values, or as `add` does.
+        ConfigError: No sample has the field, the function returns another number of values, or as for `add`.
         IntegrityError, DecodeError: A sample is damaged.
-        DatasetExistsError, NotFoundError, StoreError: As `add` does.
+        DatasetExistsError, NotFoundError, StoreError: As for `add`.
     """
     pa = import_pyarrow()
     dataset = open_dataset(url, storage_options=storage_options)
@@ -191,7 +191,7 @@ def compute(
 
 
 def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
-    """Return the records of a shard that have a part or a column, and its values."""
+    """Return the records of a shard that have a value of a part or column, and the values."""
     if field in split.columns.kinds:
         values, present = split.columns.read(field, number)
         return np.flatnonzero(present), values[present].tolist()
@@ -206,14 +206,14 @@ def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np
 def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: Mapping[str, Any] | None = None) -> str:
     """Make a version of a dataset without some columns; return its fingerprint. Earlier versions keep them.
 
-    If an earlier call has dropped them, nothing changes.
+    If they were dropped already, nothing changes.
 
     >>> fingerprint = shardflow.columns.drop("photos256", ["score"])
 
     Raises:
         NotFoundError: The dataset is missing.
-        ConfigError: It has no such columns.
-        DatasetExistsError: Another process made a version meanwhile.
+        ConfigError: The dataset never had one of the columns, or `names` is empty.
+        DatasetExistsError: Another process made a new version meanwhile.
         StoreError: The dataset cannot be read or written.
     """
     names = [names] if isinstance(names, str) else list(names)
@@ -224,7 +224,7 @@ def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: 
         hint = did_you_mean(lacking[0], columns)
         raise ConfigError(f"{dataset.url} has no column {lacking[0]!r}{hint}; it has {', '.join(columns) or 'none'}")
     if not names:
-        raise ConfigError("nothing says which columns to drop; name one or more")
+        raise ConfigError("names is empty; name one or more columns to drop")
     with dataset.storage.exclusive_writer() as writer:
         remove_leftovers(dataset.storage.local_path(""))
         if columns.keys().isdisjoint(names):
@@ -235,19 +235,19 @@ def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: 
 
 
 def _check_names(dataset: Dataset, table: Table, replaces: bool, to: str | os.PathLike[str] | None) -> None:
-    has_all = to is None and table.columns.keys() <= dataset.manifest.columns.keys()  # which may be these
+    has_all = to is None and table.columns.keys() <= dataset.manifest.columns.keys()  # possibly the same columns
     first = [split.reader.rows(0) for split in dataset.values() if len(split)]
     parts = {part for rows in first if rows for part in rows.parts()}
     parts |= {mask_field(part) for part in dataset.manifest.annotations.masks}
     for name in table.columns:
         if not NAME.fullmatch(name):
-            problem = "the name of a column has letters, digits and _, at most 64"
+            problem = "a column's name must have at most 64 letters, digits and _"
         elif (
             name in COMPUTED_FIELDS or name in parts or name in _FIELDS_OF_ANNOTATIONS or name.startswith(("box_", HAS))
         ):
-            problem = f"that is another field of a batch; so are {', '.join(sorted({*COMPUTED_FIELDS, *parts}))}"
+            problem = f"the name is taken by a field of a batch: {', '.join(sorted({*COMPUTED_FIELDS, *parts}))}"
         elif name in TABLE_FIELDS:
-            problem = f"that is what conditions call something else; so are {', '.join(TABLE_FIELDS)}"
+            problem = f"the name has another meaning in conditions, like {', '.join(TABLE_FIELDS)}"
         elif name in dataset.manifest.columns and not replaces and not has_all:
             problem = _IS_THERE
         else:
@@ -260,7 +260,7 @@ def _refusal(name: str, problem: str) -> ConfigError:
 
 
 def _refuse_other_values(dataset: Dataset, table: Table, rows: _Rows) -> None:
-    """Refuse columns that the dataset has, unless an earlier call, whose end was not seen, has added these values."""
+    """Refuse columns that the dataset has, unless an earlier call added the same values."""
     made = _NewFiles(dataset, table, rows, {name: dataset.manifest.columns[name].stem for name in table.columns})
     made.digest()
     for name, column in made.columns().items():
@@ -269,12 +269,12 @@ def _refuse_other_values(dataset: Dataset, table: Table, rows: _Rows) -> None:
 
 
 def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | None) -> tuple[_Rows, str]:
-    """Return the row of each sample of a dataset, and the key of one; a key that two samples have is refused."""
+    """Return the row of each sample of a dataset, and the key of a sample; refuse ambiguous keys."""
     import pyarrow as pa
     from pyarrow import compute
 
     if only_split is not None:
-        dataset[only_split]  # or raises
+        dataset[only_split]  # raises ConfigError if it does not exist
     if by_path:
         remedy = "join by key (--key), or add the columns to"
         refuse_virtual(dataset, "receipts", remedy, "join by key (--key)")
@@ -305,18 +305,20 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
 def _paths(dataset: Dataset, shard: Shard) -> Sequence[str]:
     if (made := find_receipt(dataset.storage, shard.receipt_name, shard)) is None:
         url = dataset.storage.url(shard.receipt_name)
-        raise NotFoundError(f"{url} is missing, which has the paths of the images: restore it, or join by key (--key)")
+        raise NotFoundError(
+            f"{url}, which lists the paths of the images, is missing; restore it, or join by key (--key)"
+        )
     return made.sources
 
 
 def _refuse_shared(table: Table, rows: _Rows) -> None:
-    """Refuse keys that several samples have, in one split or in several."""
+    """Refuse keys of several samples, in one split or several."""
     used = np.concatenate([*rows.values()])
     numbers, counts = np.unique(used[used >= 0], return_counts=True)
     if len(shared := numbers[counts > 1]):
         example = table.keys[int(shared[0])].as_py()
         splits = [split for split, found in rows.items() if (found == shared[0]).any()]
-        message = f"{plural(len(shared), 'key')} of the table, such as {example!r}, are those of several samples"
+        message = f"{plural(len(shared), 'key')} of the table, such as {example!r}, match several samples"
         if len(splits) > 1:
             remedy = f"write '{splits[0]}:{example}' into the table, or name the split with --split {splits[0]}"
         else:
@@ -325,7 +327,7 @@ def _refuse_shared(table: Table, rows: _Rows) -> None:
 
 
 def _refuse_own_ids(dataset: Dataset, table: Table, rows: _Rows, field: str) -> None:
-    """Refuse keys that match by accident: the part `json` of the last sample that has a row says another one."""
+    """Refuse keys that match by accident: the part `json` of the last matched sample has another one."""
     split = next(split for name, split in dataset.items() if (rows[name] >= 0).any())
     number = int(np.flatnonzero(rows[split.name] >= 0)[-1])
     key = table.keys[int(rows[split.name][number])].as_py()
@@ -339,13 +341,13 @@ def _refuse_own_ids(dataset: Dataset, table: Table, rows: _Rows, field: str) -> 
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(dataset.storage.read_range(split.shards[shard].name, offset, offset + size))
         if isinstance(found, dict) and str(found.get(field, key)) != key:
-            message = f"`pack` gave the key {key!r} to the sample whose json has {field!r} {found[field]!r:.30}"
-            remedy = "join that by columns.compute(URL, NAME, FUNCTION, field='json')"
+            message = f"the sample with pack's key {key!r} has {field!r} {found[field]!r:.30} in its json"
+            remedy = "join by the json with columns.compute(URL, NAME, FUNCTION, field='json')"
             raise ConfigError(f"{message}; {remedy}, or write '{split.name}:{key}' for pack's key")
 
 
 def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:
-    """Refuse paths from which different images were packed, such as `extend` adds; copies of one have one value."""
+    """Refuse paths from which different images were packed, as by `extend`; copies of an image get the same value."""
     used = np.concatenate([*rows.values()])
     if len(np.unique(used[used >= 0])) == (used >= 0).sum():
         return
@@ -354,7 +356,7 @@ def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:
     numbers, counts = np.unique(np.unique(np.stack([used, images])[:, used >= 0], axis=1)[0], return_counts=True)
     if len(shared := numbers[counts > 1]):
         example = table.keys[int(shared[0])].as_py()
-        message = f"different images were packed from {example!r}, and from {len(shared) - 1} other paths"
+        message = f"different images were packed from {example!r} and {len(shared) - 1} other paths"
         raise ConfigError(f"{message}; join by key (--key)")
 
 
@@ -372,7 +374,8 @@ def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict
     if not (used >= 0).any():
         example = table.keys[0].as_py() if total else "nothing"
         raise ConfigError(
-            f"no row belongs to a sample: the table has keys such as {example!r}, samples such as {ours!r}"
+            f"no row belongs to a sample: the table has keys such as {example!r}, samples such as {ours!r}; join by "
+            "another column of the table"
         )
     if unmatched and "unmatched" not in allow:
         some = ", ".join(repr(table.keys[int(row)].as_py()) for row in unused[:_NAMED]) or "null"
@@ -380,13 +383,13 @@ def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict
         raise ConfigError(f"{message}; leave them out with allow= or --allow unmatched")
     if repeated and "repeated" not in allow:
         keys = Counter(table.keys.drop_null().to_pylist()).most_common(1)
-        message = f"{plural(repeated, 'row')} of {total} have the key of a row before, such as {keys[0][0]!r}"
+        message = f"{plural(repeated, 'row')} of {total} have the key of an earlier row, such as {keys[0][0]!r}"
         raise ConfigError(f"{message}; take the first row of each key with allow= or --allow repeated")
     return {"rows": total, "unmatched": unmatched, "repeated": repeated, **_matched(rows)}
 
 
 def _matched(rows: _Rows) -> dict[str, dict[str, int]]:
-    """Return how many samples of each split have a row, and how many there are."""
+    """Return the number of samples of each split that have a row, and of all its samples."""
     matched = {split: int((found >= 0).sum()) for split, found in rows.items()}
     return {"matched": matched, "samples": {split: len(found) for split, found in rows.items()}}
 
@@ -428,7 +431,7 @@ def _shard_values(dataset: Dataset, table: Table, rows: _Rows) -> Iterator[tuple
 
 
 class _NewFiles:
-    """The files of columns of a table: made once to know their content, for the lock, and again to be written."""
+    """The files of a table's columns: made once for the digest in the lock, and again to be written."""
 
     def __init__(self, dataset: Dataset, table: Table, rows: _Rows, stems: Mapping[str, str] | None = None) -> None:
         self._given, old = (dataset, table, rows), dataset.manifest
@@ -442,7 +445,7 @@ class _NewFiles:
             yield shard, [files.add(split, shard, values[files.name]) for files in self._made]
 
     def columns(self) -> dict[str, Column]:
-        """Return the entries of the columns in the manifest, when all files were yielded."""
+        """Return the entries of the columns in the manifest, after all files were yielded."""
         return {files.name: files.column() for files in self._made}
 
     def digest(self) -> str:
@@ -454,7 +457,7 @@ class _NewFiles:
 
 
 def _add_version(dataset: Dataset, table: Table, rows: _Rows, writer: Writer, progress: OnShard) -> str:
-    """Write the files of columns for the shards, and publish the version that has them."""
+    """Write the files of the columns, and publish the version that has them."""
     lock = acquire_to_extend(dataset.storage, _NewFiles(dataset, table, rows).digest, dataset.fingerprint, writer)
     if lock.blob is None:
         lock.read_version()  # another process may have made a version since the dataset was opened
@@ -473,20 +476,20 @@ def _add_version(dataset: Dataset, table: Table, rows: _Rows, writer: Writer, pr
 
 
 def write_file(lock: WriteLock, name: str, data: bytes) -> None:
-    """Write the file of a column; only one that an unfinished attempt has left may be there."""
+    """Write the file of a column; the only file that may exist is that of an unfinished attempt."""
     storage = lock.storage
     if storage.version(name) is not None:
         found = storage.read(name, most_bytes=MAX_FILE_BYTES)
         if found == data:
             return
         if not is_ours(found):
-            message = f"{storage.url(name)} exists, and shardflow did not write it"
+            message = f"{storage.url(name)} exists, but shardflow did not write it"
             raise ConfigError(f"{message}; move it away, or give the column another name")
     lock.put(name, data)
 
 
 def _publish(dataset: Dataset, lock: WriteLock, columns: Mapping[str, Column]) -> str:
-    """Publish the version of a dataset that has these columns; return its fingerprint."""
+    """Publish a version with these columns; return its fingerprint."""
     old = dataset.manifest
     gone = tuple(
         column.stem for column in old.columns.values() if column.stem not in {c.stem for c in columns.values()}
@@ -495,9 +498,9 @@ def _publish(dataset: Dataset, lock: WriteLock, columns: Mapping[str, Column]) -
 
 
 def publish_version(dataset: Dataset, lock: WriteLock, new: Manifest) -> str:
-    """Publish a version of a dataset that has the same quarantine; return its fingerprint."""
+    """Publish a version with the same quarantine; return its fingerprint."""
     name, bad = dataset.read_quarantine() or (quarantine.FILE_NAME, b"")
-    shared = name == quarantine.FILE_NAME and not new.roots  # which later versions find too
+    shared = name == quarantine.FILE_NAME and not new.roots  # later versions find it too
     lock.replace_version(new.fingerprint, new.to_bytes(), None if shared or not bad else bad)
     lock.release()
     return new.fingerprint
@@ -511,7 +514,7 @@ def _add_to_view(
     storage_options: Mapping[str, Any] | None,
     progress: OnShard,
 ) -> str:
-    """Make a virtual dataset of all samples, with the columns that they have and the new ones."""
+    """Make a virtual dataset of all samples, with the old columns and the new ones."""
     everything = {name: (name, np.ones(len(split), dtype=np.bool_)) for name, split in dataset.items()}
     contents = selected_contents(dataset, everything, f"columns {', '.join(table.columns)} of {dataset.fingerprint}")
 

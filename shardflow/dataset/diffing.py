@@ -1,4 +1,4 @@
-"""Diff: compare two datasets by their manifests, indexes and receipts. No tar is read."""
+"""Diff: compares two datasets by their manifests, indexes and receipts, without reading tars."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitDiff:
-    """The differences of a split; a pair is (of the first dataset, of the second).
+    """The differences of a split; pairs are (first dataset, second dataset).
 
     Attributes:
-        samples, shards: Numbers of samples and of shards.
-        same_shards: How many shards have tars that are the same, byte for byte.
-        by: How samples were compared: "source" by the path of the input, if both datasets have receipts, else "content"
-            by size and CRC-32 of the image.
-        both: How many samples both datasets have.
-        changed_images: How many of these have another image; only if they were compared by source.
-        changed_parts: How many have the same image and another label, caption or other part; only by source, too.
-        only: How many samples only one dataset has.
-        examples: Some of their sources.
+        samples, shards: Number of samples and of shards.
+        same_shards: Number of shards whose tars are equal, byte for byte.
+        by: How samples were compared: "source", by the path of the input, if both datasets have receipts; else
+            "content", by size and CRC-32 of the image.
+        both: Number of samples in both datasets.
+        changed_images: Number of these with different images; 0 if compared by content.
+        changed_parts: Number of these with equal images but different labels, captions or other parts; 0 by content.
+        only: Number of samples in one dataset only.
+        examples: Sources of some of these; empty if compared by content.
     """
 
     samples: tuple[int, int]
@@ -48,16 +48,16 @@ class SplitDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """The differences of two datasets; a pair is (of the first dataset, of the second).
+    """The differences of two datasets; pairs are (first dataset, second dataset).
 
     Attributes:
-        fingerprints: The fingerprints; they are equal if the datasets are.
-        recipe: Setting → its two values, if they differ; None if a recipe lacks it.
-        annotations: Declaration, such as "boxes" → its two texts, if they differ; None if a dataset lacks it.
-        columns: Column → its two types with a digest of its values, if they differ; None if a dataset lacks it.
-        classes_only: Names of the classes that only one dataset has.
-        renumbered: Names of the classes that have another number in each.
-        splits: Split → its differences; also for a split that only one dataset has.
+        fingerprints: The fingerprints, equal for equal datasets.
+        recipe: Setting → pair of different values; None if a recipe lacks it.
+        annotations: Declaration, such as "boxes" → pair of different texts; None if a dataset lacks it.
+        columns: Column → pair of different types and digests of values; None if a dataset lacks it.
+        classes_only: Names of the classes in one dataset only.
+        renumbered: Names of the classes with different numbers.
+        splits: Split → its differences, also for a split in one dataset only.
     """
 
     fingerprints: tuple[str, str]
@@ -70,7 +70,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether the datasets are the same."""
+        """Whether the datasets are equal."""
         return self.fingerprints[0] == self.fingerprints[1]
 
 
@@ -89,13 +89,13 @@ def diff(
 
     Args:
         a, b: The datasets.
-        a_options, b_options: Options of fsspec's file systems, where `a` or `b` is a URL.
-        progress: Called after each shard whose index was read.
+        a_options, b_options: Options of fsspec's file systems for `a` and `b`, if these are URLs.
+        progress: Called with each shard after its index was read.
 
     Raises:
         NotFoundError: A dataset or an index does not exist.
-        IntegrityError: An index is not the one packed.
-        StoreError: One of them is out of reach.
+        IntegrityError: An index differs from the packed one.
+        StoreError: A dataset cannot be reached.
     """
     first, second = open_dataset(a, storage_options=a_options), open_dataset(b, storage_options=b_options)
     declared = [each.manifest.annotations.describe() for each in (first, second)]
@@ -146,9 +146,9 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitD
 
 
 class _Side:
-    """The shards of a split in one of the datasets; of each sample, the checksums of its parts and its source.
+    """The shards of a split in one of the datasets, with checksums of the parts and the source of each sample.
 
-    The sources are None if a receipt is missing or does not fit its shard.
+    The sources are None if a receipt is missing or does not belong to its shard.
     """
 
     def __init__(self, dataset: Dataset, split: str, receipts: bool, progress: OnShard) -> None:
@@ -171,7 +171,7 @@ class _Side:
 
 
 def _other_checksums(index: Index) -> list[int]:
-    """Return for each record a number of its parts that are neither key nor image: names, CRC-32s and sizes."""
+    """Return for each record a hash of the names, CRC-32s and sizes of its parts except key and image."""
     images = {part.encode() for part in IMAGE_PARTS}
     contents: list[set[tuple[bytes, int, int]]] = [
         set() for _ in range(int(index["record"][-1]) + 1 if len(index) else 0)

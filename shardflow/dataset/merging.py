@@ -1,4 +1,4 @@
-"""Merge: several datasets as one dataset over the same tars."""
+"""Merge: several datasets become one, over the same tars."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def merge(
 ) -> VirtualReport:
     """Make a dataset at `dst` of all samples of several datasets, split by split. No tar is copied.
 
-    A sample that several of them have, because they are subsets of one dataset, comes once; one that they have in
-    different splits is refused. Labels are numbers inside the tars, so these numbers must mean the same in all
-    datasets: one list of classes, or lists that begin alike.
+    A sample of several datasets, which are subsets of one, comes once; if it is in different splits, the merge is
+    refused. Labels are numbers inside the tars and must mean the same in all datasets: the lists of classes must be
+    equal, or one must be the beginning of the other.
 
     >>> shardflow.merge(["photos256", "sketches256"], "both256")
 
     Args:
         srcs: Two or more datasets.
         dst: A directory or URL without a dataset; on this machine if a source is.
-        src_options, dst_options: Options of fsspec's file systems, where sources or `dst` are URLs.
+        src_options, dst_options: Options of fsspec's file systems for `srcs` and `dst`, if these are URLs.
 
     Returns:
         The fingerprint of the new dataset, and the numbers of its samples and shards.
 
     Raises:
         NotFoundError: A dataset does not exist.
-        ConfigError: `srcs` has fewer than two datasets, their classes or annotations do not fit together, one sample is
-            in different splits, or `dst` cannot name the tars.
-        DatasetExistsError: `dst` holds a dataset.
+        ConfigError: `srcs` has fewer than two datasets, their classes, annotations or columns do not fit together, a
+            sample is in different splits, or `dst` cannot name the tars.
+        DatasetExistsError: `dst` is a dataset.
         StoreError: A source cannot be read, or `dst` cannot be written.
     """
     if len(srcs) < 2:
@@ -79,13 +79,13 @@ def _common_annotations(datasets: Sequence[Dataset]) -> Annotations:
     for dataset in datasets:
         if (found := dataset.manifest.annotations) != first.manifest.annotations:
             ours, theirs = (str(each.describe() or "nothing") for each in (first.manifest.annotations, found))
-            message = f"{first.url} declares {ours} of its parts, {dataset.url} declares {theirs}"
-            raise ConfigError(f"{message}; their samples do not fit together: pack them alike, or load them with a Mix")
+            message = f"{first.url} declares the annotations {ours}, {dataset.url} declares {theirs}"
+            raise ConfigError(f"{message}; pack both with the same annotations, or load them with a Mix")
     return first.manifest.annotations
 
 
 def _common_kinds(datasets: Sequence[Dataset]) -> dict[str, str]:
-    """Return the columns that any of the datasets has; ConfigError where two have other values in one."""
+    """Return the columns of all datasets → kinds; ConfigError if a column has different kinds."""
     kinds: dict[str, str] = {}
     for dataset in datasets:
         for name, column in dataset.manifest.columns.items():
@@ -96,7 +96,7 @@ def _common_kinds(datasets: Sequence[Dataset]) -> dict[str, str]:
 
 
 def _check_splits(datasets: Sequence[Dataset]) -> None:
-    """Check that no sample would come in two splits, because two datasets have it in different ones."""
+    """Check that no sample is in different splits of two datasets."""
     found: dict[str, list[tuple[Dataset, str, int]]] = {}
     for dataset in datasets:
         for split in dataset:
@@ -109,13 +109,13 @@ def _check_splits(datasets: Sequence[Dataset]) -> None:
         for (one, split, ours), (other, other_split, theirs) in itertools.combinations(read, 2):
             if one is not other and split != other_split and np.isin(ours, theirs).any():
                 raise ConfigError(
-                    f"samples of the split {split} of {one.url} are in the split {other_split} of {other.url}, and "
-                    "would be in both; merge the datasets that were split, and split the result"
+                    f"samples of the split {split} of {one.url} are in the split {other_split} of {other.url}; merge "
+                    "the datasets before splitting, and split the result"
                 )
 
 
 def _merged_shards(datasets: Sequence[Dataset], split: str) -> Iterator[SelectedRows]:
-    """Yield the shards of a split: each tar once, with all records that any of the datasets has of it."""
+    """Yield the shards of a split: each tar once, with the records of all datasets."""
     found: dict[str, list[tuple[TarLocation, Split, int]]] = {}
     for dataset in datasets:
         if split in dataset:
@@ -140,20 +140,20 @@ def _begins(index: Index) -> npt.NDArray[np.uint64]:
 
 
 def _fill(column: Values, values: Values, rows: npt.NDArray[np.intp], what: str) -> None:
-    """Put values into these rows of a column; ConfigError where other values are there."""
+    """Put values into these rows of a column; ConfigError if they contradict values there."""
     both = column.present[rows] & values.present
     found, given = column.values[rows[both]], values.values[both]
     if not ((found == given) | ((found != found) & (given != given))).all():  # NaN is equal to NaN here
-        message = f"column {what} has other values for the same samples in two of the datasets"
+        message = f"column {what} has different values for the same samples in two of the datasets"
         raise ConfigError(f"{message}; drop it from one of them with `shardflow columns drop`")
     column.values[rows[values.present]] = values.values[values.present]
     column.present[rows[values.present]] = True
 
 
 def _union(indexes: Sequence[Index]) -> Index:
-    """Return the records of all indexes of one tar, each once, in the order of the tar."""
+    """Return the different records of all indexes of a tar, in the order of the tar."""
     rows = np.concatenate(list(indexes))
-    # A record has another number in each index, but the offset of its first member is the same.
+    # A record's number differs between indexes, but the offset of its first member does not.
     begins = np.concatenate([index["offset"][np.searchsorted(index["record"], index["record"])] for index in indexes])
     _, unique = np.unique(rows["offset"], return_index=True)
     rows, begins = rows[unique], begins[unique]

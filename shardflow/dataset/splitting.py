@@ -1,4 +1,4 @@
-"""Split: hold training samples out for validation, once or fold by fold, in datasets over the same tars."""
+"""Split: datasets over the same tars that hold out training samples, once or fold by fold."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ def split(
 ) -> VirtualReport:
     """Make a dataset at `dst` in which parts of the split `train` of `src` are `val`, `test` or both. No tar is copied.
 
-    Each class gives the same share, as nearly as whole groups of samples allow. Copies of one image are a group, also
-    in different classes, and so are samples with the same value of `group`. Other splits are kept as they are.
+    The same share of each class is held out, as nearly as whole groups of samples allow. Copies of an image form a
+    group, also in different classes, as do samples with the same value of `group`. Other splits do not change.
 
     >>> shardflow.split("scans256", "scans256-held-out", val=0.1)
     >>> shardflow.split("scans256", "scans256-by-patient", val=0.1, test=0.1, group="patient")
 
     Args:
-        src: A dataset with a split `train`, and without the splits that are made.
+        src: A dataset with a split `train`, and without the new splits.
         dst: A directory or URL without a dataset; on this machine if `src` is.
         val, test: Shares of the samples to hold out, above 0 and together below 1; by default `val=0.1`.
-        group: The samples of one group stay in one split, such as those of a patient, a place or a video. A field of
-            the samples' `.json`, where packing keeps the other columns of a table, for which the tars are read; or a
-            value for each training sample, in order. A sample without a value (None, NaN or "") is a separate group.
+        group: Samples of one group, such as a patient, place or video, stay in one split. A field of the samples'
+            `.json`, to which packing adds the other columns of a table (the tars are read for it); or a value per
+            training sample, in order. Each sample without a value (None, NaN or "") is a separate group.
         seed: Random seed; another seed holds out other samples.
-        src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
-        progress: Called after each shard whose labels were read, and again after each whose groups were read.
+        src_options, dst_options: Options of fsspec's file systems for `src` and `dst`, if these are URLs.
+        progress: Called with each shard after its labels were read, and again after its groups were read.
 
     Returns:
-        The fingerprint of the new dataset, and the numbers of its samples and shards. A warning names a group that is
+        The fingerprint of the new dataset, and the numbers of its samples and shards. Warnings name a group that is
         larger than `val` or `test` should be, and classes that a split lacks.
 
     Raises:
         NotFoundError: The dataset does not exist.
-        ConfigError: An argument is wrong, a sample lacks the field `group`, a split would be empty, or `dst`
-            cannot name the tars.
-        DatasetExistsError: `dst` holds a dataset.
+        ConfigError: An argument is wrong, a sample lacks the field `group`, a split would be empty, or `dst` cannot
+            name the tars.
+        DatasetExistsError: `dst` is a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
     shares = {name: share for name, share in (("val", val), ("test", test)) if share is not None} or {"val": 0.1}
@@ -114,12 +114,11 @@ def split_folds(
 ) -> dict[str, VirtualReport]:
     """Make the datasets of a k-fold cross-validation: `dst/fold0`, `dst/fold1`, …. No tar is copied.
 
-    Each training sample of `src` is in the split `val` of exactly one of them, and in `train` of all others. The folds
-    have the same number of samples, and of samples of each class, to one, or as nearly as whole groups allow: see
-    `split`. Other splits are kept as they are. The same call, made again after it was stopped, continues.
+    Each training sample of `src` is in the split `val` of exactly one dataset, and in `train` of all others. The
+    numbers of samples in the folds, in total and per class, differ by one at most, or as little as whole groups allow,
+    see `split`. Other splits do not change. After an interruption, the same call continues.
 
-    Existing folds come from a field, such as the column `fold` of a packed table, which has the name of each sample's
-    fold. The fold 3 becomes `dst/fold3`.
+    Existing folds come from a field, such as the column `fold` of a packed table: fold 3 becomes `dst/fold3`.
 
     >>> shardflow.split_folds("scans256", "scans256-folds", folds=5)
     >>> shardflow.split_folds("scans256", "scans256-given", folds="fold")
@@ -127,29 +126,31 @@ def split_folds(
     Args:
         src, group, seed, src_options, dst_options, progress: As for `split`.
         dst: A directory or URL; on this machine if `src` is.
-        folds: Number of folds, 2 or more; or a field with the fold of each sample; or the folds, one for each training
-            sample, in order. Folds that are given take no `group`.
+        folds: Number of folds, 2 or more; or a field with the fold of each sample; or the fold of each training sample,
+            in order. Existing folds cannot be combined with `group`.
 
     Returns:
-        The report of each fold by its name below `dst`, such as "fold0". Warnings name a group that is larger than a
-        fold should be, classes that a split lacks, and copies of an image in several given folds.
+        Name below `dst`, such as "fold0" → report. Warnings name a group that is larger than a fold should be, classes
+        that a split lacks, and copies of an image in several existing folds.
 
     Raises:
         NotFoundError, ConfigError, StoreError: As for `split`.
-        DatasetExistsError: A fold holds another dataset than this call makes. None is written then.
+        DatasetExistsError: A fold's place has another dataset than this call makes. Then nothing is written.
     """
     seed = check_integer("seed", seed)
     dataset = _open_without(["val"], src, src_options)
     if isinstance(folds, Iterable):  # a text, too
         if group is not None:
-            raise ConfigError("folds that are given keep their samples; leave group out")
+            raise ConfigError("existing folds keep their samples; leave group out")
         names, fold_of = sample_folds(dataset["train"], folds, progress)
         samples, has_several = _read_samples(dataset, None, seed, progress)
         if len(names) < 2:
-            raise ConfigError(f"all training samples are in the fold {', '.join(names)}; a cross-validation takes two")
+            raise ConfigError(
+                f"all training samples are in fold {', '.join(names)}; a cross-validation needs two folds"
+            )
         if np.unique(np.stack([samples.groups, fold_of]), axis=1).shape[1] > samples.groups.max() + 1:
             logger.warning(
-                "copies of one image are in several of the given folds; `--folds %d` keeps them together", len(names)
+                "copies of an image are in several existing folds; `--folds %d` would keep them together", len(names)
             )
         made_by = f"of {len(names)} given{f', by {folds}' if isinstance(folds, str) else ''}"
     else:
@@ -174,7 +175,7 @@ def split_folds(
 
 
 def _even_folds(samples: _Samples, folds: int) -> I64:
-    """Return the fold of each sample, and warn of a group that is too large for one."""
+    """Return the fold of each sample, and warn of a group that is larger than a fold."""
     sizes = np.bincount(samples.groups)
     if len(sizes) < folds:
         count = plural(len(samples.groups), "training sample")
@@ -190,7 +191,7 @@ def _even_folds(samples: _Samples, folds: int) -> I64:
 def _with_classes(
     report: VirtualReport, dataset: Dataset, samples: _Samples, parts: Mapping[str, Mask], where: str = ""
 ) -> VirtualReport:
-    """Return a report with the samples of each class in these parts of `train`; warn of classes that a part lacks."""
+    """Return a report with the class counts of these parts of `train`; warn of classes that a part lacks."""
     names = dataset.classes or ()
     counts = {
         split: np.bincount(samples.classes[part & (samples.classes >= 0)], minlength=len(names))
@@ -206,16 +207,16 @@ def _with_classes(
 
 
 class _Samples(NamedTuple):
-    """The facts that decide about the training samples: arrays of one length."""
+    """The properties of the training samples by which they are split, arrays of one length."""
 
-    classes: I64  # the lowest of several, -1 for none
-    hashes: keyed_rng.U64  # random numbers, equal for copies of one image
+    classes: I64  # the lowest class of several, -1 for none
+    hashes: keyed_rng.U64  # random numbers, equal for copies of an image
     groups: I64  # numbers from 0
 
 
 def _read_samples(dataset: Dataset, group: Group, seed: int, progress: OnShard) -> tuple[_Samples, bool]:
     """Return the training samples, and whether any of them has several classes."""
-    hashes = sample_hashes(dataset, "train", keyed_rng.key(seed, "split"))  # other ones than `subset` with this seed
+    hashes = sample_hashes(dataset, "train", keyed_rng.key(seed, "split"))  # independent of `subset` with this seed
     classes, has_several = _first_classes(dataset, progress)
     return _Samples(classes, hashes, sample_groups(dataset["train"], hashes, group, progress)), has_several
 
@@ -239,12 +240,12 @@ def _open_without(
         if split in dataset:
             message = f"{dataset.url} already has a split {split}, with {plural(len(dataset[split]), 'sample')}"
             other = "; `--test 0.1` makes a split test" if split == "val" and "test" not in dataset else ""
-            raise ConfigError(f"{message}; use that, or split a dataset of only the training part{other}")
+            raise ConfigError(f"{message}; use it, or split a dataset with only the training part{other}")
     return dataset
 
 
 def _with_splits(dataset: Dataset, parts: Mapping[str, Mask], made_by: str) -> Contents:
-    """Return the contents of the dataset in which these parts of `train` are splits, and `train` is the rest."""
+    """Return the contents of the dataset with these parts of `train` as splits, and the rest as `train`."""
     selection = {name: (name, np.ones(len(dataset[name]), dtype=np.bool_)) for name in dataset}
     left = ~np.logical_or.reduce([*parts.values()])
     selection |= {"train": ("train", left), **{name: ("train", mask) for name, mask in parts.items()}}
@@ -252,7 +253,7 @@ def _with_splits(dataset: Dataset, parts: Mapping[str, Mask], made_by: str) -> C
 
 
 def _first_classes(dataset: Dataset, progress: OnShard) -> tuple[I64, bool]:
-    """Return the class of each training sample, the lowest of several, -1 for none; and whether any has several."""
+    """Return the lowest class of each training sample, -1 for none, and whether any has several."""
     train = dataset["train"]
     if dataset.classes is None:
         return np.full(len(train), -1, dtype=np.int64), False
@@ -265,7 +266,7 @@ def _first_classes(dataset: Dataset, progress: OnShard) -> tuple[I64, bool]:
 
 
 def _stratified(samples: _Samples, share: float, seed: int) -> Mask:
-    """Return which samples are held out: the share of each class, and of all samples (largest remainders)."""
+    """Return which samples are held out: this share of each class and of all samples, by largest remainders."""
     part_of = _deal_groups(samples, np.array([share, 1 - share]))
     names, columns, sizes = np.unique(samples.classes, return_inverse=True, return_counts=True)
     exact = sizes * share
@@ -281,7 +282,7 @@ def _stratified(samples: _Samples, share: float, seed: int) -> Mask:
 
 
 def _folds(samples: _Samples, folds: int) -> I64:
-    """Return the fold of each sample: larger groups are dealt first, and the others are stretches of each class."""
+    """Return the fold of each sample: groups are dealt first, then single samples class by class."""
     fold_of = _deal_groups(samples, np.full(folds, 1 / folds))
     names, columns = np.unique(samples.classes, return_inverse=True)
     dealt = fold_of >= 0
@@ -292,7 +293,7 @@ def _folds(samples: _Samples, folds: int) -> I64:
     order = order[~dealt[order]]
     ends = np.cumsum(np.bincount(columns[order], minlength=len(names)))
     begins = np.concatenate([[0], ends[:-1]])
-    # In random order, because the samples that classes have beyond an even share are dealt in turn.
+    # Classes in random order, because their samples beyond an even share are dealt in turn.
     for column in np.argsort(_lowest(samples.hashes, columns, len(names)), kind="stable").tolist():
         begin, end = begins[column], ends[column]
         counts = _levelled(have[column], totals, int(end - begin))
@@ -302,14 +303,14 @@ def _folds(samples: _Samples, folds: int) -> I64:
 
 
 def _lowest(hashes: keyed_rng.U64, numbers: I64, count: int) -> keyed_rng.U64:
-    """Return the lowest hash of each class or group, which are numbered from 0."""
+    """Return the lowest hash of each class or group, numbered from 0."""
     lowest = np.full(count, np.iinfo(np.uint64).max, dtype=np.uint64)
     np.minimum.at(lowest, numbers, hashes)
     return lowest
 
 
 def _levelled(have: I64, totals: I64, count: int) -> I64:
-    """Return how many of `count` samples each fold gets, so that folds, which have some, end as even as can be."""
+    """Return how many of `count` samples each fold gets, so that the folds end up as even as possible."""
     order = np.lexsort((totals, have))
     levels = have[order]
     missing = levels * np.arange(1, len(have) + 1) - np.cumsum(
@@ -325,10 +326,10 @@ def _levelled(have: I64, totals: I64, count: int) -> I64:
 
 
 def _deal_groups(samples: _Samples, shares: npt.NDArray[np.float64]) -> I64:
-    """Return the part of each sample whose group has others, -1 for those that are alone.
+    """Return the part of each sample in a group of several, -1 for single samples.
 
-    Groups are dealt from the largest power of two downwards, in random order within one. Each goes to the part that
-    lacks most of its classes and of all samples. So each part gets large and small groups by its share.
+    Groups are dealt by descending power of two of their size, in random order within a power. Each goes to the part
+    that lacks most of its classes and of all samples, so each part gets large and small groups by its share.
     """
     part_of = np.full(len(samples.groups), -1, dtype=np.int64)
     sizes = np.bincount(samples.groups)

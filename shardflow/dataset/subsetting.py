@@ -1,4 +1,4 @@
-"""Subset: some samples of a dataset, as a dataset over the same tars."""
+"""Subset: a selection of a dataset's samples, as a dataset over the same tars."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def subset(
     dst_options: Mapping[str, Any] | None = None,
     progress: OnShard = None,
 ) -> VirtualReport:
-    """Make a dataset at `dst` of some samples of the dataset at `src`. Its tars stay where they are.
+    """Make a dataset at `dst` of selected samples of the dataset at `src`. No tar is copied.
 
-    The conditions are applied to each split, in the order of the arguments. The classes keep their numbers, which are
+    The conditions are applied to each split, in the order of the arguments. Classes keep their numbers, which are
     inside the tars.
 
     >>> shardflow.subset("photos256", "cats256", classes=["cat", "kitten"])
@@ -46,19 +46,19 @@ def subset(
     >>> shardflow.subset("s3://bucket/photos256", "tenth256", fraction=0.1)
 
     Args:
-        src: A dataset. A subset of a subset names the tars themselves.
+        src: A dataset; of a subset, the new one refers directly to the tars.
         dst: A directory or URL without a dataset; on this machine if `src` is.
-        classes: Names of classes: keep their samples.
+        classes: Keep the samples of these classes.
         keys: Keep the samples with these keys; "train:000000042" if several splits have the key.
-        where: A condition in SQL, such as "score > 0.5 and class in ('cat', 'dog')". It may name the columns that were
-            added, split, shard, number, key, class, classes, width, height and bytes. A sample that lacks a value which
-            it needs is not kept. The samples are chosen now: later changes of columns do not change the subset.
-        fraction: Keep this share at random, above 0 and below 1, rounded to whole samples. The same seed keeps the same
+        where: A condition in SQL, such as "score > 0.5 and class in ('cat', 'dog')". It may name added columns, and
+            split, shard, number, key, class, classes, width, height and bytes. Samples that lack a value for it are not
+            kept. It is evaluated now: later changes of columns do not change the subset.
+        fraction: Keep this random share, above 0 and below 1, rounded to whole samples. The same seed keeps the same
             samples, and a smaller share is part of a larger one.
         limit: Keep at most this many samples of each split, at random in the same way.
         seed: Random seed of `fraction` and `limit`.
-        src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
-        progress: Called after each shard whose labels or keys were read.
+        src_options, dst_options: Options of fsspec's file systems for `src` and `dst`, if these are URLs.
+        progress: Called with each shard after its labels, keys or values were read.
 
     Returns:
         The fingerprint of the new dataset, and the numbers of its samples and shards.
@@ -66,11 +66,11 @@ def subset(
     Raises:
         NotFoundError: The dataset does not exist.
         ConfigError: An argument is wrong, no sample is selected, or `dst` cannot name the tars.
-        DatasetExistsError: `dst` holds a dataset.
+        DatasetExistsError: `dst` is a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
     if all(condition is None for condition in (classes, keys, where, fraction, limit)):
-        raise ConfigError("nothing says which samples to keep; give classes, keys, where, fraction or limit")
+        raise ConfigError("a subset needs a condition: give classes, keys, where, fraction or limit")
     for name, names in (("classes", classes), ("keys", keys)):
         if isinstance(names, str):
             raise ConfigError(f"{name} must be a list of names, found {names!r}")
@@ -114,7 +114,7 @@ def _keep_classes(dataset: Dataset, masks: dict[str, Mask], classes: Collection[
     unknown = sorted(set(classes) - set(dataset.classes))
     if unknown:
         known = first_few(dataset.classes, _SHOWN_NAMES)
-        raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}; its {len(dataset.classes)} begin with {known}")
+        raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}; its {len(dataset.classes)} classes are {known}")
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():
         labels = read_labels(split, len(dataset.classes), progress)
@@ -124,8 +124,8 @@ def _keep_classes(dataset: Dataset, masks: dict[str, Mask], classes: Collection[
 def find_keys(
     dataset: Dataset, keys: Collection[str], progress: OnShard = None, *, gone: Collection[str] = ()
 ) -> dict[str, Mask]:
-    """Return which samples of each split have these keys; ConfigError where one has none, unless it is `gone`."""
-    wanted, found = set(keys), dict[str, list[tuple[int, str, str]]]()  # key → where its samples are
+    """Return which samples of each split have these keys; ConfigError for unknown keys that are not `gone`."""
+    wanted, found = set(keys), dict[str, list[tuple[int, str, str]]]()  # key → places of its samples
     masks: dict[str, Mask] = {}
     for name, split in dataset.items():
         kept: list[bool] = []

@@ -1,7 +1,7 @@
-"""Sync: copy a dataset to another place, verified on its way, the manifest last.
+"""Sync: copies a dataset to another place, verified in transit, the manifest last.
 
-It copies the files that the manifest names, columns included, and the receipts, records of removals and quarantine that
-still exist. The same call continues a sync that was stopped. The copy has the same bytes and the same fingerprint.
+It copies the files that the manifest names, including columns, and the receipts, records of removals and quarantine
+that exist. The copy has the same bytes and the same fingerprint.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SHARDS_AT_A_TIME = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """A sync that is finished.
+    """The result of a sync.
 
     Attributes:
-        copied, copied_bytes: Tars that were copied.
-        found, found_bytes: Tars that were already there.
+        copied, copied_bytes: Number and size of the tars that were copied.
+        found, found_bytes: Number and size of the tars that `dst` had already.
         fingerprint: The dataset's fingerprint.
     """
 
@@ -57,26 +57,27 @@ def sync(
     dst_options: Mapping[str, Any] | None = None,
     progress: OnShard = None,
 ) -> SyncReport:
-    """Copy the dataset at `src` to `dst`, each a directory or a URL. The same call continues a sync that was stopped.
+    """Copy the dataset at `src` to `dst`, each a directory or a URL. After an interruption, the same call continues.
 
-    If the dataset was extended, the newest version is copied, without the manifests of older versions. The copy of a
-    virtual dataset has copies of the whole tars, in `bases/`: it needs nothing else, and keeps the fingerprint.
+    Only the newest version is copied, without the manifests of older ones. The copy of a virtual dataset includes the
+    whole tars, in `bases/`, and keeps the fingerprint.
 
     >>> report = shardflow.sync("photos256", "s3://bucket/copy256")
 
     Args:
         src: A dataset.
-        dst: A new or empty directory or URL, or a copy of the same dataset, finished or not. Files that are missing
-            there, or have another size, are copied; other damage is found by `verify`.
-        src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
-        progress: Called after each shard, in this thread.
+        dst: A new or empty directory or URL, or a copy of the same dataset, finished or not. Into a finished copy, only
+            missing indexes, and missing tars and columns or those of another size, are copied; `verify` finds other
+            damage.
+        src_options, dst_options: Options of fsspec's file systems for `src` and `dst`, if these are URLs.
+        progress: Called with each shard after it was copied or found, in this thread.
 
     Raises:
         NotFoundError: The dataset or one of its shards does not exist.
-        IntegrityError: A shard is not the one packed; it is not copied.
-        FormatError: The quarantine does not list as many inputs as the manifest says.
-        DatasetExistsError: `dst` holds another dataset.
-        ConfigError: `dst` holds other files.
+        IntegrityError: A shard differs from the packed one; it is not copied.
+        FormatError: The quarantine is damaged, or its length differs from the manifest.
+        DatasetExistsError: `dst` is another dataset.
+        ConfigError: `dst` has other files.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
     dataset = open_dataset(src, storage_options=src_options)
@@ -88,11 +89,11 @@ def sync(
     with own.exclusive_writer() as writer:
         finished = target.version(manifest.FILE_NAME) is not None
         if not finished:
-            dataset.quarantine()  # which raises an error if it is damaged, before anything is copied
+            dataset.quarantine()  # raises an error if it is damaged, before anything is copied
         lock = None if finished else _begin(own, dataset.fingerprint)
         if finished and manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
             raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
-        # One listing tells what a finished copy has lost: to read all of it is the job of `verify`.
+        # A listing shows the files that a finished copy has lost; reading them is for `verify`.
         sizes = {own.url(name): listed.size for name, listed in own.listing().items()} if finished else {}
 
         def has_tar(shard: Shard) -> bool:
@@ -106,7 +107,7 @@ def sync(
         def confirm(*published: str) -> None:
             if lock is not None:
                 lock.confirm(published)
-            elif not roots:  # whose tars no command purges
+            elif not roots:  # no command purges the tars of virtual datasets
                 refuse_purged(target, dataset.fingerprint, published)
 
         def copy(shard: Shard) -> bool:
@@ -164,7 +165,7 @@ def sync(
 
 
 def _is_copied(target: Storage, shard: Shard) -> bool:
-    """Return whether an earlier attempt has copied a shard. A remote storage publishes whole blobs; a disk is read."""
+    """Return whether an earlier attempt copied a shard, by its size; on a disk, also by its SHA-256."""
     if (found := target.version(shard.name)) is None or found.size != shard.bytes:
         return False
     path = target.local_path(shard.name)
@@ -176,5 +177,5 @@ def _begin(target: Storage, fingerprint: str) -> WriteLock:
     names = target.listing()
     foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK_NAME}.")]  # of a killed `acquire`
     if foreign and LOCK_NAME not in names:
-        raise ConfigError(f"{target} is not empty: it holds {foreign[0]!r}; choose an empty or a new destination")
+        raise ConfigError(f"{target} is not empty: it has {foreign[0]!r}; choose an empty or a new destination")
     return acquire(target, lambda: fingerprint)

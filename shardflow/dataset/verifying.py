@@ -1,8 +1,8 @@
-"""Verify: find everything that is wrong with a dataset, not only the first problem.
+"""Verify: finds all problems of a dataset.
 
 Each shard is compared with the manifest (size, SHA-256), the tar format and its index, and each member with its CRC-32.
-A seek table that readers use is compared with its scan, which takes the native kernel. A finding names the file and, if
-it concerns one sample, the sample.
+With the native kernel, seek tables that readers use are compared with their scans. A finding names the file and, if it
+concerns one sample, the sample.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Finding:
 
     Attributes:
         file: Name of the file, below the dataset.
-        problem: The expectation and the finding.
+        problem: What is wrong, and the remedy if there is one.
         key: The key of the sample; None if the problem does not concern one sample.
     """
 
@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """The file, and the sample if it is one."""
+        """The file, and the sample if there is one."""
         return self.file if self.key is None else f"{self.file}, sample {self.key}"
 
     def __str__(self) -> str:
@@ -62,8 +62,10 @@ class Finding:
 def verify_dataset(dataset: Dataset, *, progress: OnShard = None) -> list[Finding]:
     """Read a whole dataset and return all damage, by split and shard; `progress` is called after each shard.
 
-    A remote dataset is read at its URL, not in the cache. A single file that cannot be read is a finding; StoreError if
-    the dataset is out of reach.
+    A remote dataset is read at its URL, not in the cache. A single unreadable file is a finding.
+
+    Raises:
+        StoreError: The dataset cannot be reached.
     """
     tars: dict[str, list[Shard]] = {}  # shards of a virtual dataset can share a tar, which is read once
     for shard in dataset.shards:
@@ -72,7 +74,7 @@ def verify_dataset(dataset: Dataset, *, progress: OnShard = None) -> list[Findin
     tables = dataset.manifest.packed_tables
     if any(shard.name in tables for shard in dataset.shards) and not native.available():
         reason = native.describe()
-        logger.warning("seek tables are not compared with their images, because here none can be made: %s", reason)
+        logger.warning("seek tables are not compared with their images, which needs the native kernel: %s", reason)
     for shards in tars.values():
         for shard, found in zip(shards, _verify_tar(dataset, shards), strict=True):
             findings += found
@@ -87,7 +89,7 @@ def verify_records(dataset: Dataset) -> list[Finding]:
 
 
 def verify_columns(dataset: Dataset) -> list[Finding]:
-    """Return the files of columns that are missing or are not those that were added."""
+    """Return the files of columns that are missing or damaged."""
     findings = []
     for split in dataset.values():
         for file in split.columns.files():
@@ -99,14 +101,14 @@ def verify_columns(dataset: Dataset) -> list[Finding]:
 
 
 def _check_quarantine(dataset: Dataset) -> list[Finding]:
-    """Return the damage of the list of inputs that were left out, where the manifest says that some were."""
+    """Return the damage of the quarantine, if the manifest says that inputs were left out."""
     made = dataset.manifest
     if (left_out := made.inputs - made.samples) <= 0:
         return []
     name = quarantine.version_name(made.fingerprint) if made.roots else quarantine.FILE_NAME
     try:
         if (record := dataset.read_quarantine()) is None:
-            problem = f"does not exist, and the manifest says that inputs were left out: {left_out}"
+            problem = f"does not exist, but the manifest says that {left_out} inputs were left out"
             return [Finding(name, f"{problem}; restore it from a copy")]
         name, data = record
         quarantine.from_bytes(data, inputs=left_out)
@@ -116,7 +118,7 @@ def _check_quarantine(dataset: Dataset) -> list[Finding]:
 
 
 def _check_receipts(dataset: Dataset) -> list[Finding]:
-    """Return the damage of receipts, by which a dataset is extended and repaired. Readers do not need them."""
+    """Return the damage of receipts, which extending and repairing need."""
     findings = []
     for name in dataset.manifest.receipt_names:
         try:
@@ -129,15 +131,14 @@ def _check_receipts(dataset: Dataset) -> list[Finding]:
 
 
 def verify_shard(dataset: Dataset, shard: Shard) -> list[Finding]:
-    """Return everything that is wrong with a shard of a dataset."""
+    """Return all problems of a shard of a dataset."""
     return _verify_tar(dataset, [shard])[0]
 
 
 def _verify_tar(dataset: Dataset, shards: Sequence[Shard]) -> list[list[Finding]]:
     """Return the findings of each of the shards that share a tar.
 
-    A remote tar with a wrong SHA-256 is read again: bytes that were damaged on the way differ each time, stored bytes
-    do not.
+    A remote tar with a wrong SHA-256 is read again: damage in transit differs each time, stored damage does not.
     """
     storage, name, digests = dataset.storage, shards[0].name, list[str]()
     while True:
@@ -182,10 +183,10 @@ class _ShardCheck:
         self._labelled: set[int] = set()
 
     def findings(self, size: int, sha256: str) -> list[Finding]:
-        """Return everything that was found in the shard, whose tar has this size and SHA-256."""
+        """Return all problems of the shard, given the size and SHA-256 of its tar."""
         whole = []
         if size != self.shard.bytes:
-            whole.append(Finding(self.shard.name, f"has {size} bytes, the manifest says {self.shard.bytes}"))
+            whole.append(Finding(self.shard.name, f"has {size} bytes, but the manifest says {self.shard.bytes}"))
         if sha256 != self.shard.sha256:
             whole.append(Finding(self.shard.name, "its SHA-256 differs from the manifest's"))
         unlabelled = self._keys.keys() - self._labelled if self._labelled else set()  # a split may have no labels
@@ -208,13 +209,13 @@ class _ShardCheck:
                     self.check_record(tar, record, reported=str(error))
             return
         if len(self._keys) != self.shard.samples:
-            self._add(f"holds {len(self._keys)} samples, the manifest says {self.shard.samples}")
+            self._add(f"has {len(self._keys)} samples, but the manifest says {self.shard.samples}")
         if self.index is not None:
             self._compare_indexes(self.index, rows.index())
 
     def check_record(self, tar: TarFile, record: int, *, reported: str = "") -> None:
-        """Check a record where the index has it: in a tar of which a virtual dataset may have some samples alone, or
-        which cannot be walked, for a reason that is `reported`.
+        """Check a record at its place in the index: in a tar of a virtual dataset, or in one that cannot be walked
+        because of a damage that was `reported`.
         """
         assert self.rows is not None
         key = f"record {record}"
@@ -239,7 +240,7 @@ class _ShardCheck:
     def _compare_indexes(self, index: Index, rebuilt: Index) -> None:
         """Compare the index of the shard with the index rebuilt from its tar, member by member."""
         if len(index) != len(rebuilt):
-            problem = f"has {len(index)} members, the shard has {len(rebuilt)}"
+            problem = f"has {len(index)} members, but the shard has {len(rebuilt)}"
             self._found.append(Finding(self.shard.index_name, problem))
         columns = shard_index.DTYPE.names or ()
         common = min(len(index), len(rebuilt))
@@ -250,7 +251,7 @@ class _ShardCheck:
             self._add(problem, self._keys[found[0]])
 
     def _check_content(self, tar: TarFile, row: Row, key: str) -> None:
-        """Check a label, and the seek table of an image in a shard whose pack made them: readers use those."""
+        """Check a label, or the seek table of an image in a shard whose tables readers use."""
         part = row.part.decode()
         if part in IMAGE_PARTS and self._has_tables and row.size <= MAX_SAMPLE_BYTES:
             if problem := _table_problem(tar.read(row.offset, row.size), row, self.manifest.recipe):
@@ -258,7 +259,7 @@ class _ShardCheck:
         elif part in LABEL_PARTS and self.manifest.classes is not None:
             self._labelled.add(row.record)
             payload = tar.read(row.offset, min(row.size, MAX_LABEL_BYTES + 1))
-            # Tars of other writers may have zeros before a number, and a line break after it.
+            # Tars of other tools may have leading zeros, and a line break after a number.
             strict = not self.manifest.roots
             try:
                 parse_labels(part, payload, classes=len(self.manifest.classes), strict=strict)
@@ -267,13 +268,13 @@ class _ShardCheck:
 
 
 def _table_problem(image: memoryview, row: Row, recipe: Mapping[str, Any]) -> str:
-    """Return the problem of an image's seek table; "" if it has none, and without the kernel."""
+    """Return the problem of an image's seek table; "" if it has none, or without the kernel."""
     if not native.available() or not is_jpeg(image) or (segment := seek_table.find(image)) is None:
         return ""
-    # A merge of datasets with different recipes does not say what each allowed.
+    # A merge of datasets with different recipes has no limit.
     most = recipe.get("max_pixels", MAX_PIXELS) if recipe else max(MAX_PIXELS, row.width * row.height)
     is_right = segment == native.seek_table(image, max_pixels=most)
-    return "" if is_right else "its seek table does not belong to its scan: crops of it can be wrong"
+    return "" if is_right else "its seek table does not belong to its scan, so crops of it can be wrong"
 
 
 def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:

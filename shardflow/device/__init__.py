@@ -1,4 +1,4 @@
-"""Batches on a device: copied there while the training step runs, and augmented there."""
+"""Device: batches are copied to a device while the training step runs, and augmented there."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The prefetcher: copies batches to a device before they are asked for, and augments them there."""
+"""The prefetcher: copies batches to a device ahead of the training step, and augments them there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .transform_chain import DeviceTransform, PreparedBatch, TransformChain
 
 
 class Prefetcher:
-    """Iterates over a loader with its batches on a device, augmented there; usable wherever the loader is.
+    """Iterates over a loader with its batches copied to a device and augmented there; usable wherever the loader is.
 
     >>> loader = shardflow.Loader(url, batch_size=256, fields=("image", "label", "random_key"))
     >>> transforms = [shardflow.device.RandomErasing(0.25), shardflow.device.Normalize()]
@@ -35,25 +35,24 @@ class Prefetcher:
 
     On a CUDA device a thread copies the next batches while the training step runs, through page-locked memory and on a
     separate stream. Transforms run on the caller's current stream when a batch is requested, without gradients and
-    outside of autocast. A batch belongs to the caller: its memory is never overwritten. On other devices nothing
-    overlaps: batches are copied, if need be, and augmented when they are requested, in the caller's thread.
+    outside autocast. The memory of a batch is never overwritten. On other devices nothing overlaps: batches are copied
+    and augmented when they are requested, in the caller's thread.
 
-    The field "random_key" is removed from the batches. `state_dict` counts the batches returned, not the prefetched
-    ones.
+    The field "random_key" is removed from the batches. `state_dict` counts returned batches, not prefetched ones.
 
     Args:
         loader: A `Loader` or `Mix`, or any iterable of batches: a tensor, or tensors nested in tuples, lists and dicts.
-            For a GPU it should have workers: without workers, its transforms run in the thread that copies, and seed
-            the global generators that the training step draws from.
+            For a GPU it should have workers: otherwise its transforms run in the copying thread, and seed the global
+            generators that the training step draws from.
         device: "cuda", "cuda:1", "cpu", or a `torch.device`.
         transforms: Applied in order to the field "image" [B, C, H, W], or to each of its views: transforms of this
-            package, which draw from the field "random_key" of the loader, or any callable that takes and returns
-            images. `DecodeJpeg`, which decodes the images, must be the first.
+            package, which draw from the loader's field "random_key", or any callable that takes and returns images.
+            `DecodeJpeg` must be the first.
         batch_transform: Called last, with the fields of a batch as arguments; returns the batch. For
             `torchvision.transforms.v2.MixUp` and the like.
-        dtype: The dtype of floating-point images at the end: of tensors with four or more dimensions. uint8
-            images stay uint8, and targets keep their dtype.
-        channels_last: Whether tensors [B, C, H, W] get that memory format at the end.
+        dtype: Final dtype of floating-point images, that is tensors with four or more dimensions. uint8 images stay
+            uint8, and targets keep their dtype.
+        channels_last: Whether tensors [B, C, H, W] get this memory format in the end.
         buffers: Batches on the device ahead of the one in use, 1 or more.
 
     Raises:
@@ -86,23 +85,23 @@ class Prefetcher:
         self._copy_stream = stream = copy_stream_for(self.device)
         self._buffers = [BatchBuffer(stream) for _ in range(buffers)] if stream is not None else []
         self._stats = StatsRecorder()
-        self._timer = EventTimer()  # of the transforms on a device with a copy stream
+        self._timer = EventTimer()  # times transforms on devices with a copy stream
         self._thread: PrefetchThread | None = None
         self._iterations = 0
 
     @property
     def dataset(self) -> Any:
-        """The `dataset` of the loader, as `len(batches.dataset)`."""
-        return self.loader.dataset  # type: ignore[attr-defined] # otherwise an AttributeError says so
+        """The `dataset` of the loader."""
+        return self.loader.dataset  # type: ignore[attr-defined] # AttributeError if it has none
 
     @property
     def epoch(self) -> int:
-        """The loader's epoch: of the running iteration, or of the next."""
+        """The loader's epoch, of the running iteration or the next."""
         return self.loader.epoch  # type: ignore[attr-defined, no-any-return]
 
     def __len__(self) -> int:
-        """Return the number of batches that each rank gets in a whole epoch, if the loader knows it."""
-        return len(self.loader)  # type: ignore[arg-type] # otherwise a TypeError says so
+        """Return the number of batches per rank in a whole epoch, if the loader has a length."""
+        return len(self.loader)  # type: ignore[arg-type] # TypeError if it has none
 
     def __iter__(self) -> Iterator[Any]:
         """Start where the loader starts. A new iteration ends the previous one."""
@@ -124,7 +123,7 @@ class Prefetcher:
     def _check_running(self, iteration: int) -> None:
         if iteration != self._iterations:
             raise ConfigError(
-                "this iteration has ended: the prefetcher was iterated again or its cursor was moved; to run two "
+                "this iteration ended, because the prefetcher was iterated again or its cursor was moved; for two "
                 "iterations at a time, use two prefetchers"
             )
 
@@ -141,13 +140,13 @@ class Prefetcher:
                 prepared = self._prepare(batch)
                 prepared = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), prepared)
                 batch = self._transform(prepared, in_buffer=False)
-                iteration.hand_out()  # only now: a batch does not count if a transform fails on it
+                iteration.hand_out()  # a batch does not count if a transform fails on it
                 self._stats.answered(waiting_s=loaded - requested, transforms_s=time.perf_counter() - loaded)
                 yield batch
 
     def _prefetched(self, copy_stream: CopyStream) -> Generator[Any, None, None]:
         number = self._begin()
-        # A batch may be on the device already, made by work that is queued on the compute stream.
+        # The loader's batches may be on the device, made by work that is queued on the compute stream.
         copy_stream.record_compute().block_copy_stream()
         with self._iteration() as iteration:
             thread = self._thread = PrefetchThread(iteration.batches, copy_stream, self._buffers, self._prepare)
@@ -160,19 +159,19 @@ class Prefetcher:
                     answered = time.perf_counter()
                     if prefetched is None:
                         return
-                    # Training continued during a wait in which the device still had work.
+                    # Training continued during the wait if the device still had work.
                     stalled = answered - requested if copy_stream.compute_is_idle() else 0.0
                     for_data = min(stalled, max(0.0, prefetched.loaded_at - requested))
                     batch = prefetched.buffer.consume(functools.partial(self._transform, in_buffer=True), timer)
                     thread.release(prefetched.buffer)
                     iteration.hand_out()
                     self._stats.answered(waiting_s=for_data, copying_s=stalled - for_data)
-                    timer = self._timer  # the first batch is apart
+                    timer = self._timer  # the first batch is not timed
                     yield batch
             finally:
                 thread.close()
                 if self._thread is thread:
-                    self._thread = None  # breaks a cycle of references: the loader must end with its last reference
+                    self._thread = None  # breaks a reference cycle that would keep the loader alive
                 for buffer in self._buffers:
                     buffer.retire()
 
@@ -193,7 +192,7 @@ class Prefetcher:
         dtype = self._dtype if converted else tensor.dtype
         if self._channels_last and tensor.dim() == 4:  # one pass over the images for both
             tensor = tensor.to(dtype, memory_format=torch.channels_last)
-            return tensor.contiguous(memory_format=torch.channels_last)  # where strides that mean either were kept
+            return tensor.contiguous(memory_format=torch.channels_last)  # if ambiguous strides were kept
         return tensor.to(dtype)
 
     def set_epoch(self, epoch: int) -> None:
@@ -206,7 +205,7 @@ class Prefetcher:
         self._method("set_epoch")(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state after the last batch that was returned.
+        """Return the loader's state after the last returned batch.
 
         Raises:
             ConfigError: The loader is not a `Loader` or `Mix`.
@@ -225,23 +224,23 @@ class Prefetcher:
         self._method("load_state_dict")(state)
 
     def stats(self, *, whole_run: bool = False) -> Stats:
-        """Return where the time went since the iteration began; `print` it for advice."""
+        """Return the statistics of the current iteration, or of the whole run; `print` them for advice."""
         stats, counts = self._stats.stats(whole_run=whole_run), {}
-        if callable(loader_stats := getattr(self.loader, "stats", None)):  # it may be some batches ahead
+        if callable(loader_stats := getattr(self.loader, "stats", None)):  # may be some batches ahead
             loaded = loader_stats(whole_run=whole_run)
             counts = {name: getattr(loaded, name) for name in ("samples", "read_bytes", "network_bytes", "replaced")}
         return dataclasses.replace(stats, transforms_s=stats.transforms_s + self._timer.seconds(), **counts)
 
     def _method(self, name: str) -> Callable[..., Any]:
         method: Callable[..., Any] | None = getattr(self.loader, name, None)
-        is_ahead = "state" in name and not isinstance(self.loader, Engine)  # of the batches that were returned
+        is_ahead = "state" in name and not isinstance(self.loader, Engine)  # its state counts prefetched batches
         if method is None or is_ahead:
-            raise ConfigError(f"a {type(self.loader).__name__} has no {name} here; use a shardflow.Loader or Mix")
+            raise ConfigError(f"with a {type(self.loader).__name__}, {name} cannot work; use a shardflow.Loader or Mix")
         return method
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return a device that is available; a CUDA device with its index."""
+    """Return an available device, a CUDA device with its index; ConfigError if it is not available."""
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -251,8 +250,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
     backend = {"cuda": torch.cuda, "mps": torch.backends.mps}.get(device.type)
     if backend is not None and not backend.is_available():
         raise ConfigError(
-            f"device {str(device)!r} is not available: the machine has none, its driver is missing, or this torch "
-            f"({torch.__version__}) was built without support for it; use device='cpu', where everything works too"
+            f"device {str(device)!r} is not available: the machine has none, its driver is missing, or torch "
+            f"{torch.__version__} was built without support for it; use device='cpu', which supports everything too"
         )
     if device.type != "cuda":
         return device
@@ -263,7 +262,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 class _Uncounted(contextlib.AbstractContextManager["_Uncounted"]):
-    """An iteration of a loader that has no cursor."""
+    """An iteration of a loader without a cursor."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.batches = _closable(loader)
@@ -276,5 +275,5 @@ class _Uncounted(contextlib.AbstractContextManager["_Uncounted"]):
 
 
 def _closable(loader: Iterable[Any]) -> Generator[Any, None, None]:
-    """Return a generator over the loader, which can be closed, unlike the iterators of many loaders."""
+    """Return a generator over the loader, because not all iterators can be closed."""
     yield from loader

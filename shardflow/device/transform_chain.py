@@ -1,4 +1,4 @@
-"""The transforms of a prefetcher, applied in order: which fields of a batch and which keys each of them gets."""
+"""The transforms of a prefetcher, applied in order, each with its fields of a batch and its keys."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ DeviceTransform = KeyedTransform | MixingTransform | DecodeJpeg | Callable[[torc
 
 
 class PreparedBatch(NamedTuple):
-    """A batch that was checked, on its way to the device."""
+    """A checked batch on its way to the device."""
 
-    batch: Any  # its boxes and keypoints are transformed already
-    key: int | None  # of 64 bits, if the batch has one
+    batch: Any  # boxes and keypoints are transformed already
+    key: int | None  # 64 bits, if the batch has keys
     annotated: Columns
-    params: dict[int, torch.Tensor]  # by which they were transformed, by the number of the transform: for the pixels
+    params: dict[int, torch.Tensor]  # number of a transform → the parameters that it used for boxes and keypoints
 
 
 class TransformChain:
     """Applies transforms to batches, and removes the field `random_key`.
 
     Keyed transforms get images and keys; mixing transforms get images, labels and keys; any other callable, such as an
-    augmentation of Kornia or torchvision, gets only the images. Other callables draw from the global generators of
-    torch, Python and numpy. Where batches have keys, these generators are seeded from the key of the batch's first
-    sample, so the draws depend on (seed, epoch, first sample).
+    augmentation of Kornia or torchvision, gets only the images. If batches have keys, the global generators of torch,
+    Python and numpy, from which such callables draw, are seeded from the key of the batch's first sample: draws depend
+    on (seed, epoch, first sample).
 
-    Images in several views, a tuple of tensors, are augmented view by view, each with its own random numbers; the
-    first one as it would be alone. Mixed views would need a common target, so mixing is an error.
+    Views, a tuple of tensors, are augmented with different random numbers; the first view is augmented as it would be
+    alone. Mixed views would need a common target, so mixing is an error.
 
     Masks, boxes, the fields of boxes and keypoints follow the images through `SpatialTransform`s, see
     `annotation_columns`. The images of a list, which differ in size, are transformed one by one.
 
-    If the loader has no `fields`, the fields of a dict are its keys, and any other batch has an image and a label.
+    If the loader has no `fields`, a dict has its keys as fields, and any other batch has an image and a label.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TransformChain:
                 raise ConfigError(f"a transform must be a callable instance, such as Normalize(), found {transform!r}")
         check_callable("batch_transform", batch_transform)
         if any(isinstance(transform, DecodeJpeg) for transform in transforms[1:]):
-            raise ConfigError("DecodeJpeg must be the first transform: it makes the images that the others take")
+            raise ConfigError("DecodeJpeg must be the first transform, as it decodes the images for the others")
         first = transforms[0] if transforms else None
         self._decode = first if isinstance(first, DecodeJpeg) else None
         others = transforms[1:] if self._decode is not None else transforms
@@ -82,7 +82,7 @@ class TransformChain:
         if fields is not None:
             self._remedy = "pass batch_transform to the prefetcher, not to the loader"
         kinds = [kind for kind, _ in self._transforms]
-        # Whether a callable of another library may draw from the global generators.
+        # Callables of other libraries may draw from the global generators.
         ours = all(isinstance(kind, (KeyedTransform, MixingTransform)) for kind in kinds)
         self._use_generators = batch_transform is not None or not ours
         self._needed = {"image"} if transforms else set[str]()
@@ -93,13 +93,13 @@ class TransformChain:
         if fields is not None:
             if missing := self._missing(fields):
                 raise ConfigError(
-                    f"the transforms need {', '.join(missing)}, the loader's fields are {', '.join(fields)}; "
+                    f"the transforms need {', '.join(missing)}, but the loader's fields are {', '.join(fields)}; "
                     f"give it fields={(*fields, *missing)}"
                 )
             self._annotations.find(fields)
 
     def _missing(self, fields: Collection[str]) -> list[str]:
-        """Return which fields the transforms need that are not among these."""
+        """Return the fields that the transforms need but that are not among these."""
         return sorted((self._needed | ({_label_field(fields)} if self._mixes else set())) - set(fields))
 
     def prepare(self, batch: Any, device: torch.device) -> PreparedBatch:
@@ -109,18 +109,18 @@ class TransformChain:
         for leaf in _pytree.tree_leaves(batch):
             if not isinstance(leaf, torch.Tensor) and _holds_tensors(leaf):
                 raise ConfigError(
-                    f"a batch contains a {type(leaf).__name__}, whose tensors cannot be moved to a device; return "
+                    f"a batch contains a {type(leaf).__name__}, whose tensors cannot be copied to a device; return "
                     "tuples, lists or dicts of tensors"
                 )
         fields = self._split(batch)
         if missing := self._missing(fields):
             raise ConfigError(
-                f"the transforms need {', '.join(missing)}, a batch has {', '.join(fields)}; {self._remedy}"
+                f"the transforms need {', '.join(missing)}, but a batch has {', '.join(fields)}; {self._remedy}"
             )
         there = [field for field, column in fields.items() if column is not None]
         if missing := self._missing(there):
             raise ConfigError(
-                f"the transforms need {', '.join(missing)}, which a source of the mix lacks: its batch has None there"
+                f"the transforms need {', '.join(missing)}, which a source of the mix lacks; give its loader the field"
             )
         keys = fields.get(KEY_FIELD)
         key = int(keys[0]) & (2**64 - 1) if isinstance(keys, torch.Tensor) and len(keys) else None
@@ -134,10 +134,10 @@ class TransformChain:
         return PreparedBatch(batch, key, annotated, params)
 
     def __call__(self, prepared: PreparedBatch, *, in_buffer: bool) -> Any:
-        """Return a batch that `prepare` returned, and that is now on the device, transformed.
+        """Transform a batch that `prepare` returned and that is now on the device.
 
-        With `in_buffer` it is in memory that will be overwritten. The caller clones tensors in tuples, lists and
-        dicts. It cannot find those that `batch_transform` puts into other objects, so `batch_transform` gets clones.
+        `in_buffer` says that its memory will be overwritten. The caller clones tensors in tuples, lists and dicts, but
+        cannot find those in other objects, so `batch_transform` gets clones.
         """
         batch, key, annotated, params = prepared
         if not self._transforms and self._batch_transform is None and KEY_FIELD not in self._fields:
@@ -175,27 +175,26 @@ class TransformChain:
                 return dict(zip(self._fields, batch, strict=True))
             if self._needed:
                 raise ConfigError(
-                    f"expected batches of the fields {', '.join(self._fields)}, found one of {len(batch)} fields; "
-                    f"{self._remedy}"
+                    f"expected a batch of the fields {', '.join(self._fields)}, found {len(batch)}; {self._remedy}"
                 )
             return {str(number): column for number, column in enumerate(batch)}
         return {"image": batch}
 
     def _join(self, fields: dict[str, Any], batch: Any) -> Any:
-        """Return fields as a dict, tuple or tensor, as the batch is."""
+        """Return fields in the form of the batch: a dict, tuple or tensor."""
         if isinstance(batch, Mapping):
             return fields
         return tuple(fields.values()) if isinstance(batch, (tuple, list)) else fields["image"]
 
 
 def _uncompiled(transform: Any) -> Any:
-    """Return the transform that `torch.compile` of it, or of its `__call__`, was given; any other as it is."""
+    """Return the transform below `torch.compile` of it or its `__call__`; any other unchanged."""
     function = inspect.unwrap(transform)
     return getattr(function, "__self__", function)
 
 
 def _augment(kind: object, transform: Any, images: Any, keys: torch.Tensor, number: int) -> Any:
-    """Return images, transformed by transform `number`: a batch, each view, or each image of a list."""
+    """Apply transform `number` to a batch of images, to each view, or to each image of a list."""
     if is_views(images):
         places = ((number, view) if view else (number,) for view in range(len(images)))
         return tuple(_augment_batch(kind, transform, *each, keys) for each in zip(images, places, strict=True))
@@ -207,7 +206,7 @@ def _augment(kind: object, transform: Any, images: Any, keys: torch.Tensor, numb
 def _augment_batch(
     kind: object, transform: Any, images: torch.Tensor, place: tuple[int, ...], keys: torch.Tensor
 ) -> torch.Tensor:
-    """Return a batch, transformed; `place` is the number of the transform, and from the second view on its number."""
+    """Transform a batch; `place` is the number of the transform, and for later views that of the view."""
     if isinstance(kind, KeyedTransform):
         _check_images(kind, images)
         keys = functools.reduce(rng.fold, place, keys) if kind.needs_keys else keys
@@ -215,22 +214,22 @@ def _augment_batch(
         return augmented
     augmented = transform(images)
     if not isinstance(augmented, torch.Tensor):
-        raise ConfigError(f"a transform must return a tensor of images, {transform!r} returned {augmented!r:.80}")
+        raise ConfigError(f"a transform must return a tensor of images, but {transform!r} returned {augmented!r:.80}")
     return augmented
 
 
 def _label_field(fields: Collection[str]) -> str:
-    """Return which of these fields is mixed with the images: "label", or "labels" of several classes."""
+    """Return the field that is mixed with the images: "label", or "labels" of several classes."""
     if {"label", "labels"} <= set(fields):
-        raise ConfigError("MixUp and CutMix mix one field with the images, 'label' or 'labels': leave the other out")
+        raise ConfigError("MixUp and CutMix mix either 'label' or 'labels' with the images; leave one of them out")
     return "labels" if "labels" in fields else "label"
 
 
 def _check_sizes(transform: object, images: Any, before: Any, annotated: Columns) -> None:
     if any(image.shape[-2:] != given.shape[-2:] for image, given in zip(images, before, strict=True)):
         raise ConfigError(
-            f"{transform!r} changed the size of the images, and {annotated} cannot follow it; "
-            "transform all of them together in batch_transform"
+            f"{transform!r} changed the size of the images, which {annotated} cannot follow; transform all of them "
+            "together in batch_transform"
         )
 
 
@@ -247,7 +246,7 @@ def _check_images(transform: object, images: Any) -> None:
     if not isinstance(images, torch.Tensor):
         raise ConfigError(
             f"{type(transform).__name__} takes one tensor of images, found {len(images)} views or images of different "
-            "sizes; leave it out, or give the loader a decoder of one size"
+            "sizes; leave the transform out, or use a decoder with one size"
         )
     if images.dim() != 4:
         remedy = "; encoded images need DecodeJpeg() as the first transform" if images.dim() == 2 else ""
@@ -263,7 +262,7 @@ def _holds_tensors(leaf: object) -> bool:
 
 @contextlib.contextmanager
 def _seeded_generators(key: int | None, batch: Any) -> Iterator[None]:
-    """Seed the global generators, on the batch's devices too, and restore them afterwards; no key, no change."""
+    """Seed the global generators, also on the batch's devices, and restore them afterwards; no-op without a key."""
     if key is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Metrics: the statistics of a training loop in the terms of Prometheus and of OpenTelemetry.
+"""Metrics: the statistics of a training loop for Prometheus and OpenTelemetry.
 
-Values are read when they are asked for: by a scrape, or by a reader of OpenTelemetry. Nothing here starts a thread or
-opens a port. Counters count from the start of the run, over all epochs.
+Values are read on demand, by a scrape or an OpenTelemetry reader; no thread is started and no port opened. Counters
+count from the start of the run, over all epochs.
 
 Sources: https://prometheus.io/docs/practices/naming/ and
 https://opentelemetry.io/docs/specs/semconv/general/metrics/
@@ -22,7 +22,7 @@ class _Measured(Protocol):
 
 
 class _Counter(NamedTuple):
-    """A sum of `Stats`: its field, its name, its unit for OpenTelemetry (UCUM), and the unit in Prometheus' names."""
+    """A counter: its field of `Stats`, its name, unit for OpenTelemetry (UCUM), and suffix in Prometheus."""
 
     field: str
     name: str
@@ -47,7 +47,7 @@ _ABOUT_WAITS = "Quantiles of the wait for a batch, over the last 10,000 batches"
 
 
 class PrometheusExporter:
-    """A collector of prometheus_client for a loader, a mix or a device prefetcher; it is registered when it is made.
+    """A collector of prometheus_client for a loader, a mix or a device prefetcher, registered on creation.
 
     >>> exporter = shardflow.metrics.PrometheusExporter(shardflow.Loader("photos256", batch_size=256))
 
@@ -98,7 +98,7 @@ class OpenTelemetryExporter:
 
     Args:
         loader: The iterable of the training loop: a loader or a prefetcher.
-        meter: A `Meter`; by default `opentelemetry.metrics.get_meter("shardflow")`, of the provider that you set.
+        meter: A `Meter`; by default `opentelemetry.metrics.get_meter("shardflow")` of the global provider.
         rank: The attribute `rank`; by default the rank of this process.
 
     Raises:

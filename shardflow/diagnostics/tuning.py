@@ -1,9 +1,8 @@
-"""Tuning: which number of workers and which prefetch factor suit a loader on this machine.
+"""Tuning: the number of workers and the prefetch factor that suit a loader on this machine.
 
-Settings are measured in rounds, in turns, so that other load on the machine affects all of them; each run
-starts its own workers, so that only one setting takes memory at a time. The recommendation is not the fastest setting:
-of those within 3 % of it, it is the one with the fewest workers and then the smallest prefetch factor. The cores and
-the memory that this saves are left to the training.
+Settings are measured in turns, so that other load on the machine affects all of them; each run starts new workers, so
+that only one setting takes memory at a time. Of the settings within 3 % of the fastest, the one with the fewest workers
+and then the smallest prefetch factor is recommended, which leaves cores and memory to the training.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class Trial:
 
     workers: Workers
     measurements: list[Measurement] = field(default_factory=list)
-    first_batches_s: list[float] = field(default_factory=list)  # with the start of the workers
-    batch_bytes: int = 0  # of its tensors
+    first_batches_s: list[float] = field(default_factory=list)  # including the start of the workers
+    batch_bytes: int = 0  # size of a batch's tensors
 
     @property
     def first_batch_s(self) -> float:
@@ -62,7 +61,7 @@ class Trial:
 
     @property
     def shared_bytes(self) -> int:
-        """The most shared memory that its batches take."""
+        """The maximum size of its batches in shared memory."""
         return self.workers.count * (self.workers.prefetch_factor + SLOTS_BEYOND_PREFETCH) * self.batch_bytes
 
     @property
@@ -79,7 +78,7 @@ class TuneReport:
     best: Trial  # the recommended setting
     bottleneck: str  # "cores", "training process", "other processes", "network", "disk" or "not known"
     advice: str  # one line about the bottleneck
-    checks: tuple[Check, ...]  # that failed: other likely causes of a slow loader
+    checks: tuple[Check, ...]  # failed checks: other likely causes of a slow loader
 
     @property
     def settings(self) -> dict[str, int]:
@@ -87,7 +86,7 @@ class TuneReport:
         return self.best.settings
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as values that `json` can write."""
+        """Return the result as plain JSON values."""
         return {
             "settings": self.settings,
             "trials": [
@@ -118,13 +117,13 @@ def tune(
 
     Args:
         make_loader: A function with the argument `num_workers`, a `Workers`, that returns a new `Loader` with it.
-        seconds: Approximate duration, above 0. Every setting is tried once, however long that takes.
+        seconds: Approximate duration, above 0. Every setting is tried at least once.
         workers: The numbers of workers to try, each 1 or more; None tries one to twice the cores of this rank.
         progress: Called after each run.
 
     Returns:
-        A report: `settings` are the recommended arguments and `trials` all that were tried. `bottleneck` and `advice`
-        name the limit of the loader, and `checks` other causes of delay.
+        A report: `settings` are the recommended arguments of `Workers`, and `trials` all measurements. `bottleneck` and
+        `advice` name the limit of the loader, and `checks` other causes of delay.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -144,17 +143,17 @@ def tune(
     report_run = progress or (lambda: None)
     share = seconds * _WORKERS_SHARE
     with warnings.catch_warnings():
-        # More workers than cores are tried on purpose: they help where images come from a slow store.
+        # More workers than cores are tried on purpose: they help with a slow store.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         trials = [Trial(Workers(number, prefetch_factor=DEFAULT_PREFETCH_FACTOR)) for number in numbers]
         _run(make_loader, trials, share, report_run)
         first = _best(trials)
-        # The default factor runs again with the others: its first runs may have been under other load.
+        # The default factor runs again, as its first runs may have been under other load.
         factors = [factor for factor in PREFETCH_FACTORS if factor != DEFAULT_PREFETCH_FACTOR]
         others = [Trial(replace(first.workers, prefetch_factor=factor)) for factor in factors]
         _run(make_loader, [first, *others], seconds - share, report_run)
         trials = sorted([*trials, *others], key=lambda trial: (*trial.settings.values(),))
-        best = _best(trials)  # of all rounds, so that the recommendation is not slower than any measured setting
+        best = _best(trials)
         loader = make_loader(num_workers=best.workers)
     bottleneck, advice = _bottleneck(best, loader, cores)
     return TuneReport(
@@ -167,12 +166,12 @@ def tune(
 
 
 def _run(make_loader: MakeLoader, trials: Sequence[Trial], seconds: float, report_run: Callable[[], object]) -> None:
-    """Run settings in turn until the time is over, each at least once."""
+    """Run settings in turn until the time is up, each at least once."""
     begin, longest = time.monotonic(), 0.0
     for turn in range(_ROUNDS * len(trials)):
         trial, started = trials[turn % len(trials)], time.monotonic()
         if turn >= len(trials) and started + longest > begin + seconds:
-            break  # this run would end too late, and so would the next ones
+            break  # this run and all later ones would end too late
         with LoaderProbe(make_loader(num_workers=trial.workers)) as probe:
             trial.measurements.append(probe.measure(seconds / (_ROUNDS * len(trials)) / 2))
         trial.first_batches_s.append(probe.first_batch_s)
@@ -203,11 +202,11 @@ def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
         )
     others = (measured.machine_cpu_s - measured.cpu_s) / measured.wall_s
     if others >= _OTHER_LOAD * cores:
-        return "other processes", f"they keep {others:.1f} cores busy: end them, and tune again"
+        return "other processes", f"other processes keep {others:.1f} cores busy: end them, and tune again"
     if not all(split.reader.is_local(number) for number in range(len(split.shards))):
         return "network", (
-            "shards were still being downloaded: `shardflow cache warm URL` downloads all of them in advance; "
-            "later epochs need no network"
+            "shards were being downloaded: download all in advance with `shardflow cache warm URL`; later epochs need "
+            "no network"
         )
     size = sum(split.shards.bytes.tolist())
     if measured.disk_bytes >= _FROM_DISK * measured.images * size / len(split):

@@ -1,7 +1,7 @@
 """The base version of an extension: a dataset with the records of its inputs.
 
-Inputs are found by their paths. Whether one is still what was packed is asked in this order, so that nothing is read
-without need: its identity, its size, and a digest of its content.
+Inputs are found by their paths. To read as little as possible, an input is compared by its identity, then its size,
+then a digest of its content.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from .sources.source import Source
 _TAR = re.compile(r"([^/]+\.tar)(?=[/#])")
 
 _READS = 32
-"""Inputs that are read at the same time: most of the time is spent waiting for a disk or a server."""
+"""Inputs that are read at the same time, as most of the time is spent waiting for a disk or server."""
 
 _CHUNK = 1024
 
 _COMPARED = 64
-"""About how many new inputs are looked for under other names."""
+"""Approximate number of new inputs that are looked for under other names."""
 
 _HANDFUL = 8
-"""Inputs that may always be there under other names."""
+"""Number of inputs that may be in the dataset under other names."""
 
 
 class State(enum.IntEnum):
     """The relation of a source's input to a dataset."""
 
-    NEW = 0  # none has its path, or none that could be packed
+    NEW = 0  # no packed input has its path
     KNOWN = 1  # it is in the dataset
-    CHANGED = 2  # one with its path is in the dataset, with another content or in another split
-    UNSURE = 3  # only its content can tell
+    CHANGED = 2  # the dataset has its path with another content, or in another split
+    UNSURE = 3  # its content must be compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +61,21 @@ class BaseVersion:
     """A version of a dataset to which inputs can be added."""
 
     manifest: Manifest
-    sharding: Sharding  # how its inputs were cut into shards
-    receipts: Mapping[str, Receipt]  # the receipts of all jobs by their names
-    skipped: Sequence[Quarantined]  # images that are not in it because their kind was not read
-    parts: frozenset[str]  # the parts that all samples have, other than image and label
+    sharding: Sharding
+    receipts: Mapping[str, Receipt]  # job name → receipt
+    skipped: Sequence[Quarantined]  # images that were left out because their kind was unsupported
+    parts: frozenset[str]  # the parts that all samples have, except image and label
 
     @classmethod
     def read(cls, dataset: Dataset) -> BaseVersion:
         """Read the records of the inputs of a dataset; see `extend` for the errors."""
         storage, made = dataset.storage, dataset.manifest
         if made.roots:
-            message = f"{storage} is made of tars that are elsewhere (`shardflow info {storage}` says where)"
-            remedy = "extend the dataset that they belong to, or index all tars again; and make this one again"
-            raise ConfigError(f"{message}: {remedy}")
+            message = f"{storage} is a virtual dataset, over the tars that `shardflow info {storage}` lists"
+            remedy = "extend the dataset of these tars, or index all tars, and create this one again"
+            raise ConfigError(f"{message}; {remedy}")
         if (sharding := made.sharding) is None:
-            message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
+            message = f"{storage} cannot be extended: it does not record how its inputs were divided into shards"
             raise ConfigError(f"{message}; pack it again")
         shards = {shard.name: shard for shard in dataset.shards}
         try:
@@ -83,23 +83,22 @@ class BaseVersion:
                 name: read_receipt(storage, f"{name}.json", shards.get(f"{name}.tar")) for name in sharding.names()
             }
         except (NotFoundError, FormatError) as error:
-            message = f"extending needs the .json file next to each shard, the list of its inputs ({error})"
-            raise NotFoundError(f"{message}; restore them from where it was packed") from error
+            raise NotFoundError(f"extending needs all receipts: {error}") from error
         skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
         if len(skipped) != made.skipped:
             message = f"{storage} lacks its quarantine, which names the {made.skipped} images that were skipped"
-            raise NotFoundError(f"{message}; restore it from where it was packed")
+            raise NotFoundError(f"{message}; restore it from the machine that packed the dataset")
         may_lack = set(map(image_stem, made.annotations.images))
         parts = frozenset.intersection(*(_parts(split) for split in dataset.values() if len(split)))
         parts = frozenset(part for part in parts if image_stem(part) not in may_lack)
         return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts)
 
     def shard_names(self) -> list[str]:
-        """Return the names of the jobs whose shards the base has, in its order."""
+        """Return the job names of the base's shards, in order."""
         return [shard.name.removesuffix(".tar") for shards in self.manifest.splits.values() for shard in shards]
 
     def compare(self, source: Source) -> dict[str, npt.NDArray[np.int8]]:
-        """Return the `State` of each input of a source, by split; refuse inputs that have other names in the base."""
+        """Return split → `State` of each input; refuse a source whose inputs have other names in the base."""
         self._refuse_other_names(source)
         self._refuse_fewer_parts(source)
         if source.is_dataset:
@@ -114,7 +113,7 @@ class BaseVersion:
         is_elsewhere = _compare_inputs(items.take(rows), others, reader) == State.KNOWN
         for row in rows[is_elsewhere].tolist():
             if any(record.is_packed for record in others.named(items[row].path)):
-                states[row] = State.CHANGED  # the file moves from train to val, and would be in both
+                states[row] = State.CHANGED  # a file that moved, say from train to val, would be in both
         return states
 
     def refuse_copies(self, new: Source) -> None:
@@ -135,23 +134,23 @@ class BaseVersion:
         copies = [(item.path, known[content]) for item, content in zip(alike, found, strict=True) if content in known]
         if len(copies) > max(_HANDFUL, len(items) // 2):
             raise ConfigError(
-                f"{len(copies)} of {len(items)} new inputs that were compared, of {new.inputs}, are in the dataset "
-                f"under other names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, pack all into a "
-                "new dataset, or add further samples with on_conflict= or --on-conflict add"
+                f"{len(copies)} of {len(items)} compared new inputs (of {new.inputs}) are in the dataset under other "
+                f"names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, pack all into a new dataset, "
+                "or add further samples with on_conflict= or --on-conflict add"
             )
 
     def _refuse_fewer_parts(self, source: Source) -> None:
-        """Refuse a source whose first samples lack a part that all samples have: training would end in mid-epoch."""
+        """Refuse a source whose first samples lack a part of all samples, which would end training in mid-epoch."""
         for items in source.splits.values():
             more = json.loads(items[0].more) if items[0].more else {}
             if "bad" not in more and (missing := self.parts.difference(more.get("parts", ()))):
                 raise ConfigError(
-                    f"all samples of the dataset have the part {min(missing)!r}, which {items[0].path!r} of the source "
-                    "lacks; name it as it was named for `pack`, with --parts, --caption-column or a source's arguments"
+                    f"{items[0].path!r} of the source lacks the part {min(missing)!r} of all samples of the dataset; "
+                    "name it as for `pack`, with --parts, --caption-column or a source's arguments"
                 )
 
     def _refuse_other_names(self, source: Source) -> None:
-        """Refuse tars that were packed in the other way: samples have a number in an index, and a key in a tar."""
+        """Refuse tars that were packed differently: samples have numbers in an index, but keys in a tar."""
         if source.is_dataset:
             before, now, packed_by, remedy = "/", "#", "their names", "a pattern of tars"
         else:
@@ -159,24 +158,24 @@ class BaseVersion:
         packed = _tars((path for receipt in self.receipts.values() for path in receipt.sources), before)
         if packed and (both := packed & _tars((item.path for items in source.splits.values() for item in items), now)):
             raise ConfigError(
-                f"{min(both)!r} is among the tars that were packed by {packed_by}, and the source leads to its samples "
-                f"in another way, so that old ones cannot be told from new ones; extend with {remedy}, as before"
+                f"{min(both)!r} was packed by {packed_by}, but the source names its samples differently, so new ones "
+                f"cannot be told from old ones; extend with {remedy}, as before"
             )
 
     def _refuse_other_dataset(self, source: Source) -> None:
-        """Refuse another dataset than the one in the receipts: samples of all datasets have the same names."""
+        """Refuse another dataset than the one in the receipts, as samples of all datasets have the same names."""
         for split, items in source.splits.items():
             rows = {item.path: row for row, item in enumerate(items)}
             for name, receipt in self._of_split(split):
                 if receipt.removed:
-                    continue  # its digest is of inputs that are not known any more
+                    continue  # its digest includes unknown inputs
                 paths = receipt.inputs()
                 found = items.take(np.array([rows[path] for path in paths if path in rows], dtype=np.int64))
                 if len(found) and (len(found) < len(paths) or digest_of(found, receipt.first) != receipt.items_sha256):
                     raise ConfigError(
-                        f"the source is another dataset than the one from which shard {name} was packed: its sample "
-                        f"{found[0].path!r} has the same name there, so new samples cannot be told from old ones; pack "
-                        "it by itself, and combine both with `shardflow merge`"
+                        f"the source is not the dataset from which shard {name} was packed, but its sample "
+                        f"{found[0].path!r} has the same name, so new samples cannot be told from old ones; pack it "
+                        "separately, and combine both with `shardflow merge`"
                     )
 
     def _of_split(self, split: str) -> Iterator[tuple[str, Receipt]]:
@@ -184,7 +183,7 @@ class BaseVersion:
 
 
 def _parts(split: Split) -> frozenset[str]:
-    """Return the parts that all samples of the first shard have, other than image and label."""
+    """Return the parts that all samples of the first shard have, except image and label."""
     names, counts = np.unique(split.reader.index(0)["part"], return_counts=True)
     parts = {
         name.decode() for name, count in zip(names.tolist(), counts, strict=True) if count == split.shard_samples[0]
@@ -193,19 +192,19 @@ def _parts(split: Split) -> frozenset[str]:
 
 
 def _tars(paths: Iterable[str], mark: str) -> set[str]:
-    """Return the names of the tars in paths of samples, where this mark follows the name."""
+    """Return the names of the tars in paths of samples, if `mark` follows the name."""
     found = (_TAR.search(path) for path in paths)
     return {match[1] for match in found if match and match.string[match.end()] == mark}
 
 
 class _KnownInputs:
-    """The inputs in some receipts by their paths. One takes little more than an entry in a dictionary."""
+    """The inputs in some receipts, by path. An input takes little more memory than an entry of a dictionary."""
 
     def __init__(self, receipts: Iterable[Receipt]) -> None:
         self._receipts = list(receipts)
         self._firsts: list[int] = []  # number of the first input of each receipt
         self._numbers: dict[str, int] = {}
-        self._more: dict[str, list[int]] = {}  # where several inputs have the same path
+        self._more: dict[str, list[int]] = {}  # path → further inputs of the same path
         number = 0
         for receipt in self._receipts:
             self._firsts.append(number)
@@ -256,5 +255,5 @@ def _state_by_content(item: Item, known: _KnownInputs, reader: Reader) -> State:
 
 
 def _state_of_other(records: Sequence[InputRecord]) -> State:
-    """Return the state of an input that is none of those with its path."""
+    """Return the state of an input that differs from all those with its path."""
     return State.CHANGED if any(record.is_packed for record in records) else State.NEW

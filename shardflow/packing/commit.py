@@ -1,8 +1,8 @@
 """The commit: receipts become a manifest, and the manifest makes the dataset; the report says what came of the inputs.
 
-Everything is counted from receipts, so it does not matter which attempt did a job. The manifest is written last,
-create-only: before it, the dataset does not exist. An extension replaces it in one step, if it is still the extended
-version's, and keeps the old one.
+All numbers come from receipts, so it does not matter which attempt did a job. The manifest is written last,
+create-only; before that, the dataset does not exist. An extension keeps the old manifest, and replaces it in one step
+if it is still that of the base version.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: Prog
 
 
 def commit(plan: PackPlan, results: PackResults) -> Manifest:
-    """Write the quarantine and, when no more than `max_errors` of the plan's inputs are in it, the manifest.
+    """Write the quarantine and, if it has at most `max_errors` of the plan's inputs, the manifest.
 
-    Where others can write too, the files that the jobs published are checked.
+    In a remote destination, which others may write too, the published files are checked first.
 
     Raises:
         PackIncompleteError: More inputs could not be packed, or none could. The quarantine names them.
         ManifestError: Readers would refuse the manifest, which is not written.
         DatasetExistsError: Another process committed the dataset, or another version of it, meanwhile.
-        StoreError: The destination cannot be written, or another process has replaced a shard there.
+        StoreError: The destination cannot be written, or another process replaced a shard.
     """
     ledger, lock, base, totals, before = plan.ledger, results.lock, plan.base, results.totals, Totals()
     if lock.blob is not None:
@@ -121,7 +121,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
     if base is not None:
         for name, receipt in base.receipts.items():
             before.add(name, receipt)
-        # A skipped image is an input if its kind is read now.
+        # A skipped image becomes an input once its kind is supported.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
         _warn_of_known_contents(before, totals)
@@ -131,11 +131,11 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         lock.put(listed, quarantine.to_bytes(new_bad))
         raise PackIncompleteError(_refusal(plan, ledger.storage.url(listed), new_bad))
     if lock.blob is None:
-        ledger.remove_others([*plan.sharding.names(), *plan.sharding.retired])  # which earlier versions have
+        ledger.remove_others([*plan.sharding.names(), *plan.sharding.retired])  # earlier versions have the latter
 
     splits: dict[str, list[Shard]] = {split: [] for split in plan.sharding.jobs}
     before_names = base.shard_names() if base is not None else []
-    for name in dict.fromkeys([*before_names, *plan.sharding.names()]):  # columns go by the order that was before
+    for name in dict.fromkeys([*before_names, *plan.sharding.names()]):  # columns depend on the old order
         if name in shards:
             splits[name.partition("/")[0]].append(shards[name])
     pixels = before.pixels + totals.pixels
@@ -170,14 +170,16 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
 
 
 def _warn_of_known_contents(before: Totals, new: Totals) -> None:
-    """Warn of new inputs that the dataset has under other names, as after files were moved to folders of splits."""
+    """Warn of new inputs that the dataset has under other names, for example after files were moved."""
     old, added = (np.frombuffer(bytes(totals.contents), np.uint64) for totals in (before, new))
     if copies := int(np.isin(added[added != 0], old).sum()):
-        message = "%s of the %d new have the same content as inputs that the dataset has under other names: %s"
+        message = "%s of %d new ones have the content of inputs of the dataset with other names; %s"
         _log.warning(message, plural(copies, "input"), len(added), "if files were moved, pack all into a new dataset")
     if again := int(np.isin(added[added != 0], np.frombuffer(bytes(before.removed), np.uint64)).sum()):
-        message = "%s of the %d new have the content of samples that were removed from the dataset: remove them from %s"
-        _log.warning(message, plural(again, "input"), len(added), "the source, and with `shardflow remove` once more")
+        message = (
+            "%s of %d new ones have the content of samples that were removed from the dataset; remove them from %s"
+        )
+        _log.warning(message, plural(again, "input"), len(added), "the source, and again with `shardflow remove`")
 
 
 def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
@@ -187,18 +189,18 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         none = "the only input could not" if inputs == 1 else f"none of the {inputs} inputs could"
         absent = all(each.reason.endswith(os.strerror(errno.ENOENT)) for each in bad)
         parts = plan.recipe.annotations.parts
-        remedy = "is this the right directory?"
+        remedy = "check that this is the right directory"
         if absent and not any(os.path.splitext(each.path)[1] for each in bad):
-            remedy = "the paths have no extension, and no image has such a name: is --image-folder their folder?"
+            remedy = "the paths have no extension: name the folder of the images with --image-folder"
         elif absent:
-            remedy = "paths in a table are absolute, or relative to the table; or name their folder with --image-folder"
+            remedy = "paths in a table are absolute or relative to the table, or name their folder with --image-folder"
         elif all(any(part in each.reason for part in parts) for each in bad):
-            remedy = "do --mask, --boxes and --keypoints name the right parts?"
+            remedy = "check the parts that --mask, --boxes and --keypoints name"
         return f"{none} be packed: {listed}; {remedy}"
     allowed = f"{plan.max_errors} {'is' if plan.max_errors == 1 else 'are'} allowed"
     return (
         f"{len(bad)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove them, or allow them "
-        f"with max_errors= or --max-errors {len(bad)}, then run the same command again: the packed ones stay"
+        f"with max_errors= or --max-errors {len(bad)}, then run the same command again, which keeps the packed ones"
     )
 
 

@@ -1,4 +1,4 @@
-"""Creating: the inputs of a source become a new dataset."""
+"""Packing: the inputs of a source become a new dataset."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pack(
 ) -> PackReport:
     """Resize the images of a source and write them to `dst` as a dataset.
 
-    The dataset's bytes depend only on the inputs and on all arguments before `max_errors`: not on the number of
+    The dataset's bytes depend only on the inputs and on the arguments before `max_errors`, not on the number of
     workers, the executor, or interruptions. After an error or a kill, the same call continues.
 
     Args:
@@ -62,33 +62,32 @@ def pack(
             table (`.csv`, `.tsv`, `.jsonl`, `.parquet`); of Parquet files with images in them (a folder, a pattern,
             "hf://datasets/OWNER/NAME"); of a COCO set (`.json`); of a shardflow dataset; or of tars, also as a pattern
             ("s3://bucket/{00000..00099}.tar"). Or a Hugging Face dataset, a torchvision dataset, any sized, indexable
-            collection or iterable of samples, or a mapping from splits to those. For more options, a `Folder`, `Table`,
-            `Parquet`, `Coco`, `Shards` or `Collection`.
-        dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or holds an unfinished pack.
-        preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`. It sets each of
-            the following settings that is left at "preset"; the value of "imagenet" is in brackets.
-        short_side: Pixels of the shorter side, 1 … 65500; None to keep the size. Smaller images keep theirs. [256]
+            collection or iterable of samples, or a mapping from splits to those. For more options, one of
+            `shardflow.sources`.
+        dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or has an unfinished pack.
+        preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`. It sets those of
+            the following settings that are left at "preset"; the value of "imagenet" is in brackets.
+        short_side: Pixels of the shorter side, 1 … 65500; None to keep the size. Smaller images do not change. [256]
         long_side: Limit of the longer side in pixels, 1 … 65500; None for no limit. [None]
-        square: Crop the centre, as wide as high. [False]
+        square: Crop the central square. [False]
         enlarge: Enlarge smaller images to `short_side`, or to `long_side` if that is None. [False]
         filter: "bicubic", "bilinear" or "lanczos", all antialiased. ["bicubic"]
-        format: A name of `formats.image_types.PACKED_TYPES`, such as "jpeg", "webp" (lossy), "png", or "npy" (exact
-            values, uint8 or uint16 [H, W, C], 1 to 16 channels). "keep" keeps these formats and makes others PNG. It
-            copies a file that needs no change byte for byte, with its metadata; only a seek table is made again or left
-            out. ["jpeg"]
+        format: "jpeg", "webp" (lossy), "png", or "npy" (exact values, uint8 or uint16 [H, W, C], 1 to 16 channels), see
+            `formats.image_types.PACKED_TYPES`. "keep" keeps these formats, and converts others to PNG. It copies a file
+            that needs no change byte for byte, with its metadata, except for the seek table. ["jpeg"]
         quality: Quality of a lossy format, 1 … 100. [90]
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0". ["4:2:0"]
-        seek_tables: Which JPEGs get a seek table, for faster crops: the "encoded" ones, "all" (copied files
-            grow by 1 %), or "none". Tables need the native kernel. ["encoded"]
-        max_pixels: Images with more pixels are quarantined, as are those that need more memory or scans than the limits
-            that follow from it (`formats.image_limits`): 110 million pixels take up to 0.99 GB. [110 million]
+        seek_tables: JPEGs that get a seek table, for faster crops: the "encoded" ones, "all" (copied files grow by
+            1 %), or "none". Tables need the native kernel. ["encoded"]
+        max_pixels: Images with more pixels are quarantined, as are those over the limits of memory and scans that
+            follow from it (`formats.image_limits`): 110 million pixels take up to 0.99 GB. [110 million]
         annotations: The masks among the parts, and the places of boxes and keypoints, so that they follow the pixels. A
-            table's mask column, a COCO set and a dataset declare theirs. Other parts are kept byte for byte.
-        shuffle: Shuffle the inputs of each split before they are divided into shards; otherwise they keep the order of
-            the source.
-        seed: Shuffle seed.
+            table's mask column, a COCO, YOLO or VOC set and a shardflow dataset declare theirs. Other parts are kept
+            byte for byte.
+        shuffle: Whether to shuffle the inputs of each split before they are divided into shards.
+        seed: Seed of the shuffle.
         shard_samples: Inputs per shard, 1 or more; the last shard of a split may have fewer.
-        max_errors: How many inputs may be left out: quarantined, or skipped because their kind of image is not read.
+        max_errors: Number of inputs that may be left out: quarantined, or skipped because their kind is unsupported.
             With more, nothing is committed.
         workers: Number of processes, 1 or more; None for one per core.
         executor: "processes"; "ray" for the nodes of a Ray cluster, which must reach `src` and `dst` by the same names;
@@ -96,12 +95,11 @@ def pack(
         ray_address: Address of the cluster, such as "auto" or "ray://head:10001"; None for one on this machine.
         storage_options: Options of fsspec's file system for `dst`, if the environment does not provide them. They apply
             to a `src` of the same scheme too.
-        progress: Called with the `Progress` from time to time, in this thread; True for a progress bar, also in a
-            notebook.
+        progress: Called with the `Progress` now and then, in this thread; True for a progress bar, also in a notebook.
 
     Raises:
-        ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` holds other files.
-        DatasetExistsError: `dst` holds a dataset.
+        ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` has other files.
+        DatasetExistsError: `dst` is a dataset.
         PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, or another process is writing to it.
 
@@ -136,7 +134,7 @@ def pack(
 
 
 def new_sharding(shard_samples: int, seed: int, shuffle: bool) -> Sharding:
-    """Return the sharding of a dataset that has no input yet."""
+    """Return the sharding of a dataset without inputs."""
     shard_samples = check_integer("shard_samples", shard_samples, 1)
     return Sharding(
         shard_samples=shard_samples, shuffle=bool(shuffle), seed=check_integer("seed", seed), jobs={}, inputs={}
@@ -152,7 +150,7 @@ def plan_pack(
     annotations: Annotations | None,
     max_errors: int = 0,
 ) -> Iterator[PackPlan]:
-    """Plan a pack, or its dry run; the source is open in the context."""
+    """Plan a pack, or its dry run; the source is open within the context."""
     if not isinstance(annotations, Annotations | None):
         raise ConfigError(f"annotations must be shardflow.annotations.Annotations, found {type(annotations).__name__}")
     declared = annotations or NOTHING

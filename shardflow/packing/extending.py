@@ -1,8 +1,8 @@
 """Extending: new inputs become new shards of an existing dataset, and a new version of its manifest.
 
-No file of the dataset is changed but the manifest, which is replaced in one step at the end. The old one is kept as
-`manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint still works. Before that step
-only further files are written, which no reader looks at: shards of the next numbers, and the next version's quarantine.
+The only file that changes is the manifest, which is replaced in one step at the end. The old one is kept as
+`manifests/DIGEST.json`, so that the old fingerprint still works. Before that step only new files are written, which no
+reader opens: shards with the next numbers, and the next version's quarantine.
 """
 
 from __future__ import annotations
@@ -55,29 +55,29 @@ def extend(
     storage_options: Mapping[str, Any] | None = None,
     progress: ProgressLike = None,
 ) -> PackReport:
-    """Add the new inputs of a source to a dataset, with the dataset's own recipe, annotations, sharding and shuffling.
+    """Add the new inputs of a source to a dataset, with the dataset's recipe, annotations, sharding and shuffling.
 
     An input is new if the dataset has none with its split and its path below `src`. A known path is compared by content
-    (image, label and other parts); the content is read only if the metadata of the file or object changed. If it
-    differs, `on_conflict` decides, unless the earlier input could not be packed: then it is new. New classes are
-    numbered after the old ones. After an error or a kill the dataset is unchanged, and the same call continues.
+    (image, label and other parts), which is read only if the metadata of the file or object changed. If it differs,
+    `on_conflict` applies, unless the earlier input could not be packed: then the input is new. New classes are numbered
+    after the old ones. After an error or a kill the dataset is unchanged, and the same call continues.
 
     >>> report = shardflow.extend("photos/", "photos256", max_errors=10)
 
     Args:
-        src: As for `pack`: the source of the dataset, grown, or another with other names.
+        src: As for `pack`: the dataset's source with more inputs, or another source with other names.
         dst: A dataset with its receipts, a directory or a URL.
-        on_conflict: Rule for a known path with other content: "error", "add" to pack them as further samples, or "skip"
+        on_conflict: Rule for known paths with other content: "error", "add" to pack them as further samples, or "skip"
             to leave them out. If most new inputs are in the dataset under other names, only "add" packs them.
-        max_errors: How many new inputs may be left out, as for `pack`.
+        max_errors: Number of new inputs that may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
     Raises:
         NotFoundError: The dataset or one of its receipts is missing.
         IntegrityError: A receipt does not belong to its shard.
-        ConfigError: An argument is wrong, the dataset does not record its layout, or another extension has begun. `src`
-            differs from the dataset in labels or annotations, is another shardflow dataset, or has conflicting inputs.
-            Most of its new inputs are in the dataset under other names.
+        ConfigError: An argument is wrong, the dataset does not record its sharding, or another extension has begun.
+            `src` differs from the dataset in labels or annotations, is another shardflow dataset, or has conflicting
+            inputs. Most of its new inputs are in the dataset under other names.
         DatasetExistsError: Another process extended it meanwhile.
         PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
@@ -98,7 +98,7 @@ def extend(
             if base.manifest.columns:
                 names = ", ".join(base.manifest.columns)
                 remedy = f"`shardflow columns add {ledger.storage} TABLE --replace` gives all samples values"
-                logger.warning("the new samples will have no values in the columns %s; %s", names, remedy)
+                logger.warning("the new samples have no values in the columns %s; %s", names, remedy)
             return carry_out(plan, writer, runner, progress, started)
         clean_up(ledger.storage)
         remove_leftovers(ledger.storage.local_path(""))
@@ -113,9 +113,9 @@ def preview_extension(
     on_conflict: str = "error",
     storage_options: Mapping[str, Any] | None = None,
 ) -> PackPlan:
-    """Return the plan of an `extend` with the same arguments, for its counts: the source is closed.
+    """Return the plan of an `extend` with the same arguments, for its counts; the source is closed.
 
-    Nothing is written. Images are read only where their content has to be compared; conflicts are not an error.
+    Nothing is written. Images are read only if their content must be compared; conflicts are not an error.
     """
     _check_on_conflict(on_conflict)
     ledger = Ledger(dst, storage_options)
@@ -126,7 +126,7 @@ def preview_extension(
 
 def _check_on_conflict(on_conflict: str) -> None:
     if on_conflict not in ON_CONFLICT:
-        raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
+        raise ConfigError(f"on_conflict must be one of {', '.join(ON_CONFLICT)}, found {on_conflict!r}")
 
 
 def _list_new(src: Any, ledger: Ledger, dataset: Dataset) -> Source:
@@ -142,7 +142,7 @@ def _dataset(ledger: Ledger) -> Dataset:
 def plan_extension(
     source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_errors: int = 0
 ) -> PackPlan:
-    """Plan to pack the inputs of a source that a dataset does not have; see `extend` for the errors."""
+    """Plan to pack the inputs of a source that a dataset lacks; see `extend` for the errors."""
     recipe = SampleRecipe.of(base.manifest)
     refuse_other_annotations(source, recipe.annotations)
     source = append_classes(source, base.manifest.classes)
@@ -175,7 +175,7 @@ def plan_extension(
 def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
-        f"{len(paths)} of {inputs} inputs have the path of one in the dataset and another content or split: {named}. "
-        "Pack them as further samples with on_conflict= or --on-conflict add, leave them out with skip, rename them, "
-        "or take the earlier samples out first with `shardflow remove`"
+        f"{len(paths)} of {inputs} inputs have a path of the dataset but another content or split: {named}. Pack them "
+        "as further samples with on_conflict= or --on-conflict add, leave them out with skip, rename them, or first "
+        "take the earlier samples out with `shardflow remove`"
     )

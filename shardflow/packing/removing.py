@@ -1,9 +1,9 @@
-"""Removing: samples leave a dataset for good. Their shards are rewritten without them, as a new version.
+"""Removing: a new version of a dataset has shards without some samples; a purge then deletes all earlier versions.
 
-New shards have the next numbers and the places of the old ones; columns and receipts follow, and keys stay. As with an
-extension, no file is changed but the manifest. A purge then deletes all files of earlier versions.
-`removals/DIGEST.json` records the removed keys and digests, the time and the rule, but no content. It is written before
-the new version, which names it. A record that no manifest names is of a removal that was killed and never repeated.
+New shards have the next numbers, in the places of the old ones; columns and receipts follow, and keys stay. As with an
+extension, only the manifest changes. `removals/DIGEST.json` records the removed keys and digests, the time and the
+rule, but no content. It is written before the new version, which names it; a record that no manifest names belongs to a
+removal that was killed and never repeated.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalReport:
-    """Samples that were removed.
+    """The result of a removal.
 
     Attributes:
-        fingerprint: Identity of the version without them.
-        removed: Split → number of samples that this call removed; none where an earlier one had.
+        fingerprint: Identity of the version without the samples.
+        removed: Split → number of samples that this call removed; empty if an earlier call had.
         shards: Number of shards that were rewritten.
-        receipt: Place of the record of the removal, "" if this call removed nothing.
-        purged, purged_bytes: Files of earlier versions that were deleted.
-        left: Files with such names that shardflow did not write, or that are damaged; they stay.
+        receipt: Path or URL of the record of the removal, "" if this call removed nothing.
+        purged, purged_bytes: Number and size of the deleted files of earlier versions.
+        left: Files that a purge kept although they have names of a dataset, because shardflow did not write them, or
+            they are damaged.
     """
 
     fingerprint: str
@@ -90,29 +91,29 @@ def remove(
 ) -> RemovalReport:
     """Remove samples from a dataset: a new version has shards without them. After a kill the same call continues.
 
-    Other samples keep their keys, their order and their bytes. Without `purge`, earlier versions still have the
-    samples. Mean, standard deviation and sizes before packing still describe all images that were packed.
+    Other samples keep their keys, order and bytes. Without `purge`, earlier versions still have the samples. Mean,
+    standard deviation and sizes before packing still describe all images that were packed.
 
     >>> shardflow.remove("photos256", keys=["train:000000042"], purge=True)
 
     Args:
-        url: A dataset with its receipts, a directory or a URL; none over tars that lie elsewhere.
+        url: A dataset with its receipts, a directory or a URL; not a virtual dataset.
         keys: The keys of the samples; "train:000000042" if several splits have the key.
         where: Or a condition, as for `shardflow.subset`.
         purge: Delete all earlier versions: manifests, tars, indexes, receipts and columns, and copies of the removed
-            shards in the user's cache on this machine. A bucket with versioning or soft delete keeps what is deleted.
+            shards in the user's cache on this machine. A bucket with versioning or soft delete keeps deleted objects.
         storage_options: Options of fsspec's file system, if `url` is a URL.
-        progress: Called after each shard that was rewritten.
+        progress: Called with each old shard after it was rewritten.
 
     Raises:
         NotFoundError: The dataset or one of its receipts is missing.
-        ConfigError: An argument is wrong, no sample is selected, or all are; or the dataset is virtual.
+        ConfigError: An argument is wrong, no sample or every sample is selected, or the dataset is virtual.
         IntegrityError: A shard is damaged.
-        DatasetExistsError: Another process made a version meanwhile.
+        DatasetExistsError: Another process made a new version meanwhile.
         StoreError: The dataset cannot be read or written, or another process is writing to it.
     """
     if (keys is None) == (where is None):
-        raise ConfigError("nothing says which samples to remove, or two things do; give keys or where")
+        raise ConfigError("remove needs either keys or where, to select the samples")
     if isinstance(keys, str):
         raise ConfigError(f"keys must be a list of keys, found {keys!r}")
     dataset = open_dataset(url, storage_options=storage_options)  # before a directory is made for a missing one
@@ -136,13 +137,13 @@ def remove(
             is_done = any(each["rule"] == rule for each in records)
         removed.update({split: int(mask.sum()) for split, mask in masks.items() if mask.any()})
         if sum(removed.values()) == dataset.manifest.samples:
-            raise ConfigError(f"no sample would be left; to remove all, delete everything below {dataset.url}")
+            raise ConfigError(f"no sample would be left; to remove all samples, delete all files below {dataset.url}")
         fingerprint = dataset.fingerprint
         if removed:
             fingerprint, shards, name = _remove(dataset, masks, rule, writer, progress)
             record = dataset.storage.url(name)
         elif not is_done or (keys is not None and not keys):
-            raise ConfigError(f"no sample of {dataset.url} is selected; it is as it was")
+            raise ConfigError(f"no sample of {dataset.url} is selected; check keys or where")
         else:
             clean_up(dataset.storage)
         if purge:
@@ -159,7 +160,7 @@ def remove(
 
 
 def contents_of(dataset: Dataset) -> set[str]:
-    """Return the SHA-256s of the files of a dataset, and of those that held samples which were removed from it."""
+    """Return the SHA-256s of the files of a dataset, and of earlier files with samples that were removed."""
     shards = {sha256 for shard in dataset.shards for sha256 in (shard.sha256, shard.index_sha256)}
     columns = {file.sha256 for split in dataset.values() for file in split.columns.files()}
     return shards | columns | _removed_contents(dataset.storage, dataset.manifest)
@@ -170,14 +171,14 @@ def _removed_contents(storage: Storage, version: Manifest) -> set[str]:
 
 
 def _records(storage: Storage, version: Manifest) -> Iterator[dict[str, Any]]:
-    """Yield the records of the removals of a version and of those before it."""
+    """Yield the records of the removals of a version and of earlier versions."""
     for name in version.removal_names:
         try:
             yield read_removal(storage.read(name))
         except NotFoundError:
             continue
         except FormatError as error:
-            raise FormatError(f"{storage.url(name)} is not a record of a removal: restore it, or remove it") from error
+            raise FormatError(f"{storage.url(name)} is not a record of a removal; restore or delete it") from error
 
 
 def _remove(
@@ -189,7 +190,7 @@ def _remove(
 ) -> tuple[str, int, str]:
     """Rewrite the shards, and publish the version; return its fingerprint, the number of shards, and the record."""
     storage, base = dataset.storage, BaseVersion.read(dataset)
-    for name, split in dataset.items():  # before others are locked out
+    for name, split in dataset.items():  # fails before the lock is taken
         ends = np.cumsum(split.shard_samples)
         for place in np.unique(np.searchsorted(ends, np.flatnonzero(masks[name]), side="right")).tolist():
             read_index(storage, split.shards[place])
@@ -216,7 +217,7 @@ def _remove(
         "samples": {split: keys for split, keys in removed.items() if keys},
         "files": sorted(_contents(storage, dataset.manifest, set(version.retired))),
     }
-    with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has written it
+    with contextlib.suppress(DatasetExistsError):  # written by an attempt that was killed
         storage.put(removal_name(work), json.dumps(record, indent=1).encode() + b"\n", new=True)
     return publish_version(dataset, lock, new), len(version.retired), removal_name(work)
 
@@ -234,7 +235,7 @@ def _contents(storage: Storage, current: Manifest, jobs: Collection[str]) -> set
 
 
 class _NewVersion:
-    """A version without some samples, whose splits are added one by one.
+    """A version without some samples, built split by split.
 
     Attributes:
         retired: Names of the jobs whose shards were rewritten.
@@ -249,7 +250,7 @@ class _NewVersion:
         self._columns = dict(dataset.manifest.columns)
 
     def add_split(self, name: str, split: Split, mask: Mask, progress: OnShard) -> list[str]:
-        """Rewrite those shards of a split that have removed samples; return the keys of these samples."""
+        """Rewrite the shards of a split that have samples to remove; return the keys of these samples."""
         keys: list[str] = []
         shards, end = self._splits.setdefault(name, []), 0
         files: dict[str, list[tuple[int, str]]] = {column: [] for column in self._columns}
@@ -286,7 +287,7 @@ class _NewVersion:
     def _column(
         self, name: str, split: str, place: int, shard: Shard, new: Shard | None, gone: Mask, nulls: Counter[str]
     ) -> tuple[int, str] | None:
-        """Return size and SHA-256 of the file of a column for a shard, which is written if the shard was."""
+        """Return size and SHA-256 of the file of a column for a shard, which is written if the shard changed."""
         column, reader = self._columns[name], self._dataset[split].columns
         if (file := self._dataset.manifest.columns[name].file(split, place, shard)) is None or not gone.any():
             return None if file is None else (file.bytes, file.sha256)
@@ -299,7 +300,7 @@ class _NewVersion:
         return len(data), hashlib.sha256(data).hexdigest()
 
     def manifest(self) -> Manifest:
-        """Return the manifest, when all splits were added."""
+        """Return the manifest, after all splits were added."""
         old = self._dataset.manifest
         return replace(
             old,
@@ -323,7 +324,7 @@ class _Rewriting:
     gone: Mask
 
     def run(self, name: str) -> Receipt:
-        """Publish tar, index and receipt of the job of a name, in this order; return the receipt. May be repeated."""
+        """Publish tar, index and receipt of job `name`, in this order; return the receipt. May be repeated."""
         storage, slots = self.dataset.storage, self.old.packed_slots()
         absent = {*self.old.removed, *(slot for slot, gone in zip(slots, self.gone.tolist(), strict=True) if gone)}
         removed = tuple(sorted(absent))
@@ -362,7 +363,7 @@ class _Rewriting:
         return made
 
     def _finished(self, name: str, removed: tuple[int, ...]) -> Receipt | None:
-        """Return the receipt of an earlier attempt that wrote the same, if there is one."""
+        """Return the receipt of an earlier attempt that wrote the same shard, if any."""
         storage = self.dataset.storage
         with contextlib.suppress(NotFoundError, FormatError):
             made = receipts.from_bytes(storage.read(f"{name}.json", most_bytes=receipts.MAX_BYTES))
@@ -397,7 +398,7 @@ class _Rewriting:
         return counted
 
     def _write(self, source: Path, rows: ShardRows, name: str) -> tuple[Shard | None, bytes]:
-        """Publish tar and index of the records that are left; return them, None if there are none."""
+        """Publish tar and index of the remaining records; return them, or None and b"" if there are none."""
         if self.gone.all():
             return None, b""
         storage, base = self.dataset.storage, name.rpartition("/")[2]
@@ -425,10 +426,10 @@ class _Rewriting:
 
 
 def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int, tuple[str, ...]]:
-    """Delete the files of all versions but this one; return their number and size, and those left. May be repeated.
+    """Delete the files of all other versions; return their number and size, and the files left. May be repeated.
 
-    Void locks go first: a process that has slept on one withdraws its later writes. Manifests go next, so that
-    nothing names a file that is gone.
+    Void locks are deleted first, so that a suspended process with such a lock withdraws its later writes. Manifests are
+    next, so that no manifest names a deleted file.
     """
     lock = acquire_to_extend(storage, lambda: "purge", fingerprint, writer)
     clean_up(storage)
@@ -437,11 +438,11 @@ def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int
     purged = size = 0
     old, left = set[str](), list[str]()
     for where in ("manifests/", ""):
-        listing = storage.listing()  # a repair that wakes up between the two has its files in the second
+        listing = storage.listing()  # the second listing has the files of a repair that ran meanwhile
         for name, each in kept_manifests(storage, listing):
             old |= _with_indexes({name, *each.file_names(), quarantine.version_name(each.fingerprint)})
         doomed = [name for name in listing if name.startswith(where) and name not in kept and has_our_form(name)]
-        for name in sorted(doomed, key=lambda name: not name.endswith(".idx")):  # which are known by their tars
+        for name in sorted(doomed, key=lambda name: not name.endswith(".idx")):  # recognised by their tars
             if name in old or is_own(storage, name):
                 storage.remove(name)
                 purged, size = purged + 1, size + max(0, listing[name].size)
@@ -454,6 +455,6 @@ def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int
 
 
 def _with_indexes(names: set[str]) -> set[str]:
-    """Return names of files, and of the indexes that Energon and DALI need for the tars among them."""
+    """Return names of files, with those of the indexes of Energon and DALI for the tars among them."""
     tars = {name.removesuffix(".tar") for name in names if name.endswith(".tar")}
     return names | {f"{tar}{end}" for tar in tars for end in (".idx", ".tar.idx")}

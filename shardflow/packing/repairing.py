@@ -1,8 +1,8 @@
-"""Repairing: the damaged and missing shards of a dataset are restored, and no other file is changed.
+"""Repairing: damaged and missing files of a dataset are restored, and no other file is changed.
 
-A shard comes from a copy of the dataset, or from the source, whose inputs are packed again, and is accepted only with
-the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neither. Receipts come from a copy. So does
-the quarantine, or it is made of the receipts, if all are there and no image was skipped when the source was listed.
+A shard comes from a copy of the dataset, or is packed again from the source, and must have the SHA-256 in the manifest.
+An index is rebuilt from its shard. Receipts come from a copy. The quarantine comes from a copy, or from the receipts if
+none is missing and no image was skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .sample_recipe import SampleRecipe
 from .sources.source import Source
 
 RepairSource = Callable[[Shard, Path], None]
-"""Writes the tar of a shard, as it was packed, to a path."""
+"""Writes the original tar of a shard to a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class RepairReport:
     """The result of a repair.
 
     Attributes:
-        found: All damage that was found.
+        found: All damage before the repair.
         repaired: Names of the files that were replaced.
-        failed: Name of a shard, or of a file of a column → why it could not be repaired.
+        failed: Name of a shard or a column's file → why it could not be repaired.
         left: Damage that remains.
     """
 
@@ -73,17 +73,17 @@ def repair(
     workers: int | None = None,
     progress: OnShard = None,
 ) -> RepairReport:
-    """Read a whole dataset, and replace damaged and missing files.
+    """Read a whole dataset, and restore damaged and missing files.
 
     >>> report = shardflow.repair("photos256", "s3://bucket/photos256")
 
     Args:
         url: The dataset; its manifest must be intact.
-        source: A copy of the dataset, or its source, as for `pack`; None repairs only indexes and the quarantine. Only
-            a copy repairs columns.
-        storage_options, source_options: Options of fsspec's file systems, where these are URLs.
+        source: A copy of the dataset, or its source, as for `pack`; None repairs only indexes and the quarantine.
+            Receipts and columns need a copy.
+        storage_options, source_options: Options of fsspec's file systems for `url` and `source`, if these are URLs.
         workers: Processes for packing again; None for one per core.
-        progress: Called after each shard that was read.
+        progress: Called with each shard after it was read.
 
     Raises:
         NotFoundError: The dataset or `source` does not exist.
@@ -133,7 +133,7 @@ def repair(
 
 
 def _open_copy(source: Any, options: Mapping[str, Any] | None) -> Dataset | None:
-    """Open a copy of a dataset; None if it is not one, but a source."""
+    """Open a copy of a dataset; None if `source` is not a dataset."""
     if isinstance(source, str | os.PathLike):
         with contextlib.suppress(NotFoundError):
             return open_dataset(source, storage_options=options)
@@ -161,13 +161,13 @@ def _restore_records(dataset: Dataset, lost: Sequence[str], copy: Dataset | None
 
 
 def _receipts(dataset: Dataset, names: Iterable[str], holder: Dataset) -> Iterator[tuple[str, Receipt | None]]:
-    """Yield receipts of a dataset, as it or a copy holds them; None for one that is lost there."""
+    """Yield (name, receipt) of a dataset's receipts in `holder`, the dataset or a copy; None for one that it lacks."""
     shards = {shard.receipt_name: shard for shard in dataset.shards}
     return ((name, find_receipt(holder.storage, name, shards.get(name))) for name in names)
 
 
 def _quarantine(dataset: Dataset) -> list[Quarantined] | None:
-    """Return the inputs of a dataset that were not packed; None if their list is lost."""
+    """Return the quarantine of a dataset; None if it is lost."""
     with contextlib.suppress(FormatError):
         found = dataset.quarantine()
         if len(found) == dataset.manifest.inputs - dataset.manifest.samples:
@@ -176,10 +176,10 @@ def _quarantine(dataset: Dataset) -> list[Quarantined] | None:
 
 
 def _copy_shard(copy: Dataset, names: Mapping[str, str], shard: Shard, target: Path) -> None:
-    """Fetch a shard from a copy, where its name may differ: `names` has it by its SHA-256."""
+    """Fetch a shard from a copy, where its name may differ: `names` maps SHA-256s to names there."""
     if (name := names.get(shard.sha256)) is None:
         message = f"{copy.url} has no shard with the content of {shard.name}"
-        raise NotFoundError(f"{message}; is it a copy of this dataset?")
+        raise NotFoundError(f"{message}; name a copy of this dataset")
     copy.storage.get(name, target, size=shard.bytes, sha256=shard.sha256)
 
 
@@ -192,13 +192,13 @@ def _copy_column(dataset: Dataset, file: ColumnFile, copy: Dataset) -> list[str]
 
 
 def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor, shard: Shard, target: Path) -> None:
-    """Pack a shard again from its source, which may have grown since; refuse a result with other bytes."""
+    """Pack a shard again from its source, which may have more inputs now; refuse other bytes."""
     try:
         receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
     except FormatError as error:
         raise IntegrityError(f"{error}; restore it, or repair from a copy") from error
     if receipt.removed:
-        raise NotFoundError(f"{shard.name} was written by `shardflow remove`, and not packed; repair it from a copy")
+        raise NotFoundError(f"{shard.name} was written by `shardflow remove`; repair it from a copy")
     recipe, slots = SampleRecipe.of(dataset.manifest), range(receipt.items)
     found = find_inputs(sources, [(shard, receipt, slots)])
     with temporary_staging() as (folder, _):
@@ -225,7 +225,8 @@ def _pack_again(dataset: Dataset, sources: Sequence[Source], executor: Executor,
 def _put(dataset: Dataset, name: str, content: bytes | Path) -> None:
     """Publish a file of a version, unless the version was purged meanwhile: removed samples must not come back.
 
-    A purge deletes the manifest of a version before it lists files: it finds the file, or this finds no manifest.
+    A purge deletes the manifest of a version before it lists files: either it finds this file, or the second check here
+    finds no manifest.
     """
     refuse_purged(dataset.storage, dataset.fingerprint)
     dataset.storage.put(name, content)

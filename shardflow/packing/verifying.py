@@ -1,7 +1,7 @@
-"""Verifying: a dataset's stored bytes, and some of its images against the inputs that they were packed from.
+"""Verifying: a dataset's stored bytes, and some of its images against their inputs.
 
-A dataset without damage can still be the wrong one: checksums say that nothing has changed since it was packed, not
-that pictures and labels are those that were meant. Only a comparison with the sources can.
+Checksums show only that nothing has changed since packing. A comparison with the sources also shows that the images and
+labels are the intended ones.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from .sources.source import Source
 _Pixels = npt.NDArray[np.float32]
 
 IMAGES = 300
-"""How many images are compared with their sources by default."""
+"""Number of images that are compared with their sources by default."""
 
 _BLOCK = 16
 _LOSSES, _LEVELS = 2.0, 2.0
-"""How far an image that other codecs have packed may be from the pixels before encoding, in each block of 16 x 16:
-twice as far as one that is packed now, and two levels of 255 (root mean square).
+"""Tolerance for an image packed by other codecs: in each block of 16 x 16, its distance (root mean square) from the
+pixels before encoding may be twice that of an image packed now, plus two levels of 255.
 
-With the native kernel and without it, photographs, scans and noise exceed the former by a quarter of a level at most,
-at qualities from 30 up. Other pictures exceed it by 20 levels in some block.
+With and without the native kernel, photographs, scans and noise exceed twice the distance by a quarter of a level at
+most, at qualities from 30 up. Different pictures exceed it by 20 levels in some block.
 """
 
 _CONTRAST, _ROUNDING = 0.25, 0.05
-"""How much two packed images may differ, about their means: a share of the variance of both, and of roundings.
+"""Tolerance for the variance of the difference of two packed images: a share of both variances, plus rounding.
 
-Pictures of one file differ by 0.07 of it at most, others by 1. So pictures are told apart that have too little contrast
-for the former rule, such as dark frames.
+Pictures of one file differ by a share of 0.07 at most, others by 1. This rule distinguishes pictures with too little
+contrast for the other rule, such as dark frames.
 """
 
 
@@ -83,9 +83,9 @@ def verify(
 ) -> list[Finding]:
     """Read a whole dataset and return all findings.
 
-    Without sources, it finds only damage: a dataset cannot show whether its images and labels are the ones you meant.
-    With sources, random images are packed again from their inputs. Image, label and other parts must be equal, or
-    nearly equal if the codecs have other versions.
+    Without sources, only damage is found: checksums cannot show whether images and labels are the intended ones. With
+    sources, random images are packed again from their inputs; image, label and other parts must be equal, or nearly
+    equal if the codecs have other versions.
 
     >>> shardflow.verify("photos256", sources=["photos/"])
     []
@@ -93,19 +93,20 @@ def verify(
     Args:
         url: A directory or a URL. A remote dataset is read at its URL, not in the cache.
         sources: The sources of the pack and of its extensions, as for `pack`.
-        images: Number of images to compare; all, if the dataset has fewer.
+        images: Number of images to compare, 1 or more; all if the dataset has fewer.
         seed: Seed of their choice.
-        storage_options, source_options: Options of fsspec's file systems, where `url` and sources are URLs.
-        progress: Called after each shard.
+        storage_options, source_options: Options of fsspec's file systems for `url` and `sources`, if these are URLs.
+        progress: Called with each shard after it was read.
 
     Returns:
         The findings, by split and shard; an empty list if there are none.
 
     Raises:
         NotFoundError: The dataset or a source does not exist.
-        ManifestError: The manifest itself is damaged, so that nothing can be compared with it.
-        StoreError: The dataset is out of reach. A single file that cannot be read is a finding.
-        ConfigError: A source cannot be packed or has other labels; or the dataset is virtual, or was not packed.
+        ManifestError: The manifest is damaged.
+        StoreError: The dataset cannot be reached. A single unreadable file is a finding.
+        ConfigError: An argument is wrong. With sources: one cannot be packed or has other labels, or the dataset is
+            virtual or was not packed.
     """
     images = check_integer("images", images, 1)
     dataset = open_dataset(url, storage_options=storage_options)
@@ -130,7 +131,7 @@ def compare_with_sources(
     seed: int = 0,
     damaged: Collection[str] = (),
 ) -> Comparison:
-    """Compare some images with their inputs, but none of shards with `damaged` files; see `verify`."""
+    """Compare some images with their inputs, except in shards with `damaged` files; see `verify`."""
     if not sources:
         return Comparison([], 0)
     shards = [shard for shard in dataset.shards if not {shard.name, shard.index_name} & set(damaged)]
@@ -157,7 +158,7 @@ def compare_with_sources(
 
 
 class _Sample(NamedTuple):
-    """A sample that is compared: its shard with the receipt, the number of its input there, and its members."""
+    """A sample to compare: its shard, receipt, slot in the receipt, and rows of the index."""
 
     shard: Shard
     receipt: Receipt
@@ -170,7 +171,7 @@ class _Sample(NamedTuple):
 
 
 def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, list[int]]:
-    """Return the records that are compared, by the number of their shard."""
+    """Return number of a shard → records to compare."""
     ends = np.cumsum(sizes)
     count = int(sizes.sum())
     chosen: dict[int, list[int]] = {}
@@ -230,7 +231,7 @@ class _Check:
         return ""
 
     def _is_alike(self, part: str, packed: bytes, again: bytes, sample: PackedSample, job: Job) -> bool:
-        """Whether a part, which other codecs have made, shows the same as the part packed here."""
+        """Return whether a part that other codecs packed shows the same as the part packed here."""
         recipe = self.recipe.image
         most = recipe.max_pixels
         try:
@@ -254,14 +255,14 @@ class _Check:
 
 
 def _named(label: Label, source: Source) -> str:
-    """Return a label, or several, by the names of the classes."""
+    """Return a label as the names of its classes."""
     numbers = () if label is None else (label,) if isinstance(label, int) else label
     names = source.classes or ()
     return ", ".join(repr(names[one]) if one < len(names) else str(one) for one in numbers) or "no class"
 
 
 def _are_same_arrays(packed: bytes, expected: bytes, max_pixels: int) -> bool:
-    """Whether two arrays of images are the same, but for roundings of a resize."""
+    """Return whether two image arrays are equal, except for the rounding of a resize."""
     for data in (packed, expected):
         check_image(data, max_pixels)
     one, other = image_array.pixels(packed), image_array.pixels(expected)
@@ -271,7 +272,7 @@ def _are_same_arrays(packed: bytes, expected: bytes, max_pixels: int) -> bool:
 
 
 def _are_same_pictures(packed: _Pixels, expected: _Pixels, exact: _Pixels) -> bool:
-    """Whether two encodings of a picture are as near to it, and to each other, as two codecs' encodings are."""
+    """Return whether two encodings are as close to the exact picture and to each other as those of two codecs."""
     if not packed.shape == expected.shape == exact.shape:
         return False
     if (_distances(packed, exact) > _LOSSES * _distances(expected, exact) + _LEVELS).any():

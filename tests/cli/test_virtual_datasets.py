@@ -186,7 +186,7 @@ def test_exports(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["subset", "SET", "NEW"], 2, "nothing says which samples to keep"),
+        (["subset", "SET", "NEW"], 2, "a subset needs a condition"),
         (["subset", "SET", "SET", "--limit", "1"], 3, "already holds a dataset"),
         (["subset", "NEW", "SET", "--limit", "1"], 4, "does not exist"),
         (["split", "SET", "NEW", "--val", "2"], 2, "above 0 and below 1"),

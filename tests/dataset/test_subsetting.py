@@ -119,7 +119,7 @@ def test_moved_with_its_root(tmp_path: Path) -> None:
 def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
     """A condition that is wrong or selects nothing is refused with the reason, and nothing is written."""
     for arguments, message in (
-        ({}, "nothing says which samples to keep"),
+        ({}, "a subset needs a condition"),
         ({"fraction": 1.0}, "above 0 and below 1"),
         ({"limit": 0}, "1 or more"),
         ({"fraction": "0.1"}, "fraction must be above 0 and below 1, found '0.1'"),

@@ -278,7 +278,7 @@ def test_manifest_that_miscounts_is_found(tmp_path: Path) -> None:
     for samples in (2, 4):
         commit(storage, [replace(shard, samples=samples)], classes=4)
         problems = [finding.problem for finding in shardflow.verify(tmp_path)]
-        assert f"holds 3 samples, the manifest says {samples}" in problems
+        assert f"has 3 samples, but the manifest says {samples}" in problems
         assert all(isinstance(outcome, ShardflowError) for outcome in read(tmp_path))
 
 
@@ -314,7 +314,7 @@ def test_index_with_other_members_is_found(tmp_path: Path) -> None:
         storage.put(shard.index_name, data)
         commit(storage, [replace(shard, index_sha256=hashlib.sha256(data).hexdigest())], classes=1)
         found = {(finding.file, finding.problem) for finding in shardflow.verify(tmp_path)}
-        assert (shard.index_name, f"has {len(other)} members, the shard has 3") in found
+        assert (shard.index_name, f"has {len(other)} members, but the shard has 3") in found
 
 
 def test_shard_that_is_no_webdataset_is_found(tmp_path: Path) -> None:

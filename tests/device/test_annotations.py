@@ -249,7 +249,7 @@ def test_what_cannot_follow_is_refused() -> None:
         ),
         ({"pixel_mask": batch["mask"][:, 0] > 0}, FLIP, "moves the padding of images too, and pixel_mask would be"),
         ({}, v2.Compose([v2.ColorJitter(), v2.RandomHorizontalFlip()]), r"^RandomHorizontalFlip .*mask, boxes"),
-        ({}, resize, r"Resize.* changed the size of the images, and mask, boxes, .* in batch_transform"),
+        ({}, resize, r"Resize.* changed the size of the images, which mask, boxes, .* in batch_transform"),
     ):
         with pytest.raises(ConfigError, match=message):
             transformed({**batch, "label": torch.arange(4), **changed}, [transform])

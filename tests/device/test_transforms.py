@@ -321,8 +321,8 @@ def test_unsuitable_images_are_refused() -> None:
     """Channels without statistics or colours, and values that the dtype lacks, are errors and not other pixels."""
     keys, images = torch.arange(2), torch.full((2, 1, 4, 4), 200, dtype=torch.uint8)
     for transform, message in (
-        (shardflow.device.Normalize(), "Normalize has 3 means, the images have 1 channels"),
-        (shardflow.device.ColorJitter(0.4), "images of red, green and blue, found 1 channels"),
+        (shardflow.device.Normalize(), "Normalize has 3 means, but the images have 1 channels"),
+        (shardflow.device.ColorJitter(0.4), "RGB images, found 1 channels"),
         (shardflow.device.RandomErasing(1, value=-1), "needs a value of 0 … 255, found -1"),
     ):
         with pytest.raises(ConfigError, match=message):

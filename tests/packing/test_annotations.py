@@ -316,7 +316,7 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     assert report.counts["masks"] == 1
     rows = quarantined(tmp_path / "dst")
     assert [(row["path"], row["stage"]) for row in rows] == [("a.jpg", "decode"), ("b.jpg", "read")]
-    assert "lacks mask.png" in rows[1]["reason"]
+    assert "has no mask.png" in rows[1]["reason"]
     assert "5x5" in rows[0]["reason"]
 
 
@@ -440,7 +440,7 @@ def test_missing_parts_are_seen_before_packing(tmp_path: Path) -> None:
 def test_a_misspelt_declaration_is_named(tmp_path: Path) -> None:
     """Where no input has what is declared, the error names the options, and does not doubt the folder."""
     declared = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxs", "xyxy"))
-    with pytest.raises(PackIncompleteError, match=r"; do --mask, --boxes and --keypoints name the right parts\?$"):
+    with pytest.raises(PackIncompleteError, match=r"; check the parts that --mask, --boxes and --keypoints name$"):
         sf.pack(_annotated(tmp_path / "src", 2), tmp_path / "dst", annotations=declared, **SETTINGS)
 
 

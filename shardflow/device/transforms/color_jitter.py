@@ -1,4 +1,4 @@
-"""Colour jitter on the device: each image has its own factors and its own order."""
+"""Colour jitter on the device: each image has different factors in a different order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CONTRAST, _SATURATION, _HUE = 1, 2, 3
 class ColorJitter(KeyedTransform):
     """Changes brightness, contrast, saturation and hue by random factors, in random order.
 
-    Factors and order have the distribution of `torchvision.transforms.v2.ColorJitter` for one image, and are applied as
-    it does to floating-point images.
+    Factors and order have the distribution of `torchvision.transforms.v2.ColorJitter` for one image, and are applied
+    like torchvision's to floating-point images.
 
     Args:
         brightness, contrast, saturation: Spread x of the factor, 0 or more; the factor is in [max(0, 1 - x), 1 + x].
@@ -49,7 +49,7 @@ class ColorJitter(KeyedTransform):
             ConfigError: The images do not have three channels.
         """
         if images.shape[1] != 3:
-            raise ConfigError(f"ColorJitter takes images of red, green and blue, found {images.shape[1]} channels")
+            raise ConfigError(f"ColorJitter takes RGB images, found {images.shape[1]} channels")
         factors, order = self.make_params(keys)
         return jitter(images, factors, order, hue=_HUE in self._active)
 
@@ -59,17 +59,16 @@ class ColorJitter(KeyedTransform):
         factors = [rng.between(uniforms[:, number], *self._ranges[number]) for number in range(4)]
         # Sorting uniform numbers shuffles uniformly, and leaving some out of a shuffle leaves the rest shuffled.
         places = uniforms[:, 4:].argsort(dim=1)
-        # Python numbers, not a tensor of them: copying a tensor to a GPU would wait for all work queued there.
+        # Python numbers, because copying a tensor to a GPU would wait for its queued work.
         order = sum((places == place) * number for place, number in enumerate(self._active))
         return torch.stack(factors, dim=1), order if isinstance(order, torch.Tensor) else places
 
 
 def jitter(images: torch.Tensor, factors: torch.Tensor, order: torch.Tensor, *, hue: bool) -> torch.Tensor:
-    """Return the images, changed by the factors in the order that `ColorJitter.make_params` returns.
+    """Return the images, changed by the factors in the order from `ColorJitter.make_params`.
 
-    Brightness, contrast and saturation are one formula: a blend of the image with black, with its mean grey, or with
-    its greys. So a step that may be any of the three costs as much as one of them. Hue is computed only if `hue` is
-    True, as it is when `order` contains it.
+    Brightness, contrast and saturation are one formula: a blend of the image with black, its mean grey, or its greys,
+    so each of these steps costs the same. Hue is computed only if `hue` is True, which must be set if `order` has it.
     """
     pixels = to_float(images)
     for step in order.unbind(1):
@@ -88,9 +87,9 @@ def jitter(images: torch.Tensor, factors: torch.Tensor, order: torch.Tensor, *, 
 def _rotate_hue(pixels: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     """Return floating-point pixels [B, 3, H, W] with the hue rotated by [B, 1, 1, 1], in full circles.
 
-    A colour is its greatest channel (value), the spread below it (chroma), and an angle (hue). Each channel of the
-    result is value - chroma · a trapezoid of its distance on the circle (A. R. Smith, "Color gamut transform pairs",
-    1978, in the closed form without cases).
+    A colour is its greatest channel (value), the spread of its channels (chroma), and an angle (hue). Each channel of
+    the result is value - chroma · a trapezoid of its distance on the circle (A. R. Smith, "Color gamut transform
+    pairs", 1978, in closed form).
     """
     red, green, blue = pixels.unbind(1)
     value, least = pixels.amax(1), pixels.amin(1)

@@ -1,8 +1,8 @@
-"""Decoding on the device, of encoded images that the workers hand on.
+"""Decoding on the device.
 
 `decoders.Raw` in the worker packs the encoded images into one uint8 tensor, which travels like any batch. `DecodeJpeg`,
-the prefetcher's first transform, decodes them: with nvJPEG on a GPU, with the workers' decoder on a CPU. Both crop the
-boxes that the decoder in the worker would crop.
+the prefetcher's first transform, decodes them with nvJPEG on a GPU, or with the workers' decoder on a CPU. It crops the
+same boxes as a decoder in the worker.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from shardflow.loading.decoders.standard_crops import RandomResizedCrop
 from shardflow.loading.decoders.whole_image import Image
 
 _NO_NVJPEG = re.compile(r"not compiled with nvJPEG|Failed to (initialize|create) |nvjpegGetProperty failed")
-"""torchvision's messages about nvJPEG itself, not about an image."""
+"""torchvision's messages about nvJPEG, not about an image."""
 
 logger = logging.getLogger(__name__)
 
 
 class DecodeJpeg:
-    """Decodes and crops on the device the images of `decoders.Raw`; the first of a prefetcher's transforms.
+    """Decodes and crops the images of `decoders.Raw` on the device; must be a prefetcher's first transform.
 
-    On a CUDA device, nvJPEG decodes the JPEG files of a batch together. If it refuses a batch, it decodes the halves,
-    and so on down to the files that it refuses. One CPU thread decodes those, other formats, CMYK files, and JPEGs that
-    have to be turned or converted to sRGB. On a CPU, `crop` decodes all of them.
+    On a CUDA device, nvJPEG decodes the JPEGs of a batch together; a batch that it refuses is halved repeatedly to find
+    the refused files. A CPU thread decodes these, other formats, CMYK files, and JPEGs that must be turned upright or
+    converted to sRGB. On a CPU, `crop` decodes all images.
 
     Args:
         crop: The decoder that plans the crops, by default `decoders.RandomResizedCrop(224)`.
 
     Attributes:
-        refused: How many JPEG files nvJPEG has refused so far. The first is logged as a warning, with nvJPEG's reason.
+        refused: Number of JPEGs that nvJPEG has refused. The first is logged as a warning, with nvJPEG's reason.
 
     Raises:
         ConfigError: The crop is not a decoder that crops.
@@ -58,11 +58,11 @@ class DecodeJpeg:
         """Return the crops, uint8 [B, 3, height, width], on the device.
 
         Args:
-            rows: uint8 [B, row length] on the CPU, from `decoders.Raw`: a whole batch of it.
+            rows: uint8 [B, row length] on the CPU, a whole batch of `decoders.Raw`.
             device: The device to decode on.
 
         Raises:
-            DecodeError: An image does not decode.
+            DecodeError: An image cannot be decoded.
             TooLargeError: An image is larger than `crop.max_pixels` allows.
             ConfigError: The batch is not from `decoders.Raw`, or nvJPEG is missing or does not start.
             torch.cuda.OutOfMemoryError: The images do not fit into the device's memory.
@@ -86,7 +86,7 @@ class DecodeJpeg:
         return images.to(device)
 
     def _crop(self, images: list[torch.Tensor], encoded: EncodedImages) -> torch.Tensor:
-        """Return crops of whole images, uint8 [3, H, W], on the device of the images: uint8 [B, 3, height, width]."""
+        """Return the crops of whole images, uint8 [3, H, W], on their device: uint8 [B, 3, height, width]."""
         sizes = np.array([image.shape[:0:-1] for image in images])
         crops = self.crop.plan(encoded.epoch, encoded.shape, sizes, encoded.keys)
         assert isinstance(crops, Crops)
@@ -103,13 +103,13 @@ class DecodeJpeg:
             with _naming(index):
                 check_file(payload, self.crop.max_pixels)
         if device.type == "cuda":
-            # torchvision decodes on another stream, which does not wait for the current one, into memory that the
-            # current one has freed. Work that is queued here may still read images of the previous batch there.
+            # torchvision decodes on another stream, which does not wait for the current one, into freed memory that
+            # work on the current stream may still read.
             queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             queued.record(torch.cuda.current_stream(device))
             queued.synchronize()
-        # One file that nvJPEG refuses costs the others of its batch their place, so the known ones are sorted out.
-        # It knows no metadata either.
+        # A file that nvJPEG refuses fails its whole batch, so known kinds are sorted out, as are files whose metadata
+        # nvJPEG would ignore.
         jpegs = [
             index
             for index, payload in enumerate(payloads)
@@ -126,7 +126,7 @@ class DecodeJpeg:
         return [decoded[index] for index in range(len(files))]
 
     def _decode_with_nvjpeg(self, files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor | None]:
-        """Return the whole images of JPEG files, None in place of those that nvJPEG refuses."""
+        """Return the whole images of JPEGs, None for those that nvJPEG refuses."""
         if not files:
             return []
         if (decode := jpeg_decoder()) is None:
@@ -135,7 +135,7 @@ class DecodeJpeg:
             images: list[torch.Tensor | None] = decode(files, device=device)
             return images
         except torch.cuda.OutOfMemoryError:
-            raise  # the batch is too large for the device; decoding it on the CPU would hide that, and be slow
+            raise  # the batch is too large for the device; decoding on the CPU would hide this
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             if "out of memory" in reason:  # torchvision makes a RuntimeError of every error
@@ -145,7 +145,7 @@ class DecodeJpeg:
                     f"nvJPEG cannot be used: {reason}; install a CUDA build of torchvision that the driver supports, "
                     "or leave out DecodeJpeg and give the crop to the loader as its decoder"
                 ) from error
-            if len(files) == 1:  # a kind that nvJPEG cannot decode, or a damaged file: the CPU's decoder will tell
+            if len(files) == 1:  # an unsupported or damaged JPEG: the CPU decoder will tell
                 if not self.refused:
                     logger.warning("nvJPEG refused an image; the CPU decodes such images, which is slow: %s", reason)
                 self.refused += 1
@@ -163,7 +163,7 @@ def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Let an image that is refused be named by its place in the batch."""
+    """Add the number of an image in the batch to its error."""
     try:
         yield
     except SampleError as error:

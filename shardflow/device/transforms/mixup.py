@@ -34,7 +34,7 @@ class MixedTargets(NamedTuple):
 
 
 class MixingTransform(ABC):
-    """Mixes each image and label of a batch with those before it, as torchvision does."""
+    """Mixes each image and label of a batch with the preceding ones, like torchvision."""
 
     def __init__(self, num_classes: int | None, label_smoothing: float, per_pair: bool) -> None:
         self.num_classes = None if num_classes is None else check_integer("num_classes", num_classes, 1)
@@ -50,19 +50,19 @@ class MixingTransform(ABC):
 
         Args:
             images: [B, C, H, W], uint8 or floating point.
-            labels: int64 [B]; or the classes of each image, [B, C] of any dtype, 1 for each: these become soft targets,
-                float32 [B, C], by the same shares.
+            labels: int64 [B]; or multi-hot [B, C] of any dtype, which become soft targets, float32 [B, C].
             keys: int64 [B], the samples' `random_key`.
-            valid: bool [B], False for padding, which is mixed into no image.
+            valid: bool [B], False for padding, which is not mixed into other images.
 
         Raises:
-            ConfigError: The labels have another number of classes, or several classes an image, which are not smoothed.
+            ConfigError: The labels have another shape or number of classes, or multi-hot labels would be smoothed.
         """
         is_tensor = isinstance(labels, torch.Tensor)
         if not is_tensor or (labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()):
             found = f"{type(labels).__name__} {list(getattr(labels, 'shape', ()))}"
             raise ConfigError(
-                f"expected labels [B], or [B, classes], found {found}; of MixUp and CutMix take one, by OneOf([...])"
+                f"expected labels [B] or [B, classes], found {found}; to use MixUp and CutMix, combine them as "
+                "OneOf([...])"
             )
         keys = keys if self.per_pair else keys[:1].expand(len(keys))
         kept, weight = self.shares(keys, *images.shape[-2:])
@@ -72,7 +72,7 @@ class MixingTransform(ABC):
         if labels.dim() == 2:
             if self.num_classes not in (None, labels.shape[1]) or self.label_smoothing:
                 raise ConfigError(
-                    f"labels of several classes, {list(labels.shape)}, do not go with num_classes={self.num_classes}, "
+                    f"multi-hot labels {list(labels.shape)} do not fit num_classes={self.num_classes} and "
                     f"label_smoothing={self.label_smoothing}; leave these out"
                 )
             targets = labels.to(torch.float32)
@@ -89,14 +89,14 @@ class MixingTransform(ABC):
 
 
 class _BetaMixing(MixingTransform):
-    """Mixes each image of a batch with the image before it, as torchvision does.
+    """Mixes each image of a batch with the preceding one, like torchvision.
 
     Args:
         alpha: Parameter of the Beta distribution of the shares, above 0; 1 is the uniform distribution.
         num_classes: Return soft targets, float32 [B, num_classes], instead of `MixedTargets`.
-        label_smoothing: Share of the soft targets that all classes get alike, 0 … 1, as in PyTorch's losses.
-        per_pair: Draw a share for each pair of images, from the key of the first. Otherwise draw one share for the
-            batch, from the key of its first sample.
+        label_smoothing: Share of the soft targets that is spread over all classes, 0 … 1, as in PyTorch's losses.
+        per_pair: Draw a share per pair of images, from the key of the first; otherwise one share per batch, from the
+            key of its first sample.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -117,7 +117,7 @@ class _BetaMixing(MixingTransform):
 
 
 class MixUp(_BetaMixing):
-    """The weighted sum of two images (Zhang et al., "mixup: Beyond empirical risk minimization", 2017)."""
+    """A weighted sum of two images (Zhang et al., "mixup: Beyond empirical risk minimization", 2017)."""
 
     __doc__ = f"{__doc__}\n\n{_BetaMixing.__doc__}"
 
@@ -133,7 +133,7 @@ class CutMix(_BetaMixing):
     __doc__ = f"{__doc__}\n\n{_BetaMixing.__doc__}"
 
     def shares(self, keys: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return 0 inside the boxes and 1 around them, and the exact share of the area around them."""
+        """Return 0 inside the boxes and 1 outside, and the exact share of the area outside."""
         share = rng.symmetric_beta(rng.fold(keys, _SHARE), self.alpha)
         uniforms = rng.uniforms(rng.fold(keys, _PLACE), 2)
         half = 0.5 * (1 - share).sqrt()
@@ -154,7 +154,7 @@ class OneOf(MixingTransform):
         transforms: `MixUp` and `CutMix`, one or more, with the same `num_classes`, `label_smoothing` and `per_pair`.
 
     Raises:
-        ConfigError: There are none, they differ in these arguments, or one is neither `MixUp` nor `CutMix`.
+        ConfigError: The list is empty, they differ in these arguments, or one is neither `MixUp` nor `CutMix`.
     """
 
     def __init__(self, transforms: Sequence[MixUp | CutMix]) -> None:
@@ -180,13 +180,13 @@ class OneOf(MixingTransform):
 
 
 def _span(centre: torch.Tensor, half: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return begin and end in pixels of an interval around `centre`, cut off at the border; inputs in 0 … 1."""
+    """Return begin and end in pixels of an interval around `centre`, clipped at the border; inputs in 0 … 1."""
     pixel, reach = (centre * length).floor(), (half * length).floor()
     return (pixel - reach).clamp(min=0), (pixel + reach).clamp(max=length)
 
 
 def _valid_before(valid: torch.Tensor) -> torch.Tensor:
-    """Return the valid row before each row, and for the first one the last: int64 [B]."""
+    """Return the valid row before each row, the last valid row for the first: int64 [B]."""
     rows = torch.where(valid, torch.arange(len(valid), device=valid.device), -1)
     latest = rows.cummax(0).values.roll(1)
     return torch.where(latest < 0, latest[:1], latest)

@@ -1,4 +1,4 @@
-"""Normalization on the device, so that batches travel there as uint8."""
+"""Normalization on the device, so that batches are copied as uint8."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalize(KeyedTransform):
-    """(image - mean) / std per channel: uint8 becomes float32, floating point keeps its dtype. Needs no keys.
+    """(image - mean) / std per channel; uint8 becomes float32, floating point keeps its dtype. Needs no keys.
 
     Args:
         mean, std: One number per channel, or one for all channels, for images within 0 … 1; std above 0. The defaults
             are ImageNet's.
 
     Raises:
-        ConfigError: There are not as many means as deviations, or a deviation is not above 0.
+        ConfigError: `mean` and `std` have different lengths, or a standard deviation is not above 0.
     """
 
     needs_keys = False
@@ -46,10 +46,10 @@ class Normalize(KeyedTransform):
         """
         channels = images.shape[1]
         if len(self._mean) not in (1, channels):
-            raise ConfigError(f"Normalize has {len(self._mean)} means, the images have {channels} channels")
+            raise ConfigError(f"Normalize has {len(self._mean)} means, but the images have {channels} channels")
         statistics = list(zip(self._mean, self._std, strict=True)) * (channels if len(self._mean) == 1 else 1)
-        # One new tensor, then in place: on a CPU, fresh memory costs more than the arithmetic. Python numbers, not
-        # tensors: copying a tensor to a GPU would wait for all work queued there.
+        # In place after one new tensor, because fresh memory costs more than the arithmetic on a CPU. Python numbers,
+        # because copying a tensor to a GPU would wait for its queued work.
         result = images.to(torch.float32) if images.dtype == torch.uint8 else images.clone()
         whole = 255 if images.dtype == torch.uint8 else 1
         for channel, (mean, std) in enumerate(statistics):

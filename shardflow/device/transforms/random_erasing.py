@@ -24,8 +24,8 @@ class RandomErasing(SpatialTransform):
         ratio: Range of its height / width, above 0.
         value: The value of erased pixels, in the range of the images at this transform; after `Normalize`, 0 is the
             mean colour.
-        mask_value: The value of erased pixels in masks, such as the class that a loss ignores; by default masks stay
-            as they are, as with torchvision. Boxes and keypoints stay as they are.
+        mask_value: The value of erased pixels in masks, such as the class that a loss ignores; by default masks do not
+            change, as with torchvision. Boxes and keypoints never change.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -48,7 +48,7 @@ class RandomErasing(SpatialTransform):
         self.scale, self.ratio = check_range("scale", scale, most=1, or_zero=True), check_range("ratio", ratio)
 
     def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Return the boxes, float32 [B, 4]: x, y, width, height in pixels; width 0 where nothing is erased."""
+        """Return the boxes, float32 [B, 4]: x, y, width, height in pixels; width 0 if nothing is erased."""
         uniforms = rng.uniforms(keys, 2 * TRIES + 3)
         heights, widths = draw_sizes(torch, uniforms, height * width, self.scale, self.ratio)
         found, h, w = first_fit(torch, (heights < height) & (widths < width), (heights, widths))

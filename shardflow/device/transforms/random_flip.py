@@ -24,7 +24,7 @@ class RandomHorizontalFlip(SpatialTransform):
         self.p = check_probability("p", p)
 
     def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:  # noqa: ARG002
-        """Return 1 for the images that are mirrored and 0 for the others, float32 [B]."""
+        """Return 1 for the images to mirror and 0 for the others, float32 [B]."""
         return (rng.uniforms(keys, 1)[:, 0] < self.p).to(torch.float32)
 
     def transform_images(self, images: torch.Tensor, params: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Random resized crops on the device: crop, antialiased resize and flip as two batched matrix products.
 
-Resizing is separable and linear in the pixels. So cropping and resizing an image is A · image · Bᵀ, with one small
-matrix per axis and image. A flip reverses the rows of B. A GPU computes matrix products fastest. In contrast to a
-sampled affine grid they can antialias: the triangle filter widens with the scale, as with torchvision's
-`antialias=True`. Results agree with torchvision's up to rounding.
+Resizing is separable and linear in the pixels, so cropping and resizing an image is A · image · Bᵀ, with one small
+matrix per axis and image; a flip reverses the rows of B. Matrix products are the fastest operation of a GPU and, unlike
+a sampled affine grid, can antialias: the triangle filter widens with the scale, as with torchvision's `antialias=True`.
+Results agree with torchvision's up to rounding.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class RandomResizedCrop(SpatialTransform):
     """Crops a random box of each image, resizes it to one size, and mirrors it with probability `hflip`.
 
     The boxes have the distribution of `torchvision.transforms.v2.RandomResizedCrop` for one image (Szegedy et al.,
-    "Going deeper with convolutions", 2014). Resizing is bilinear and antialiased, as by its default. The cost is
-    2·B·C·S·W·(H + S) multiplications and additions: 42 GFLOP for 256 images of 256² to 224². Masks are resized as
-    by torchvision's NEAREST_EXACT; boxes and keypoints follow as in the loader's crops.
+    "Going deeper with convolutions", 2014). Resizing is bilinear and antialiased, torchvision's default. The cost is
+    2·B·C·S·W·(H + S) multiplications and additions: 42 GFLOP for 256 images of 256² to 224². Masks are resized like
+    torchvision's NEAREST_EXACT; boxes and keypoints follow as in the loader's crops.
 
     Args:
         size: Height and width of the result in pixels, 1 or more.
@@ -49,7 +49,7 @@ class RandomResizedCrop(SpatialTransform):
         self.hflip = check_probability("hflip", hflip)
 
     def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Return float32 [B, 5]: x, y, width, height of the boxes in pixels, and 1 for the crops that are mirrored."""
+        """Return float32 [B, 5]: x, y, width, height of the boxes in pixels, and 1 for mirrored crops."""
         uniforms = rng.uniforms(keys, 2 * TRIES + 3)
         boxes = random_boxes(uniforms[:, :-1], height, width, self.scale, self.ratio)
         return torch.cat([boxes, (uniforms[:, -1:] < self.hflip).to(torch.float32)], dim=1)
@@ -71,8 +71,8 @@ class RandomResizedCrop(SpatialTransform):
 def random_boxes(
     uniforms: torch.Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> torch.Tensor:
-    """Return the boxes, float32 [B, 4] of whole numbers x, y, width, height, for uniform numbers [B, 22]."""
-    # The largest box whose ratio is within range, where no try fits.
+    """Return the boxes, float32 [B, 4] of integral x, y, width, height, for uniform numbers [B, 22]."""
+    # If no try fits, the largest central box with a ratio within range.
     central_w = max(1, round(height * ratio[1])) if width / height > ratio[1] else width
     central_h = max(1, round(width / ratio[0])) if width / height < ratio[0] else height
     size, central = (width, height), (central_w, central_h)
@@ -103,14 +103,14 @@ def crop_and_resize_masks(masks: torch.Tensor, boxes: torch.Tensor, size: int, f
 
 
 def _nearest(start: torch.Tensor, extent: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the pixel that each of `size` shows, the one at its centre: int64 [B, size]."""
+    """Return the nearest source pixel of each of `size` pixels: int64 [B, size]."""
     targets = torch.arange(size, dtype=torch.int64, device=start.device)
     shown: torch.Tensor = start.to(torch.int64)[:, None] + centres(targets[None], extent.to(torch.int64)[:, None], size)
     return shown
 
 
 def _weights(start: torch.Tensor, extent: torch.Tensor, length: int, size: int) -> torch.Tensor:
-    """Return the weight of each of `length` pixels in each of `size`: float32 [B, size, length], rows sum to 1."""
+    """Return the weights of `length` pixels in each of `size` pixels: float32 [B, size, length], rows sum to 1."""
     scale = (extent / size)[:, None, None]
     targets = torch.arange(size, dtype=torch.float32, device=start.device)[None, :, None]
     pixels = torch.arange(length, dtype=torch.float32, device=start.device)[None, None, :] - start[:, None, None]

@@ -1,8 +1,8 @@
-"""Random numbers as a pure function of keys, computed on the device of the keys.
+"""Random numbers as a pure function of keys, computed on the keys' device.
 
-The same function as `order.keyed_rng`, in torch's integer arithmetic. A counter-based hash has no state, so the numbers
-of all samples can be computed at once, on any device, in any order, and inside a compiled graph. torch lacks most
-unsigned 64-bit arithmetic; signed integers wrap around to the same bits.
+This is `order.keyed_rng` in torch's integer arithmetic. A counter-based hash has no state, so all numbers are computed
+at once, on any device, in any order, and inside a compiled graph. torch lacks most unsigned 64-bit arithmetic; signed
+integers wrap around to the same bits.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 _BITS = 24
 """The precision of a float32 in [0, 1); not every device has float64."""
 
-_TRIES = 8  # one of Marsaglia and Tsang's method succeeds 19 times out of 20, so all of them fail once in 10**10
+_TRIES = 8  # a try of Marsaglia and Tsang's method succeeds 19 times out of 20, so all fail once in 10**10
 
 
 def fold(keys: torch.Tensor, part: int) -> torch.Tensor:
-    """Return new keys, int64 of any shape, each from a key and `part`: `keyed_rng.fold` of each."""
+    """Return `keyed_rng.fold(key, part)` of each key, int64 of any shape."""
     return _mix(_mix(torch.full_like(keys, part) + _GAMMA) + keys * _GAMMA)
 
 
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Return `count` numbers in [0, 1) for each of the keys, int64 [B]: float32 [B, count], multiples of 2**-24."""
-    # Without the exclusive-or, torch's compiler treats the range as indexes, and the products overflow.
+    # Without the exclusive-or, torch's compiler treats the range as indices, and the products overflow.
     steps = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device) ^ 0
     bits = _shift_right(_mix(keys[:, None] + steps[None, :] * _GAMMA), 64 - _BITS)
     return bits.to(torch.float32) * 2.0**-_BITS
@@ -51,7 +51,7 @@ def normals(uniform_1: torch.Tensor, uniform_2: torch.Tensor) -> torch.Tensor:
 def symmetric_beta(keys: torch.Tensor, alpha: float) -> torch.Tensor:
     """Return a number for each of the keys, int64 [B], distributed as Beta(alpha, alpha): float32 [B], within [0, 1].
 
-    Computed from two Gamma numbers as x / (x + y), in logarithms: with a small alpha they are too small for a float.
+    Computed from two Gamma numbers as x / (x + y), in logarithms, because they underflow for a small alpha.
     """
     uniform = uniforms(keys, 2 * (3 * _TRIES + 1)).reshape(-1, 2, 3 * _TRIES + 1)
     first, second = _log_gamma(uniform, alpha).unbind(1)
@@ -62,7 +62,7 @@ def _log_gamma(uniform: torch.Tensor, alpha: float) -> torch.Tensor:
     """Return the logarithms of Gamma(alpha, 1) numbers, each from the uniform numbers along the last axis.
 
     Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000: their method for alpha + 1, and
-    their step from alpha + 1 to alpha by the power of a uniform number, which serves every alpha above 0.
+    their step from alpha + 1 to alpha by the power of a uniform number, for any alpha above 0.
     """
     radius, angle, test = uniform[..., :_TRIES], uniform[..., _TRIES : 2 * _TRIES], uniform[..., 2 * _TRIES : -1]
     d = alpha + 1 - 1 / 3

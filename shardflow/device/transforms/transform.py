@@ -1,4 +1,4 @@
-"""The bases of most transforms: functions of a batch of images and of the samples' keys."""
+"""The base classes of transforms: functions of a batch of images and the samples' keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shardflow.geometry.crops import Crops, Sizes
 
 
 class KeyedTransform(ABC):
-    """Augments each image of a batch with parameters that are drawn from the sample's key.
+    """Augments each image of a batch with parameters drawn from the sample's key.
 
-    So the pixels of an image depend only on (seed, epoch, sample), in any batch, on any rank and in a resumed run. A
-    transform has no state, and torch.compile makes one graph of it. Two transforms draw the same numbers from the same
-    keys; `device.Prefetcher` folds the position of each transform into the keys.
+    The pixels of an image thus depend only on (seed, epoch, sample), in any batch, on any rank and after a resume. A
+    transform has no state, and torch.compile makes one graph of it. Transforms draw the same numbers from the same
+    keys, so `device.Prefetcher` folds the position of each transform into the keys.
     """
 
     needs_keys = True
@@ -25,23 +25,23 @@ class KeyedTransform(ABC):
 
         Args:
             images: [B, 3, H, W], uint8, or floating point within 0 … 1. The result has their dtype unless the
-                transform's documentation names another one. Results from uint8 are rounded once, at the end.
+                transform documents another. Results from uint8 are rounded once, at the end.
             keys: int64 [B], the samples' `random_key`, on the device of the images.
         """
 
 
 class SpatialTransform(KeyedTransform):
-    """A transform that masks, boxes and keypoints follow: it moves pixels, or replaces some of them.
+    """A transform that moves or replaces pixels, and that masks, boxes and keypoints follow.
 
-    `device.Prefetcher` draws the parameters once for an image and all that follows it.
+    `device.Prefetcher` draws the parameters once for an image and its annotations.
     """
 
-    moves_pixels = True  # whether pixels change their places
+    moves_pixels = True  # whether pixels move
     crops_images = True  # whether parts of the images are cut off
 
     @abstractmethod
     def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Return a row of parameters for each of the keys, int64 [B], for images of this size: float32 [B, ...]."""
+        """Return a row of parameters per key, int64 [B], for images of this size: float32 [B, ...]."""
 
     @abstractmethod
     def transform_images(self, images: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
@@ -49,11 +49,11 @@ class SpatialTransform(KeyedTransform):
 
     @abstractmethod
     def transform_masks(self, masks: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
-        """Return masks [B, C, H, W] of the size of the images, transformed, each pixel with a value that it had."""
+        """Return the masks [B, C, H, W], transformed with the images, without interpolating values."""
 
     @abstractmethod
     def crops(self, params: torch.Tensor, sizes: Sizes) -> Crops | None:
-        """Return how images of these sizes are cropped, all on the host; None if pixels stay where they are."""
+        """Return the crops of images of these sizes, on the host; None if pixels do not move."""
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return the images, augmented; see `KeyedTransform`."""
