@@ -30,8 +30,8 @@ def bench(
 ) -> int:
     """Measure the throughput of a loader, and compare it with the decode baseline of this machine.
 
-    The decode baseline is the rate of processes that only decode the same images, measured at the same time. With
-    --step-ms the exit code is 1 if a model with that training step would wait for data.
+    The decode baseline is the throughput of processes that only decode the same images, measured at the same time. With
+    --step-ms the exit code is 1 if a model with this training step would wait for data.
 
     \b
     Examples:
@@ -43,7 +43,7 @@ def bench(
         from shardflow.diagnostics import bench as benchmark  # here, because torch takes seconds to import
         from shardflow.diagnostics.chart import draw_bench
 
-        # Before the progress bar, so that errors stand alone.
+        # Before the progress bar, so that it does not mix with errors.
         loader = make_loader(**({} if workers is None else {"num_workers": workers}))
         with tqdm(total=benchmark.STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
             report = benchmark.bench(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)

@@ -79,14 +79,14 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
 @click.option("--limit", callback=_size, metavar="SIZE", help="Size to keep at most, such as 10GB.")
 @click.option("--all", "everything", is_flag=True, help="Remove all files.")
 @click.option(
-    "--dataset", metavar="URL", type=PathOrUrl(), help="Remove the files of a dataset, removed samples included."
+    "--dataset", metavar="URL", type=PathOrUrl(), help="Remove the files of a dataset, including removed samples."
 )
-@click.option("--damaged", is_flag=True, help="Read all files, and remove those that are damaged.")
+@click.option("--damaged", is_flag=True, help="Read all files, and remove damaged ones.")
 @_directory
 def prune(limit: int | None, everything: bool, dataset: str | None, damaged: bool, cache_dir: str | None) -> None:
     """Remove files from the cache, the least recently used first.
 
-    These are shards and decoded images. A process that is reading a file can read it to the end.
+    These are shards and decoded images. Processes that have a removed file open can still read it.
 
     \b
     Examples:

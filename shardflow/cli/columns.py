@@ -34,23 +34,23 @@ def columns() -> None:
 @columns.command()
 @click.argument("url", metavar="DATASET", type=PathOrUrl())
 @click.argument("table", type=PathOrUrl())
-@click.option("--key", metavar="COLUMN", help="Column with the keys that pack gave, such as train:000000042.")
-@click.option("--path", metavar="COLUMN", help="Instead of --key: column with the paths of the images when packed.")
+@click.option("--key", metavar="COLUMN", help="Column with the samples' keys, such as train:000000042.")
+@click.option("--path", metavar="COLUMN", help="Instead of --key: column with the paths of the packed images.")
 @names_option("--only", help="Columns to add, separated by commas.  [default: all others]")
 @click.option("--split", help="Add values to the samples of this split only.")
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(ALLOWED),
-    help="Leave out rows that belong to no sample, or that repeat a key, instead of refusing the table.",
+    help="Leave out rows that belong to no sample, or that repeat a key.",
 )
 @click.option("--replace", is_flag=True, help="Replace columns with the same names; earlier versions keep theirs.")
 @click.option("--to", metavar="DST", type=PathOrUrl(), help="Make a virtual dataset with the columns at DST instead.")
 def add(url: str, table: str, only: list[str] | None, to: str | None, **settings: Any) -> None:
     """Add columns of TABLE, a Parquet, CSV, TSV or JSON lines file or its URL, to DATASET.
 
-    Numbers, texts, and lists of numbers of one length can be added. Samples without a row have no value. If DATASET is
-    another team's, --to keeps the columns in a place of yours. If stopped, run the same command again.
+    Values are numbers, texts, or lists of numbers of one length. Samples without a row have no value. With --to,
+    DATASET, for example another team's, does not change. After an interruption, run the same command again.
 
     \b
     Examples:
@@ -91,5 +91,5 @@ def list_columns(url: str, as_json: bool) -> None:
 @click.argument("url", metavar="DATASET", type=PathOrUrl())
 @click.argument("names", nargs=-1, required=True)
 def drop(url: str, names: tuple[str, ...]) -> None:
-    """Make a version of DATASET without columns; their files stay, because earlier versions have them."""
+    """Make a version of DATASET without some columns. Their files stay, because earlier versions have them."""
     print_lines([("dropped", ", ".join(names)), ("fingerprint", shardflow.columns.drop(url, names))], 13)

@@ -28,7 +28,7 @@ _TRAIN, _VAL = 10, 2  # pictures of each class that --draw makes
 def demo(images: str | None, output: str, draw: str | None, epochs: int, workers: int | None) -> int:
     """Show every step on a few hundred pictures: pack, verify, stream, resume, train, and draw a contact sheet.
 
-    Nothing is overwritten: in an output folder that is in use, it makes a new folder.
+    Nothing is overwritten: in a used output folder, a new folder is made.
 
     \b
     Examples:

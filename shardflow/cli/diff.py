@@ -24,8 +24,8 @@ _NAMED = 5
 def diff(a: str, b: str, as_json: bool) -> int:
     """Compare two datasets: recipe, annotations, classes, splits, shards, samples.
 
-    Only indexes are read, no shards. Samples are matched by the paths of their inputs if both datasets have receipts,
-    and by their images otherwise. The exit code is 0 if the datasets are the same, and 1 if they differ.
+    No shards are read. Samples are matched by the paths of their inputs if both datasets have receipts, otherwise by
+    their images. The exit code is 0 if the datasets are equal, and 1 if they differ.
 
     \b
     Example:

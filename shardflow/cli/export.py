@@ -42,8 +42,8 @@ _places = option_group(
 def dali(url: str, directory: str | None) -> None:
     """Write index files for the webdataset reader of NVIDIA DALI.
 
-    Each shard gets one, train/000000.idx for train/000000.tar, in DIRECTORY or next to the shards of a local dataset.
-    Without index files the reader scans every tar before it starts.
+    Each shard gets one (train/000000.idx for train/000000.tar), in DIRECTORY or next to the shards of a local dataset.
+    Without index files, the reader scans every tar before it starts.
 
     \b
     Examples:
@@ -58,8 +58,8 @@ def dali(url: str, directory: str | None) -> None:
 def energon(url: str, directory: str | None) -> None:
     """Write metadata and index files for Megatron Energon.
 
-    They replace `energon prepare`, and no tar is read. Energon expects them next to the shards. For a remote dataset,
-    write them to DIRECTORY and copy them there.
+    They replace `energon prepare`; no tar is read. Energon expects them next to the shards: for a remote dataset, write
+    them to DIRECTORY and copy them next to the shards.
 
     \b
     Examples:
@@ -76,8 +76,8 @@ def card(url: str, directory: str | None, name: str | None, license_id: str | No
     """Write a dataset card: README.md with metadata for the Hugging Face Hub, and croissant.json.
 
     Splits, classes, sizes and settings come from the manifest; no shard is read. The files go to DIRECTORY or next to
-    the shards of a local dataset. They replace only files that this command wrote. A virtual dataset has no
-    croissant.json, which names whole tars.
+    the shards of a local dataset, and replace only files that this command wrote. A virtual dataset gets no
+    croissant.json, which would describe whole tars.
 
     \b
     Examples:

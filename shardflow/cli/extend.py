@@ -35,10 +35,10 @@ from .terminal import say
 def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any) -> None:
     """Add the new images of SRC to the dataset at DST, as new shards.
 
-    They are packed like the rest of the dataset. An input is new if its path below SRC is new. If the path is known and
-    the content differs, --on-conflict decides; it also adds inputs that are mostly known under other names. At the
-    end DST becomes a new version in one step; the old version can still be opened by its fingerprint. Run the same
-    command again to resume.
+    They are packed like the rest of the dataset. An input is new if its path below SRC is new. If the path is known but
+    the content differs, --on-conflict applies; `--on-conflict add` also adds inputs that are mostly known under other
+    names. At the end DST becomes a new version in one step; the old version can still be opened by its fingerprint.
+    After an interruption, run the same command again.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "conflicting": report.conflicting and f"{_conflicting(report.conflicting)}: {done}",
         "quarantined": report.quarantined
         and f"{plural(report.quarantined, 'input')}, listed in {version_name(report.fingerprint)}",
-        "skipped": report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read",
+        "skipped": report.skipped and f"{plural(report.skipped, 'image')} of unsupported kinds",
         "new classes": first_few(report.new_classes, len(report.new_classes)),
         "fingerprint": report.fingerprint,
         "previous": report.previous,
@@ -71,7 +71,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
 
 
 def _conflicting(count: int) -> str:
-    return f"{plural(count, 'input')} with the path of another one in the dataset"
+    return f"{plural(count, 'input')} with a path of the dataset but other content"
 
 
 def _plan_lines(plan: PackPlan, on_conflict: str) -> Iterator[tuple[str, Any]]:

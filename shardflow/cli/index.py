@@ -1,4 +1,4 @@
-"""`shardflow index`: existing tars as a dataset."""
+"""`shardflow index URL...`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors
     """Index existing WebDataset tars, so that the loader can read them where they are.
 
     URL is a directory, a tar, or a quoted pattern with braces or wildcards, on a disk, in a bucket or on a web server.
-    Each tar is read once, to find its samples and compute checksums. Samples that are incomplete, scattered or twice
-    in one tar are reported and left out, up to --max-errors of them. Tars in folders like `val`, or with names like
-    photos-val-000.tar, belong to that split. New tars: index all of them into another place.
+    Each tar is read once, to find its samples and compute checksums. Samples that are incomplete, scattered or repeated
+    in a tar are reported and left out, up to --max-errors of them. Tars in folders like `val`, or with names like
+    photos-val-000.tar, belong to that split. To include new tars, index all of them into another place.
 
     \b
     Examples:

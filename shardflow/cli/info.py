@@ -34,7 +34,7 @@ _CLASSES_SHOWN = 8
 def info(url: str | None, system: bool, as_json: bool) -> None:
     """Show the contents of a dataset, its recipe, and how much of a remote one is in the cache.
 
-    It reads the manifest, and the index of one shard per split; of a virtual dataset it reads all indexes.
+    Reads the manifest and the index of one shard per split; for a virtual dataset, all indexes.
 
     \b
     Examples:
@@ -84,10 +84,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
 
 
 def _parts(dataset: shardflow.Dataset, split: str) -> dict[str, int] | None:
-    """Return how many samples of the first shard of a split lack each part, 0 for an image of any type.
-
-    None if its index is missing or damaged.
-    """
+    """Return part → number of samples of a split's first shard without it, 0 for images; None if the index is lost."""
     shard = dataset[split].shards[0]
     try:
         counts = Counter(part.decode() for part in read_index(dataset.storage, shard)["part"].tolist())
@@ -98,7 +95,7 @@ def _parts(dataset: shardflow.Dataset, split: str) -> dict[str, int] | None:
 
 
 def describe_columns(dataset: shardflow.Dataset) -> dict[str, Any]:
-    """Return the type of each column, and how many samples of each split have no value."""
+    """Return the type of each column, and the number of samples without a value by split."""
     return {
         name: {"type": column.kind, "missing": {split: each.columns.missing(name) for split, each in dataset.items()}}
         for name, column in dataset.manifest.columns.items()

@@ -1,4 +1,4 @@
-"""The options that choose a loader for `bench`, `tune` and `preview`: one for a dataset, or one of the user's code."""
+"""The options that choose a loader for `bench`, `tune` and `preview`: a default one, or one of the user's code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .options import PathOrUrl, option_group
 from .signals import ending_at_once
 
 _ENDLESS = 1 << 20
-"""Batches per epoch: so many that no epoch ends during a measurement, even with a small dataset."""
+"""Batches per epoch, enough for no epoch to end during a measurement."""
 
 loader_options = option_group(
     click.argument("url", type=PathOrUrl(), required=False),
@@ -44,7 +44,7 @@ def chosen_loader(
 ) -> Iterator[tuple[Callable[..., Any], str]]:
     """Yield a function from settings to a loader, and a description of the loader; report errors of the user's code.
 
-    Mistakes are found before the import of torch, which takes seconds.
+    Arguments are checked before torch, which takes seconds to import.
     """
     if (url is None) == (user_function is None):
         raise click.UsageError("give either the URL of a dataset or --loader FILE.py:FUNCTION")
@@ -72,7 +72,7 @@ def _split_function(user_function: str) -> tuple[Path, str]:
         raise click.UsageError(f"--loader {user_function}: expected FILE.py:FUNCTION, such as {example}:make_loader")
     path = Path(file).expanduser().resolve()
     if path.suffix == ".ipynb":
-        remedy = f"move {name} and all it needs into a file, such as train.py, and name that: --loader train.py:{name}"
+        remedy = f"move {name} into a file, such as train.py, and use --loader train.py:{name}"
         raise click.UsageError(f"--loader {user_function}: a notebook cannot be imported; {remedy}")
     if path.suffix != ".py" or not path.is_file():
         raise click.UsageError(f"--loader {user_function}: found no Python file {file!r}; expected FILE.py:FUNCTION")
@@ -80,12 +80,12 @@ def _split_function(user_function: str) -> tuple[Path, str]:
 
 
 def load_function(user_function: str) -> Callable[..., Any]:
-    """Return the function of "FILE.py:FUNCTION". The file is executed: the user has named it for that."""
+    """Return the function of "FILE.py:FUNCTION". The file is executed."""
     path, name = _split_function(user_function)
 
     from shardflow import Loader, Mix
 
-    # Under its own module name, so that a worker that was not forked can import it.
+    # Under its module name, so that workers that are not forked can import it.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # of a file that ends in .py
     assert spec.loader is not None
@@ -103,7 +103,7 @@ def load_function(user_function: str) -> Callable[..., Any]:
     def make_loader(**settings: Any) -> Loader:
         loader = function(**settings)
         if not isinstance(loader, Loader):
-            remedy = "; of a Mix, return one of its loaders" if isinstance(loader, Mix) else ""
+            remedy = "; return one of the loaders of the Mix" if isinstance(loader, Mix) else ""
             raise click.UsageError(
                 f"--loader {user_function}: the function must return a shardflow.Loader, but returned {loader!r:.80}"
                 f"{remedy}"
@@ -115,10 +115,7 @@ def load_function(user_function: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def user_code_errors(user_function: str | None) -> Iterator[None]:
-    """Report an error of the user's code, in this process or a worker, as one line with its place.
-
-    Without a --loader option the errors are not the user's, and pass.
-    """
+    """Report an error of the user's code, in this process or a worker, as one line; without --loader, do nothing."""
     try:
         yield
     except (ShardflowError, click.ClickException):
@@ -129,7 +126,7 @@ def user_code_errors(user_function: str | None) -> Iterator[None]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         lines = str(error).strip().splitlines() or [""]
         place = f"{frame.filename}, line {frame.lineno}"
-        if "DataLoader worker" in lines[0]:  # the worker's traceback follows: place and error are at its end
+        if "DataLoader worker" in lines[0]:  # the worker's traceback follows, with place and error at its end
             place = next(text.strip() for text in reversed(lines) if text.strip().startswith("File "))
             raise click.UsageError(f"--loader {user_function}: {place}: {lines[-1]}") from error
         raise click.UsageError(f"--loader {user_function}: {place}: {type(error).__name__}: {lines[0]}") from error

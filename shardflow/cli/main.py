@@ -1,7 +1,7 @@
 """The `shardflow` command: runs a subcommand, and turns errors and signals into one line and an exit code.
 
-A subcommand is imported only when it runs, so that those without torch start fast. Names of files, arguments and output
-are UTF-8 in any locale, as in all of Python from 3.15 (PEP 686).
+A subcommand is imported only when it runs, so that those without torch start fast. File names, arguments and output are
+UTF-8 in any locale, as in Python 3.15 (PEP 686).
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            import difflib  # for a mistake alone
+            import difflib  # only for a mistake
 
-            # Click suggests commands that are imported, and these are not.
+            # Click suggests only imported commands.
             if not ctx.resilient_parsing and (similar := difflib.get_close_matches(cmd_name, COMMANDS, 1)):
                 ctx.fail(f"No such command {cmd_name!r}. Did you mean {similar[0]!r}?")
             return None
@@ -127,13 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if sys.stdout is not stdout:  # click replaces it when the output pipe is closed, and exits with 1
             sys.exit(128 + signal.SIGPIPE)
         raise
-    except OSError as error:  # errors of a storage are typed: this is the output, such as a full disk
+    except OSError as error:  # storage errors are typed: this one is of the output, such as a full disk
         sys.exit(_print_error(f"{error.filename or 'the output'}: {error.strerror or error}", 4))
     sys.exit(result if isinstance(result, int) else 0)
 
 
 def _use_utf8() -> None:
-    """Begin again in Python's UTF-8 mode where the locale has another encoding: it cannot be changed later."""
+    """Restart in Python's UTF-8 mode if the locale has another encoding, which cannot be changed later."""
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 

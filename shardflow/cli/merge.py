@@ -1,4 +1,4 @@
-"""`shardflow merge`: several datasets as one, over the same tars."""
+"""`shardflow merge URL URL... DST`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .progress_bars import show_waiting
 def merge(urls: tuple[str, ...], dst: str) -> None:
     """Merge several datasets into one at DST, split by split, without copying tars.
 
-    A sample that is in several datasets is taken once. All datasets must number their classes alike, because the
-    numbers are stored in the tars.
+    A sample of several datasets comes once. All datasets must number their classes equally, because the numbers are
+    stored in the tars.
 
     \b
     Example:

@@ -31,10 +31,10 @@ def option_group(*options: Decorator) -> Decorator:
 
 
 class PathOrUrl(click.Path):
-    """A path or a URL; `~` is the home directory, also where the shell leaves it, as in `--output=~/x.png`."""
+    """A path or a URL; `~` is the home directory even if the shell leaves it, as in `--output=~/x.png`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path or URL, checked as by `click.Path`."""
+        """Return the path or URL, after the checks of `click.Path`."""
         return super().convert(url_text(value), param, ctx)
 
 
@@ -96,7 +96,7 @@ column_options = option_group(
         "--image-folder",
         type=PathOrUrl(),
         metavar="DIR",
-        help="Folder of the paths in a table or COCO set.  [default: the table's, or as COCO has it]",
+        help="Folder of the paths in a table or COCO set.  [default: the table's folder, or COCO's layout]",
     ),
 )
 """The columns of a table, and the images of a COCO set; `with_columns` reads them."""
@@ -105,7 +105,7 @@ source_options = option_group(
     column_options,
     names_option(
         "--parts",
-        help="Extensions to pack with each image, such as txt,json; or none: each file is an image (folders only).",
+        help="Extensions of parts next to each image, such as txt,json; none packs each file by itself (folders only).",
     ),
     click.option("--classes", type=PathOrUrl(), help="File with the class names in order, one per line."),
 )
@@ -148,7 +148,7 @@ annotation_options = option_group(
 
 
 def _recipe_option(name: str) -> Decorator:
-    """Return the option of a setting. It is None unless given, so that the preset decides."""
+    """Return the option of a setting, whose value is None unless given."""
     field, setting = settings()[name]
     option = f"--{name.replace('_', '-')}"
     if isinstance(field.default, bool):
@@ -175,7 +175,7 @@ executor_options = option_group(
 
 
 def annotations_of(settings: dict[str, Any]) -> Annotations | None:
-    """Return the annotations that `annotation_options` declare, and remove them from the settings; None for none."""
+    """Return the annotations from `annotation_options`, or None, and remove the options from the settings."""
     names = ("images", "masks", "boxes", "box_fields", "keypoints")
     images, masks, boxes, fields, points = (settings.pop(name) for name in names)
     for field in fields:
@@ -193,11 +193,11 @@ def annotations_of(settings: dict[str, Any]) -> Annotations | None:
 
 
 def joined_files(sources: Sequence[str]) -> str:
-    """Return the one source, or a pattern of several Parquet files, as a shell expands one that is not quoted."""
+    """Return a single source, or a pattern for several Parquet files, such as the shell's expansion of a pattern."""
     if len(sources) == 1:
         return sources[0]
     if not all(each.endswith(".parquet") and "://" not in each for each in sources):
-        raise click.UsageError("several SRC are for .parquet files; give one SRC, or a quoted pattern: '{a,b}/*.tar'")
+        raise click.UsageError("only .parquet files can be several SRC; quote patterns, such as '{a,b}/*.tar'")
     paths = [os.path.abspath(each).removesuffix(".parquet") for each in sources]
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     names = (re.sub(r"([\\{},])", r"\\\1", os.path.relpath(path, folder)) for path in paths)
@@ -205,7 +205,7 @@ def joined_files(sources: Sequence[str]) -> str:
 
 
 def source_of(src: str, settings: dict[str, Any]) -> Any:
-    """Return the source that `source_options` describe, and remove them from the settings."""
+    """Return the source from `source_options`, and remove the options from the settings."""
     columns = _columns(settings)
     parts = settings.pop("parts")
     names = None if parts is None else tuple(part.lstrip(".") for part in parts if part != "none")
@@ -214,14 +214,14 @@ def source_of(src: str, settings: dict[str, Any]) -> Any:
 
 
 def with_columns(sources: Sequence[str], settings: dict[str, Any]) -> list[Any]:
-    """Return the sources of a dataset, the tables and COCO sets among them as `column_options` describe them."""
+    """Return the sources of a dataset, with the `column_options` applied to tables and COCO sets."""
     columns, images = _columns(settings), settings.pop("image_folder")
     tables = [Table.recognizes(source, None) for source in sources]
     listings = [table or Coco.recognizes(source, None) for source, table in zip(sources, tables, strict=True)]
     if images is not None and not any(listings):
-        raise click.UsageError("--image-folder is for a table or a COCO set, and no source is one")
+        raise click.UsageError("--image-folder needs a table or a COCO set as source")
     if columns and not any(tables):
-        raise click.UsageError(f"--{next(iter(columns))}-column is for a table, and no source is one")
+        raise click.UsageError(f"--{next(iter(columns))}-column needs a table as source")
     return [
         describe_source(source, columns=columns if table else {}, images=images) if listing else source
         for source, table, listing in zip(sources, tables, listings, strict=True)
@@ -229,7 +229,7 @@ def with_columns(sources: Sequence[str], settings: dict[str, Any]) -> list[Any]:
 
 
 def _columns(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns that are named, by the arguments of `Table`, and remove them from the settings."""
+    """Return argument of `Table` → named column, and remove the options from the settings."""
     return {name: column for name in _COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Output that several commands share: numbers with units, and reports."""
+"""Output that several commands share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
-    """Print a line for each name and text, with the names in a column of this width; empty texts are left out."""
+    """Print a line per name and text, with names in a column of this width; lines with empty texts are left out."""
     for name, text in lines:
         if text:
             say(f"{name:{width}}{text}")
@@ -68,19 +68,19 @@ def print_result(value: Any, lines: Iterable[tuple[str, Any]], width: int, *, as
 
 
 def skipped_text(skipped: Sequence[Quarantined]) -> str:
-    """Return the images of kinds that are not read, and the remedy; "" if there are none."""
-    return f"{describe_skipped(skipped)}; or leave them out with --max-errors {len(skipped)}" if skipped else ""
+    """Return the images of unsupported kinds, and the remedy; "" if there are none."""
+    return f"{describe_skipped(skipped)}; to leave them out, use --max-errors {len(skipped)}" if skipped else ""
 
 
 def operation_counts(counts: Mapping[str, int]) -> str:
-    """Return the operations that packing applied to images, each with its number of images; "" if there are none."""
+    """Return the operations of packing with their numbers of images; "" if there are none."""
     return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
 
 
 def print_report(
     report: shardflow.reports.VirtualReport, dst: str, classes: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 ) -> None:
-    """Print what a virtual dataset consists of, with the samples of its `classes` by split unless they are many."""
+    """Print the splits of a virtual dataset, with the sizes of its `classes` unless there are many."""
     splits = {}
     for split, samples in report.samples.items():
         splits[split] = f"{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}"

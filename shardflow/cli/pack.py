@@ -34,7 +34,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 
 _NAMED = 3
 
-_GROWN = 1.2  # times the bytes of the inputs, from which the report says why
+_GROWN = 1.2  # growth from which the report gives the reason
 
 
 @click.command(epilog=_PRESETS_HELP)
@@ -49,16 +49,16 @@ _GROWN = 1.2  # times the bytes of the inputs, from which the report says why
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option(
-    "--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing; exit as the pack would."
+    "--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing; same exit code as the pack."
 )
 @click.option("--max-errors", default=0, show_default=True, help="Bad inputs to allow.")
 def pack(src: tuple[str, ...], dst: str, preset: str, no_shuffle: bool, dry_run: bool, **given: Any) -> int:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
     SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
-    (.csv, .tsv, .jsonl, .parquet) with paths or URLs of images; Parquet files with images in them; the .json of a
-    COCO set; a dataset to pack again; or WebDataset tars, also as a pattern. Run the same command again to resume a
-    pack that was stopped.
+    (.csv, .tsv, .jsonl, .parquet) with paths or URLs of images; Parquet files that contain images; a COCO set (.json),
+    YOLO set (.yaml) or VOC directory; a shardflow dataset; or WebDataset tars, also as a pattern. After an
+    interruption, run the same command again.
 
     \b
     Examples:
@@ -96,15 +96,15 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
     yield "resumed", report.resumed and f"{plural(report.resumed, 'input')} done by an earlier run"
     yield "bytes", f"{size_text(report.bytes_in)} -> {size_text(report.bytes_out)}"
     if report.bytes_out > _GROWN * report.bytes_in > 0:
-        grown = f"{report.bytes_out / report.bytes_in:.1f} times the bytes: small images have headers in a tar"
-        yield "grown", f"{grown}, and are encoded again, which --preset original avoids"
+        grown = f"{report.bytes_out / report.bytes_in:.1f} times the bytes: tar headers outweigh small images"
+        yield "grown", f"{grown}, and re-encoding may enlarge them, which --preset original avoids"
     done = report.packed + report.quarantined - report.resumed
     yield "time", f"{report.seconds:.1f} s" + (f", {done / report.seconds:,.0f} images/s" if done else "")
     yield "fingerprint", report.fingerprint
     yield "operations", operation_counts(report.counts)
     listed = "listed in quarantine.jsonl"
     yield "quarantined", report.quarantined and f"{plural(report.quarantined, 'input')}, {listed}"
-    yield "skipped", report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read, {listed}"
+    yield "skipped", report.skipped and f"{plural(report.skipped, 'image')} of unsupported kinds, {listed}"
     for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
         yield f"{count:11,}", reason
     yield "left out", _extensions(report.ignored)
@@ -113,9 +113,9 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
 
 _DESTINATIONS = {
     "free": "is free",
-    "unfinished": "holds an unfinished pack, which would be resumed: {finished} of {shards} shards are finished",
-    "dataset": "already holds a dataset, so a pack would be refused",
-    "occupied": "holds other files, so a pack would be refused",
+    "unfinished": "has an unfinished pack, which would be resumed: {finished} of {shards} shards are finished",
+    "dataset": "is already a dataset, so a pack would be refused",
+    "occupied": "has other files, so a pack would be refused",
 }
 
 
@@ -133,7 +133,7 @@ def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, Any]]:
     yield "would write", plural(len(plan.jobs), "shard")
     yield "skipped", skipped_text(skipped)
     named = "; ".join(f"{each.path!r} ({each.reason})" for each in bad[:3])
-    found = f"{plural(len(bad), 'input')} that could not be packed, such as {named}"
+    found = f"{plural(len(bad), 'input')} cannot be packed, such as {named}"
     yield "bad", named and f"{found}; repair them, or leave them out with --max-errors {len(bad) + len(skipped)}"
     yield "left out", _extensions(plan.source.ignored)
     state = plan.destination
@@ -142,7 +142,7 @@ def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, Any]]:
 
 
 def _small_classes(sizes: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
-    """Yield a line for the classes without images, and for those with one, whose label may be misspelt."""
+    """Yield a line for classes without images, and for those with one, whose label may be misspelt."""
     for size, words in enumerate(("no image", "one image, so the label may be misspelt")):
         names = [name for name, images in sizes.items() if images == size]
         has = "has" if len(names) == 1 else "have"

@@ -70,8 +70,8 @@ def preview(
 ) -> int:
     """Draw a contact sheet of samples with captions and annotations, or write an HTML page about a dataset.
 
-    The samples are spread evenly over the split and read one by one: no whole shard of a remote dataset is fetched. The
-    page is one file that works offline.
+    The samples are spread evenly over the split and read one by one, without fetching whole shards of a remote dataset.
+    The page is one file that works offline.
 
     With --loader, pixels and annotations are exactly those of training in each epoch, before padding, batch_transform
     and transforms on a device.
@@ -89,7 +89,7 @@ def preview(
     contents = {"--class": class_name is not None, "--augment": augment is not None, "--quarantine": quarantine}
     chosen = [name for name, given in contents.items() if given]
     if len(chosen) > 1:
-        raise click.UsageError(f"{' and '.join(chosen)} are different sheets: give one of them")
+        raise click.UsageError(f"{' and '.join(chosen)} cannot be combined: give one of them")
     for name, given, needed, present in (
         ("--verify", verify, "--html", html is not None),
         ("--source", source is not None, "--quarantine", quarantine),
@@ -104,7 +104,7 @@ def preview(
     if user_function is not None:
         for name, value in (("URL", url), ("--split", split), ("--seed", seed)):
             if value is not None:
-                raise click.UsageError(f"{name} cannot be used with --loader: the loader has its own")
+                raise click.UsageError(f"{name} cannot be used with --loader, which determines it")
         with user_code_errors(user_function):
             loader = load_function(user_function)()
         dataset, split = loader.dataset.dataset, loader.split.name
@@ -136,7 +136,7 @@ def preview(
             if not (inputs := _read_quarantine(dataset.url, UNFINISHED_NAME)):
                 inputs, of = dataset.quarantine(), f", of {dataset.manifest.inputs:,}"
             if not inputs:
-                raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
+                raise ConfigError(f"{dataset.url} has an empty quarantine: every input was packed")
             sheet = _quarantine_sheet(inputs, on_sheet, source, of)
         draw_contact_sheet(sheet or _sample_sheet(dataset, split, on_sheet, class_name), path)
         say(f"picture  {path}")
@@ -157,7 +157,7 @@ def _sample_sheet(dataset: Dataset, split: str, count: int, class_name: str | No
 
 
 def _read_quarantine(url: str, name: str) -> list[Quarantined]:
-    """Return the quarantine of a command that was refused for its bad inputs; empty without one."""
+    """Return the quarantine of a pack or extension that was refused for bad inputs; empty if there is none."""
     try:
         return from_bytes(open_storage(url).read(name))
     except NotFoundError:

@@ -39,7 +39,7 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
 
 @contextlib.contextmanager
 def show_waiting(doing: str, *, disable: bool = False) -> Iterator[None]:
-    """Show the running task in a terminal, and for how long, if it takes longer than `DELAY_S`."""
+    """Show a task and its duration in a terminal, if it takes longer than `DELAY_S`."""
     hidden = disable or not sys.stderr.isatty()
     shown = tqdm(desc=doing, bar_format="{desc}: {elapsed}", delay=DELAY_S, leave=False, disable=hidden)
     with shown as bar, ticking(bar):
@@ -48,7 +48,7 @@ def show_waiting(doing: str, *, disable: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ticking(bar: tqdm[NoReturn]) -> Iterator[None]:
-    """Let the time of a bar advance in a terminal, also while nothing is finished."""
+    """Keep the clock of a progress bar running in a terminal."""
     ended, begin = threading.Event(), time.monotonic()
 
     def tick() -> None:

@@ -1,4 +1,4 @@
-"""`shardflow remove`: samples leave a dataset for good."""
+"""`shardflow remove DATASET`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .terminal import say
 @where_option
 @click.option("--purge", is_flag=True, help="Delete all earlier versions, which still have the samples.")
 def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> int:
-    """Remove samples from DATASET: rewrite the shards that hold them, as a new version.
+    """Remove samples from DATASET: rewrite their shards without them, as a new version.
 
-    Other samples keep their keys, bytes and order. Only with --purge are the samples gone: earlier versions, their
-    tars, indexes, columns and copies in this machine's cache are deleted. Files with names like theirs that shardflow
-    did not write stay, are named, and make the exit code 1. If stopped, run the same command again.
+    Other samples keep their keys, bytes and order. Earlier versions still have the samples, unless --purge deletes
+    them: manifests, tars, indexes, columns and copies in this machine's cache. The purge keeps and names files that
+    shardflow did not write; the exit code is then 1. After an interruption, run the same command again.
 
     \b
     Examples:
@@ -36,7 +36,7 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
     with resumable(), shard_bar(shardflow.open(url).shards, "removing") as progress:
         report = shardflow.remove(url, keys=keys, where=where, purge=purge, progress=progress)
     lines, command = {split: f"{plural(count, 'sample')} removed" for split, count in report.removed.items()}, ""
-    lines |= {} if report.removed else {"removed": "nothing more: these samples were removed before"}
+    lines |= {} if report.removed else {"removed": "nothing: these samples were removed before"}
     if report.receipt:
         lines |= {"shards": f"{report.shards:,} rewritten", "receipt": report.receipt}
     lines["fingerprint"] = report.fingerprint
@@ -66,7 +66,7 @@ def _delete_old_versions(url: str) -> str:
         return ""
     bucket, _, prefix = place.partition("/")
     where = f"--bucket {shlex.quote(bucket)}"
-    # All are listed first: a delete marker that goes before an object's last old version brings that version back.
+    # All are listed first, because deleting a delete marker before an object's last old version restores that version.
     query = "[Versions[?!IsLatest], DeleteMarkers[]][].[Key, VersionId]"
     listing = f"aws s3api list-object-versions {where} --prefix {shlex.quote(f'{prefix}/' if prefix else '')}"
     delete = f'aws s3api delete-object {where} --key "$key" --version-id "$version"'

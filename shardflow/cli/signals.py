@@ -1,7 +1,7 @@
 """Signals: while modules are imported, Ctrl-C and SIGTERM end the command at once.
 
-An exception that a signal raises in the middle of an import may be swallowed there, or end in a traceback from a module
-that is half imported. Nothing has begun by then, so nothing is left to clean up. Imports nothing that takes time.
+An exception from a signal handler during an import may be swallowed, or end in a traceback. The command's work has not
+begun, so there is nothing to clean up. This module imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the process, with the command's message and exit code, until the body ends."""
+    """Make SIGINT and SIGTERM end the process, with the command's message and exit code, within the body."""
     before = {}
-    with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
+    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
         for number in WORDS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, _end)

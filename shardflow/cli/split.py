@@ -1,4 +1,4 @@
-"""`shardflow split`: a validation split held out, or k folds, over the same tars."""
+"""`shardflow split URL DST`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .progress_bars import shard_bar
 @click.option(
     "--folds",
     metavar="NUMBER|FIELD",
-    help="Make DST/fold0, DST/fold1, ...: a k-fold cross-validation. A field of the samples' .json names given folds.",
+    help="Make DST/fold0, DST/fold1, ... for cross-validation: a number, or the .json field with existing folds.",
 )
 @click.option(
     "--group",
@@ -35,8 +35,8 @@ def split(
     """Split the training samples of a dataset into train and val or test, without copying tars.
 
     The new dataset at DST holds out the same share of every class. With --folds, each training sample is held out in
-    exactly one of the new datasets. Copies of one image stay together. So do, with --group, all samples of a patient,
-    place or video; `pack` keeps the other columns of a table as such fields. Other splits stay as they are.
+    exactly one of the new datasets. Copies of an image stay together, as do, with --group, all samples of a patient,
+    place or video; `pack` adds the other columns of a table to the .json. Other splits do not change.
 
     \b
     Examples:

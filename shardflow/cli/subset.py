@@ -1,4 +1,4 @@
-"""`shardflow subset`: some samples of a dataset, over the same tars."""
+"""`shardflow subset URL DST`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = 5
 @click.command()
 @click.argument("url", type=PathOrUrl())
 @click.argument("dst", type=PathOrUrl())
-@names_option("--classes", help="Class names, separated by commas; one with a comma in 'quotes'.")
+@names_option("--classes", help="Class names, separated by commas; 'quote' a name that has a comma.")
 @keys_option
 @where_option
 @click.option("--fraction", type=float, help="Share of each split, such as 0.1.")
@@ -31,8 +31,8 @@ def subset(
 ) -> None:
     """Select samples of a dataset as a new dataset at DST, without copying tars.
 
-    DST holds a manifest and indexes. It can be read like any dataset, as long as the tars stay where they are. Classes
-    keep their numbers. With the same seed, a smaller share is a part of a larger one.
+    DST gets a manifest and indexes, and is read like any dataset as long as the tars are not moved. Classes keep their
+    numbers. With the same seed, a smaller share is part of a larger one.
 
     \b
     Examples:

@@ -26,11 +26,11 @@ def sync(src: str, dst: str) -> None:
     """Copy a dataset from SRC to DST, with checksums; each is a directory or a URL such as s3://bucket/photos256.
 
     Each shard is checked against the manifest while it is copied, and the manifest is written last. Run the same
-    command again to resume a copy, or to restore missing files. `shardflow verify` detects damage inside files of
-    DST; this command does not.
+    command again to resume a copy, or to restore missing shards, indexes and columns of a finished copy. Damage inside
+    files is found only by `shardflow verify`.
 
-    The tars of a virtual dataset, as `subset` and `split` make it, are copied whole. To copy only its samples, pack
-    them again: `shardflow pack SRC DST --preset original`.
+    The tars of a virtual dataset, made by `subset` or `split`, are copied whole. To copy only its samples, pack them
+    again: `shardflow pack SRC DST --preset original`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`shardflow table`: all that is known of each sample as one Parquet file, for other tools."""
+"""`shardflow table DATASET OUT`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .terminal import say
 def table(url: str, to: str, only: list[str] | None) -> None:
     """Write a table of the samples of DATASET to OUT, a new .parquet file or its URL.
 
-    It has a row per sample: split, shard, number, key, class, classes, width, height, bytes, and the columns that were
-    added. Keys of tars that shardflow did not pack are read from the tars, unless --only leaves them out.
+    It has a row per sample: split, shard, number, key, class, classes, width, height, bytes, and added columns. Keys in
+    tars of other tools are read from the tars, unless --only leaves them out.
 
     \b
     Examples:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
     """Find the number of workers and the prefetch factor that suit a loader on this machine.
 
-    Prints the throughput of each setting, the bottleneck of the best one, its arguments to paste, and the checks that
-    failed: shared memory, threads, forking, disk, cache, pinning, native decoder, shard sizes. Of all settings within
-    3 % of the fastest, the best has the fewest workers, and then the smallest prefetch factor.
+    Prints the throughput of each setting, the bottleneck of the recommended one, its arguments to paste, and failed
+    checks: shared memory, threads, forking, disk, cache, pinning, native decoder, shard sizes. Of all settings within
+    3 % of the fastest, the recommended one has the fewest workers, and then the smallest prefetch factor.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ from .progress_bars import shard_bar, show_waiting
 from .terminal import say
 
 _SHOWN = 3
-"""Findings of a file that are shown: a damaged header can make one of each sample."""
+"""Number of findings that are shown per file, as a damaged header may cause one per sample."""
 
 
 @click.command()
@@ -53,9 +53,9 @@ def verify(
 ) -> int:
     """Read a whole dataset, and report or repair all damage.
 
-    Checks the manifest, the size, SHA-256, tar structure and index of each shard, and the CRC-32 and label of each
-    member. Only --source shows whether the images and labels are the ones you meant; give a table's columns as for
-    pack. The exit code is 1 if there is a finding, or with --repair, if one is left.
+    Checks the manifest, the size, SHA-256, tar structure and index of each shard, the CRC-32 and label of each member,
+    columns, receipts and quarantine. Only --source shows whether images and labels are the intended ones; name a
+    table's columns as for pack. The exit code is 1 if there is a finding, or with --repair, if one is left.
 
     \b
     Examples:
@@ -68,10 +68,10 @@ def verify(
     if url is None:
         if source:
             shown = shown_url(source)
-            raise click.UsageError(f"--repair took {shown!r} for FROM: write `shardflow verify {shown} --repair`")
+            raise click.UsageError(f"--repair took {shown!r} as FROM; write `shardflow verify {shown} --repair`")
         raise click.UsageError("give the URL of a dataset")
     if images is not None and not sources:
-        raise click.UsageError("--images is the number of images to compare with --source, which is missing")
+        raise click.UsageError("--images needs --source, with which it compares")
     given = with_columns([*sources, *filter(None, [source])], columns)
     started = time.perf_counter()
     dataset = shardflow.open(url)
@@ -103,7 +103,7 @@ def verify(
             say(f"not repaired: {name}: {reason}")
     by_file: dict[str, list[shardflow.reports.Finding]] = {}
     for finding in (*findings, *compared.findings):
-        # The tars of a subset or an index are elsewhere.
+        # The tars of a virtual dataset are elsewhere.
         file = dataset.storage.url(finding.file) if dataset.manifest.roots else finding.file
         by_file.setdefault(file, []).append(replace(finding, file=file))
     for file, of_file in by_file.items():
@@ -125,7 +125,7 @@ def verify(
     if not findings:
         say(read, label="no damage:", colour="green")
         if not sources and dataset.manifest.sharding is not None:
-            say("not checked: whether pictures and labels are the right ones; --source SRC compares some with SRC")
+            say("not checked: whether images and labels are the intended ones; --source SRC compares some with SRC")
         return 1 if compared.findings else 0
     files = {finding.file for finding in findings}
     found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
@@ -134,6 +134,6 @@ def verify(
         owners = [place for name, place in root_urls(dataset).items() if roots[name].fingerprint is not None]
         remedy = "restore the tars; if tars were rewritten, index them again (`shardflow index`)"
         if owners:
-            remedy = f"repair {', '.join(owners)}, or make this dataset again"
+            remedy = f"repair {', '.join(owners)}, or create this dataset again"
     say(f"{found}, of {read}; {remedy}", label="damaged:", colour="red")
     return 1

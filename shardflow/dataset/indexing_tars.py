@@ -1,4 +1,4 @@
-"""Index: make a dataset of any tars in the WebDataset convention, without copying them."""
+"""Index: makes a dataset of WebDataset tars, without copying them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _TARS_AT_A_TIME = 4
 _INDEX_ANEW = (
-    f"to index changed tars again, remove {manifest.FILE_NAME} and the .npy files below SPLIT/0 there, but not the tars"
+    f"to index changed tars again, remove {manifest.FILE_NAME} and the .npy files below SPLIT/0, but not the tars"
 )
 
 
@@ -63,12 +63,11 @@ def index(
 ) -> VirtualReport:
     """Make a dataset of existing tars. Each tar is read once, checksummed and indexed; none is copied or changed.
 
-    A sample is a run of members with one key, of which one is an image. A sample that is incomplete, comes twice, is
-    split between two tars, or is in the damaged part of a tar is reported and left out. So is one whose declared
-    coordinates belong to another size, by the `width` and `height` in the same JSON. Tars in folders named like splits
-    (`train`, `val`, `test`, …), or named like `photos-val-000.tar`, belong to these splits; otherwise all belong to
-    `train`. Files whose names are not KEY.PART are ignored. Four tars are read at a time, in blocks, so long ones take
-    no more memory.
+    A sample is consecutive members with one key, including an image. A sample that is incomplete, repeated, split
+    between two tars, or in the damaged part of a tar is reported and left out. So is one whose declared coordinates
+    belong to another image size, by `width` and `height` in the same JSON. Tars in folders named like splits (`train`,
+    `val`, `test`, …), or named like `photos-val-000.tar`, belong to these splits; otherwise all belong to `train`.
+    Members whose names are not KEY.PART are ignored. Four tars are read at a time, in blocks.
 
     >>> shardflow.index("laion/{00000..00099}.tar")
     >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")
@@ -76,31 +75,31 @@ def index(
     Args:
         urls: Directories, tars, or patterns with braces or wildcards; on a disk, in a bucket, or on a web server.
         to: A directory or URL for the manifest and the indexes; by default next to the tars.
-        classes: Class names in the order of their labels, or a file with one name a line. By default the numbers in
-            `.cls` are the names.
+        classes: Class names in the order of their labels, or a file with one per line. By default the numbers in `.cls`
+            are the names.
         annotations: The masks among the parts of samples, and the places of boxes and keypoints.
-        max_errors: How many samples may be left out; if there are more, nothing is written.
-        src_options, dst_options: Options of fsspec's file systems, where the tars or `to` are URLs.
-        progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
+        max_errors: Number of samples that may be left out; with more, nothing is written.
+        src_options, dst_options: Options of fsspec's file systems for the tars and `to`, if these are URLs.
+        progress: Called with the numbers of finished tars and of all tars, at first and after each tar.
 
     Raises:
-        ConfigError: The tars do not exist, or are a packed dataset's. Only some are in folders of splits, or only some
-            of a split have labels. A label has no class, samples lack the declared parts, or `to` is missing.
-        DatasetExistsError: `to` holds a dataset.
+        ConfigError: The tars do not exist, or belong to a packed dataset. Only some are in folders of splits, or only
+            some of a split have labels. A label has no class, samples lack declared parts, or `to` is needed.
+        DatasetExistsError: `to` is a dataset.
         PackIncompleteError: More than `max_errors` samples cannot be used.
-        StoreError: A tar cannot be read, or the manifest cannot be written. A directory is tried before tars are read.
+        StoreError: A tar cannot be read, or the manifest cannot be written.
     """
     max_errors = check_integer("max_errors", max_errors, 0)
     patterns = [urls] if isinstance(urls, str | os.PathLike) else urls
     tars = [tar for pattern in patterns for tar in _find_tars(pattern, src_options)]
     if len({tar.url for tar in tars}) < len(tars):
-        raise ConfigError(f"{' '.join(map(shown_url, patterns))}: they name a tar twice")
+        raise ConfigError(f"{' '.join(map(shown_url, patterns))}: a tar is named twice; name it once")
     dst = _default_destination(tars) if to is None else to
     storage = open_storage(dst, dst_options if to is not None else src_options, to_write=True)
     try:
         refuse_dataset(storage)
-    except DatasetExistsError as error:  # with another remedy: the tars are there, and removing them would lose them
-        raise DatasetExistsError(f"{storage} already holds a dataset, which needs no index; {_INDEX_ANEW}") from error
+    except DatasetExistsError as error:  # with a remedy that does not remove the tars
+        raise DatasetExistsError(f"{storage} is already a dataset, which needs no index; {_INDEX_ANEW}") from error
     _check_writable(storage)
     annotations = annotations or NOTHING
     scans: list[ScannedTar] = []
@@ -118,17 +117,17 @@ def index(
     if len(bad) > max_errors:
         behind = f"; and about {plural(lost, 'sample')} after the damage of tars" if lost else ""
         raise PackIncompleteError(
-            f"samples that cannot be used: {len(bad)}, allowed are {max_errors}: {quarantine.describe(bad)}{behind}. "
+            f"{plural(len(bad), 'sample')} cannot be used, {max_errors} allowed: {quarantine.describe(bad)}{behind}. "
             f"Leave them out with max_errors= or --max-errors {len(bad)}"
         )
     undecodable = [f"{tar.url}/{key}" for tar, scan in zip(tars, scans, strict=True) for key in scan.undecodable]
     if undecodable:
         some = f"{plural(len(undecodable), 'sample')} without an image in its image part, such as {undecodable[0]!r}"
-        logger.warning("%s: loading will fail there; `shardflow pack` leaves them out with --max-errors", some)
+        logger.warning("%s: loading them will fail; `shardflow pack --max-errors` leaves them out", some)
     if not any(map(len, indexes)):
-        message = f"{' '.join(map(shown_url, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
+        message = f"{' '.join(map(shown_url, patterns))}: no usable sample in {plural(len(tars), 'tar')}"
         message += f" ({quarantine.describe(bad)})" if bad else ""
-        raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
+        raise ConfigError(f"{message}; a sample is files of one key, with an image among them: 17.jpg, 17.cls")
     report = build_virtual_dataset(
         dst,
         Contents(
@@ -148,26 +147,26 @@ def index(
 
 
 def _lost_samples(scan: ScannedTar) -> int:
-    """Return about how many samples of a damaged tar follow the damage, which is one bad entry."""
+    """Return the approximate number of samples after the damage of a tar."""
     if "" not in scan.bad or not len(scan.index):
         return 0
     read = int((scan.index["offset"] + scan.index["size"]).max())
     about = round((scan.bytes - read) / read * len(np.unique(scan.index["record"])))
-    return max(0, about - 1)  # the sample before the damage is an entry in the list, too
+    return max(0, about - 1)  # the damaged sample is in the list of bad ones
 
 
 def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:
     """Yield the tars that a directory, tar or pattern names, sorted by name."""
     if divide_query(url).query:
-        message = f"{shown_url(url)}: its tars are asked for with the query of this URL, which a manifest cannot keep"
-        raise ConfigError(f"{message}; name them without it, or copy them to a disk")
+        message = f"{shown_url(url)}: a manifest cannot keep the query of this URL, which requests need"
+        raise ConfigError(f"{message}; name the tars without it, or copy them to a disk")
     root, pattern = split_pattern(url)
     options = remote_options(root, storage_options)
     storage = open_storage(root, options)
     names = find_tars(storage, pattern, options)
     for name in names:
         if not is_name(name):
-            raise ConfigError(f"{storage.url(name)}: a name may only have the characters A-Z a-z 0-9 . _ -, rename it")
+            raise ConfigError(f"{storage.url(name)}: names may only have A-Z a-z 0-9 . _ -; rename the tar")
     for name, split in tar_splits(str(storage), names).items():
         yield _TarFile(storage, name, split)
 
@@ -175,22 +174,22 @@ def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
 def _default_destination(tars: Sequence[_TarFile]) -> str:
     roots = sorted({str(tar.storage) for tar in tars})
     if len(roots) > 1 or roots[0].startswith(("http:", "https:")):
-        reason = "it cannot be written to" if len(roots) == 1 else f"other tars are in {roots[1]}"
+        reason = "a web server cannot be written to" if len(roots) == 1 else f"other tars are in {roots[1]}"
         raise ConfigError(f"{roots[0]}: {reason}; name a directory or URL for the manifest with --to")
     return roots[0]
 
 
 def _check_writable(storage: Storage) -> None:
-    """Raise an AccessDeniedError, before the tars are read, if the manifest cannot be written to a directory."""
+    """Raise AccessDeniedError, before the tars are read, if a local destination is not writable."""
     folder = storage.local_path("")
     while folder is not None and not folder.exists():
-        folder = folder.parent  # it is made when it is written to
+        folder = folder.parent  # where it will be created
     if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
         raise AccessDeniedError(f"{folder} cannot be written to; name another directory or a URL with --to")
 
 
 def _usable_samples(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> tuple[list[Index], list[Quarantined]]:
-    """Return the indexes without torn samples and those with coordinates of other images, and all bad samples."""
+    """Return the indexes of usable samples, and all bad samples."""
     kept = [np.ones(len(np.unique(scan.index["record"])), dtype=np.bool_) for scan in scans]
     bad = {
         Quarantined(f"{tar.url}/{key}" if key else tar.url, "read", reason)
@@ -198,7 +197,7 @@ def _usable_samples(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> tu
         for key, reason in scan.bad.items()
     }
     others = [scan.other_sizes for scan in scans]
-    # One sample whose coordinates lie beyond its image says that those of all such samples are of other images.
+    # Coordinates beyond the image of one sample show that all such samples have coordinates of other images.
     if any(found.is_beyond for sizes in others for found in sizes.values()):
         for tar, keep, sizes in zip(tars, kept, others, strict=True):
             keep[list(sizes)] = False
@@ -216,17 +215,17 @@ def _usable_samples(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> tu
 
 
 def _check_labels(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> None:
-    """Raise a ConfigError if only some tars of a split have labels: a loader of labels would fail in the others."""
+    """Raise ConfigError if only some tars of a split have labels, as loading labels would fail in the others."""
     for split in {tar.split for tar in tars}:
         filled = [(tar, scan) for tar, scan in zip(tars, scans, strict=True) if tar.split == split and len(scan.index)]
         without = [tar for tar, scan in filled if not scan.labels]
         if without and len(without) < len(filled):
             labelled = next(tar for tar, scan in filled if scan.labels)
-            raise ConfigError(f"{without[0].url} has no labels and {labelled.url} has; index them as two datasets")
+            raise ConfigError(f"{labelled.url} has labels but {without[0].url} has none; index them as two datasets")
 
 
 def _check_annotations(indexes: Sequence[Index], annotations: Annotations) -> None:
-    """Raise a ConfigError if no sample has a part that is declared: its name is misspelt."""
+    """Raise ConfigError if no sample has a declared part, whose name is then misspelt."""
     if annotations:
         parts = {part.decode() for index in indexes for part in np.unique(index["part"]).tolist()} - {KEY_PART.decode()}
         stems = {image_stem(part) for part in parts}

@@ -1,4 +1,4 @@
-"""A dataset opened for reading: `dataset["train"][17]` is a sample."""
+"""An open dataset: `dataset["train"][17]` is a sample."""
 
 from __future__ import annotations
 
@@ -39,16 +39,14 @@ _VALIDATION = ("val", "valid", "validation")
 
 
 class Split:
-    """One split: its samples by number, and its shards in the manifest's order.
-
-    It can be sent to another process and used after a fork.
+    """A split: its samples by number, and its shards in the manifest's order. It can be pickled, and used after a fork.
 
     Attributes:
-        name: Its name, "train".
-        shards: The entries of its shards in the manifest.
+        name: The name, such as "train".
+        shards: The entries of the shards in the manifest.
         shard_samples: int64 [shards], the number of samples of each shard.
-        reader: Reads its shards.
-        columns: Reads its columns.
+        reader: Reads the shards.
+        columns: Reads the columns.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Split:
         self.columns = ColumnReader(storage, name, self.shards, columns or {}, cache)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
         self._storage = storage
-        self._receipt: tuple[int, Receipt, dict[str, int]] | None = None  # of the shard that `source` was asked about
+        self._receipt: tuple[int, Receipt, dict[str, int]] | None = None  # of the last shard in `source`
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.shards) else 0
@@ -87,9 +85,9 @@ class Split:
         A slice returns a list of samples.
 
         Raises:
-            IndexError: There is no such sample.
-            ConfigError: It is not a whole number.
-            IntegrityError: Its bytes are damaged.
+            IndexError: The sample does not exist.
+            ConfigError: `number` is not an integer.
+            IntegrityError: The sample's bytes are damaged.
         """
         if isinstance(number, slice):
             return [self[each] for each in range(len(self))[number]]
@@ -101,18 +99,18 @@ class Split:
         return (self[number] for number in range(len(self)))
 
     def source(self, sample: int | str) -> str:
-        """Return which input a sample was packed from: its path below the source, or its row in the table.
+        """Return the input from which a sample was packed: its path below the source, or its row in the table.
 
-        The shard's receipt names it, also in a dataset over the same tars that `subset`, `split` or `merge` made.
+        It comes from the shard's receipt, also in a virtual dataset of `subset`, `split` or `merge`.
 
         >>> path = shardflow.open("photos256")["train"].source(17)  # "train/sea/0123.jpg"
 
         Args:
-            sample: Its number in the split, or its key, as in messages: "000000017". They differ where inputs were
-                quarantined, or samples left out.
+            sample: Its number in the split, or its key, as in messages: "000000017". These differ if inputs were
+                quarantined or samples left out.
 
         Raises:
-            IndexError: There is no such sample.
+            IndexError: The sample does not exist.
             NotFoundError: The receipt is missing: another tool wrote the tar, or the receipts were not copied.
             FormatError, IntegrityError: The receipt is damaged, or belongs to another tar.
             ConfigError: Several samples have the key.
@@ -126,7 +124,7 @@ class Split:
         return made.sources[slots[self.reader.key(shard, record)]]
 
     def sources(self) -> list[str]:
-        """Return the `source` of every sample, in the order of the split; a packed table has another order.
+        """Return the `source` of every sample, in the order of the split, which differs from that of a packed table.
 
         >>> train = shardflow.open("photos256")["train"]
         >>> folds = table.set_index("path")["fold"].loc[train.sources()]
@@ -139,13 +137,13 @@ class Split:
             made, slots = self._made_of(shard)
             found |= {made.sources[slots[key]]} if key in slots else set()
         if len(found) > 1:
-            raise ConfigError(f"the key {key!r} belongs to several samples; give the number of one")
+            raise ConfigError(f"several samples have the key {key!r}; give the number of one")
         if not found:
-            raise IndexError(f"found no sample with the key {key!r}; keys are as in messages, such as '000000017'")
+            raise IndexError(f"no sample has the key {key!r}; give a key such as '000000017', or a number")
         return found.pop()
 
     def _made_of(self, shard: int) -> tuple[Receipt, dict[str, int]]:
-        """Return the receipt of a shard, and the place of each key in its sources."""
+        """Return the receipt of a shard, and key → place in its sources."""
         if self._receipt is None or self._receipt[0] != shard:
             entry = self.shards[shard]
             made = read_receipt(self._storage, entry.receipt_name, entry)
@@ -153,30 +151,29 @@ class Split:
         return self._receipt[1:]
 
     def receipt(self, number: int) -> Receipt | None:
-        """Return the receipt of a shard; None where it is lost, or is that of another tar."""
+        """Return the receipt of a shard; None if it is missing or belongs to another tar."""
         entry = self.shards[number]
         return find_receipt(self._storage, entry.receipt_name, entry)
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Return the shard and the record of sample `number`; raise an IndexError if it does not exist."""
+        """Return the shard and the record of sample `number`; IndexError if it does not exist."""
         if not -len(self) <= number < len(self):
-            raise IndexError(f"there is no sample {number}; there are {len(self)}, numbered from 0")
+            raise IndexError(f"sample {number} does not exist; there are {len(self)}, numbered from 0")
         number %= len(self)
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return shard, number - int(self._ends[shard] - self.shard_samples[shard])
 
     def column(self, name: str) -> Values:
-        """Return the values of a column that `shardflow.columns.add` added, for all samples in order.
+        """Return the values of an added column for all samples, in order.
 
         >>> values, present = shardflow.open("photos256")["train"].column("score")
 
         Returns:
-            `values`, [N] or, of lists, [N, D]: numbers, or of text an array of str; and `present`, bool [N], whether a
-            sample has a value.
+            `values`, numbers or str, [N], or [N, D] for lists; and `present`, bool [N], True if a sample has a value.
 
         Raises:
             ConfigError: The dataset lacks the column, or pyarrow is missing.
-            IntegrityError: Its bytes are damaged.
+            IntegrityError: The column's bytes are damaged.
         """
         if name not in self.columns.kinds:
             hint, known = did_you_mean(name, self.columns.kinds), ", ".join(self.columns.kinds) or "none"
@@ -185,7 +182,7 @@ class Split:
         return self.columns.read_all(name)
 
     def json_remedy(self, name: str) -> str:
-        """Return how a field of the samples' `.json` becomes a column, to end a message; "" if they have no `.json`."""
+        """Return the end of a message: how to make a field of the samples' `.json` a column; "" without `.json`."""
         rows = None
         with contextlib.suppress(ShardflowError):
             rows = self.reader.rows(0) if len(self.shards) else None
@@ -195,10 +192,7 @@ class Split:
         return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
-        """Return width and height of each sample's image: int64 [N, 2], zeros if there is none or unknown.
-
-        They come from the indexes; no tar is read that has one.
-        """
+        """Return width and height of each sample's image from the indexes: int64 [N, 2], 0 if unknown or missing."""
         found = [np.empty((0, 2), dtype=np.int64)]
         for shard in range(len(self.shards)):
             found.append(self.reader.image_sizes(shard))
@@ -206,7 +200,7 @@ class Split:
         return np.concatenate(found)
 
     def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of the first sample of each of these shards."""
+        """Return the number of the first sample of each of these shards, int64."""
         starts: npt.NDArray[np.int64] = self._ends[shards] - self.shard_samples[shards]
         return starts
 
@@ -215,9 +209,9 @@ class Dataset(Mapping[str, Split]):
     """A dataset: a mapping of split names to splits. `shardflow.open` makes one.
 
     Attributes:
-        url: Its path or URL.
-        storage: The storage that it is in.
-        manifest: Its manifest.
+        url: The path or URL.
+        storage: The storage of its files.
+        manifest: The manifest.
     """
 
     def __init__(self, storage: Storage, content: manifest.Manifest, cache: Cache | None) -> None:
@@ -231,7 +225,7 @@ class Dataset(Mapping[str, Split]):
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """The label of each class name; empty without labels."""
+        """Class name → label; empty without labels."""
         return {name: number for number, name in enumerate(self.classes or ())}
 
     def __repr__(self) -> str:
@@ -264,21 +258,21 @@ class Dataset(Mapping[str, Split]):
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """The settings with which the images were packed."""
+        """The settings of packing."""
         return self.manifest.recipe
 
     def has_version(self, fingerprint: str) -> bool:
-        """Return whether `shardflow.open(url, version=fingerprint)` finds an older version here."""
+        """Return whether `shardflow.open(url, version=fingerprint)` finds an older version."""
         try:
             return self.storage.version(manifest.kept_name(fingerprint)) is not None
         except ConfigError:
             return False
 
     def quarantine(self) -> list[Quarantined]:
-        """Return the inputs that were not packed, each with path, stage and reason; [] without a record.
+        """Return the inputs that were not packed, each with path, stage and reason; [] if the quarantine is missing.
 
         Raises:
-            FormatError: The record is damaged.
+            FormatError: The quarantine is damaged.
         """
         if (record := self.read_quarantine()) is None:
             return []
@@ -289,10 +283,10 @@ class Dataset(Mapping[str, Split]):
             raise error.with_location(shard=self.storage.url(name)) from error
 
     def read_quarantine(self) -> tuple[str, bytes] | None:
-        """Return the name and the content of the quarantine of this version; None without one."""
+        """Return name and content of this version's quarantine; None if it is missing."""
         names = [quarantine.version_name(self.fingerprint)]
         if not self.manifest.roots:
-            names.append(quarantine.FILE_NAME)  # beside an index it is the list of a pack
+            names.append(quarantine.FILE_NAME)  # next to an in-place index, this file belongs to a pack
         for name in names:
             with contextlib.suppress(NotFoundError):  # a copy may lack it
                 return name, self.storage.read(name, most_bytes=quarantine.MAX_BYTES)
@@ -302,13 +296,13 @@ class Dataset(Mapping[str, Split]):
         if split not in self._splits:
             message = f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}"
             if split == "test" and "train" in self._splits:
-                message += "; if its samples are the test set, load them with split='train', shuffle=False"
+                message += "; if they are the test set, load them with split='train', shuffle=False"
             validation = [each for each in self._splits if split in _VALIDATION and each in _VALIDATION]
             if validation:
                 message += f" (did you mean {validation[0]!r}?)"
             elif split == "val" and "train" in self._splits:
                 url = self.url.rstrip("/")
-                message += f"; `{shlex.join(['shardflow', 'split', url, f'{url}-split'])}` makes {url}-split, with one"
+                message += f"; `{shlex.join(['shardflow', 'split', url, f'{url}-split'])}` holds one out"
             else:
                 message += did_you_mean(split, self._splits)
             raise ConfigError(message)
@@ -339,16 +333,16 @@ def open_dataset(
 
     Args:
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
-        storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …), if it is a URL; or if it is the
-            directory of a virtual dataset with remote tars.
-        cache: Where to keep files that are not on a local disk: a `Cache`, or its directory; by default `shardflow` in
-            the user's cache directory. Shards on a local disk are read where they lie.
-        version: Fingerprint of the version to open, if the dataset was extended; by default the newest.
+        storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …), for a URL, or for the remote tars
+            of a virtual dataset.
+        cache: The cache of remote files: a `Cache`, or its directory; by default `shardflow` in the user's cache
+            directory. Local shards are not cached.
+        version: Fingerprint of the version to open; by default the newest.
 
     Raises:
         NotFoundError: The dataset or the version does not exist.
-        ManifestError: Its manifest is damaged.
-        StoreError: It is out of reach.
+        ManifestError: The manifest is damaged.
+        StoreError: The dataset cannot be reached.
         ConfigError: An argument is wrong.
     """
     storage = open_storage(url, remote_options(url, storage_options))
@@ -361,14 +355,14 @@ def open_dataset(
     except NotFoundError:
         root = storage.local_path("")
         if root is None or root.is_dir():
-            reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
+            reason = f"has no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing was not finished"
             remedy = "check the path, run `shardflow pack` again to finish, or `shardflow index` on tars of other tools"
             if command := packing_command(storage):
                 reason, remedy = "is not a dataset", command
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
         if root.exists():
             command, inputs = ("index", "tars") if root.suffix == ".tar" else ("pack", "images")
-            raise NotFoundError(f"{storage} is a file; `shardflow {command}` makes a dataset of {inputs}") from None
+            raise NotFoundError(f"{storage} is a file; make a dataset of {inputs} with `shardflow {command}`") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)
@@ -378,7 +372,7 @@ def open_dataset(
 
 
 def _similar(path: Path) -> str:
-    """Return which dataset next to a path that does not exist may be meant, "" if none has a similar name."""
+    """Return the suggestion of a dataset with a similar name next to a missing path; "" if there is none."""
     with contextlib.suppress(OSError):
         others = [other.parent.name for other in path.parent.glob(f"*/{manifest.FILE_NAME}")]
         if names := difflib.get_close_matches(path.name, others, 1):
@@ -391,10 +385,10 @@ def _read_version(storage: Storage, version: str) -> manifest.Manifest:
     try:
         content = _read_manifest(storage, name)
     except NotFoundError:
-        message = f"{storage} is not {version} and has no {name}: it never was that version, or is a copy"
-        raise NotFoundError(f"{message}; `shardflow sync` copies only the newest version") from None
+        message = f"{storage} is not version {version} and has no {name}; open the original dataset"
+        raise NotFoundError(f"{message}, because copies by `shardflow sync` have only the newest version") from None
     if content.fingerprint != version:
-        raise ManifestError(f"holds version {content.fingerprint}; restore it").with_location(shard=storage.url(name))
+        raise ManifestError(f"is version {content.fingerprint}; restore it").with_location(shard=storage.url(name))
     return content
 
 

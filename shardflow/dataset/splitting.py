@@ -181,7 +181,7 @@ def _even_folds(samples: _Samples, folds: int) -> I64:
         count = plural(len(samples.groups), "training sample")
         if len(sizes) < len(samples.groups):
             count += f" in {plural(len(sizes), 'group')}"
-        raise ConfigError(f"{count} cannot be split into {folds} folds")
+        raise ConfigError(f"{count} cannot be split into {folds} folds; choose fewer")
     fold_of = _folds(samples, folds)
     if (most := int(sizes.max())) > (wanted := -(-len(fold_of) // folds)):
         _warn_of_group(samples, most, f"{wanted:,} of an even fold: the largest has {np.bincount(fold_of).max():,}")

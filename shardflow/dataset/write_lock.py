@@ -1,15 +1,15 @@
-"""The write lock: which process may write to a place.
+"""The write lock: which process may write to a destination.
 
-On a local disk it is `local_files.lock_directory`, which leaves no file and ends with its processes. An object store
-has no locks, and machines that share a file system do not see each other's. There a writer first creates a blob with a
-digest of its plan, and deletes it when the manifest is written. A writer that finds the blob of other work stops. A
-writer that finds its own work continues: it resumes a run, or is its twin, which writes the same bytes under the same
-names and does no harm.
+On a local disk it is `local_files.lock_directory`, which leaves no file and ends with its processes. Object stores have
+no locks, and machines that share a file system do not see each other's. There a writer first creates a blob with a
+digest of its plan, and deletes it after writing the manifest. A writer that finds the blob of other work stops. A
+writer that finds its own work continues: it resumes a run, or is a twin that writes the same bytes under the same
+names.
 
-The name of the blob says for which version of the dataset it counts: `unfinished.json` where there is none yet,
-`unfinished-DIGEST.json` for the extension of a version. A version never comes back, so the blob of a version that is
-not the current one is void, and anyone may delete it at any time. The blob of the current version is never deleted by a
-program. So all that is ever written next to one version is the work of one blob, however late its writer wakes up.
+The name of the blob names the version for which it counts: `unfinished.json` before the first one,
+`unfinished-DIGEST.json` for the extension of a version. Versions never come back, so the blob of a version that is not
+current is void, and may be deleted at any time. No program deletes the blob of the current version. So everything that
+is written next to a version is the work of one blob, however late its writer wakes up.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _ATTEMPTS = 8  # one is enough unless other writers begin or end at the same mom
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLock:
-    """The right to write to a storage until a dataset, or a version of it, is committed there."""
+    """The right to write to a storage until a dataset, or a version of it, is committed."""
 
     storage: Storage
-    extends: str | None  # fingerprint of the version to which something is added; None where there is no dataset yet
-    blob: bytes | None  # what the lock's blob holds; None where the kernel's lock keeps all other writers out
+    extends: str | None  # fingerprint of the version that is extended; None for a new dataset
+    blob: bytes | None  # the content of the lock's blob; None if the kernel's lock keeps all other writers out
 
     @property
     def name(self) -> str:
@@ -64,13 +64,13 @@ class WriteLock:
             refuse_dataset(self.storage)
         else:
             self.read_version()
-        message = f"{self.storage.url(self.name)}, the write lock of this run, was removed or replaced meanwhile"
-        raise StoreError(f"{message}; keep it while a process writes there, and run the same command again")
+        message = f"{self.storage.url(self.name)}, the write lock of this run, was removed or replaced"
+        raise StoreError(f"{message}; run the same command again, and keep the file until it ends")
 
     def confirm(self, published: Collection[str]) -> None:
         """Check the lock after files were published; withdraw them if another version was committed meanwhile.
 
-        A purge removes void locks before it lists files: it finds these files, or this finds the lock gone.
+        A purge removes void locks before it lists files: either it finds these files, or this check finds no lock.
         """
         try:
             self.check()
@@ -79,8 +79,8 @@ class WriteLock:
             raise
 
     def read_version(self) -> tuple[bytes, str]:
-        """Return the manifest of the version that is extended, and its tag; DatasetExistsError if another is there."""
-        version = self.storage.version(manifest.FILE_NAME)  # before the content, so that it is not of a later one
+        """Return the manifest of the extended version, and its tag; DatasetExistsError if it is not current."""
+        version = self.storage.version(manifest.FILE_NAME)  # before the content, so that the tag is not a later one
         found = self.storage.read(manifest.FILE_NAME)
         if version is None or manifest.from_bytes(found).fingerprint != self.extends:
             message = f"{self.storage} was extended by another process meanwhile"
@@ -88,7 +88,7 @@ class WriteLock:
         return found, version.tag
 
     def put(self, name: str, data: bytes) -> None:
-        """Publish a blob that later versions replace, such as the quarantine: never after one of them is committed."""
+        """Publish a blob that later versions replace, such as the quarantine, but never after a later version."""
         if self.blob is None:
             self.storage.put(name, data)
             return
@@ -97,13 +97,13 @@ class WriteLock:
             with contextlib.suppress(NotFoundError):
                 if version is not None and self.storage.read(name) == data:
                     return
-            self.check()  # after the tag was read: when a version is committed later, the blob has another tag
+            self.check()  # after reading the tag, which changes if a version is committed later
             try:
                 if version is None:
                     self.storage.put(name, data, new=True)
                 elif version.tag:
                     self.storage.put(name, data, replaces=version.tag)
-                else:  # without conditional writes, the check has to do
+                else:  # without conditional writes, only the check protects
                     self.storage.put(name, data)
                 self.confirm([name])
                 return
@@ -112,10 +112,10 @@ class WriteLock:
                     raise
 
     def replace_version(self, fingerprint: str, data: bytes, bad: bytes | None) -> None:
-        """Publish the version of this fingerprint in place of the one that is extended, which is kept next to it.
+        """Publish a new version in place of the extended one, which is kept next to it.
 
         Args:
-            fingerprint: Of the new version.
+            fingerprint: The new version's fingerprint.
             data: Its manifest.
             bad: Its quarantine; None without one.
 
@@ -126,7 +126,7 @@ class WriteLock:
         found, tag = self.read_version()
         if bad is not None:
             self.put(quarantine.version_name(fingerprint), bad)
-        with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
+        with contextlib.suppress(DatasetExistsError):  # kept by an attempt that was killed
             self.storage.put(manifest.kept_name(self.extends), found, new=True)
         self.storage.put(manifest.FILE_NAME, data, replaces=tag)
 
@@ -136,18 +136,18 @@ class WriteLock:
 
 
 def acquire(storage: Storage, content: Callable[[], str], writer: Writer | None = None) -> WriteLock:
-    """Lock a storage until a dataset is committed there; may be repeated with the same content, a digest of the work.
+    """Lock a storage until a dataset is committed; may be repeated with the same content, a digest of the work.
 
-    An exclusive writer writes no blob, but respects an existing one. None writes the blob in any case, as the sign
-    of an unfinished copy.
+    An exclusive writer writes no blob, but respects an existing one. Without a `writer` the blob is always written, as
+    the mark of an unfinished copy.
 
     Raises:
-        DatasetExistsError: A dataset is there.
-        ConfigError: Other content is locked.
+        DatasetExistsError: The storage has a dataset.
+        ConfigError: The storage is locked for other content.
         StoreError: The storage ignores the conditions of writes.
     """
     lock = _acquire(storage, None, content, writer)
-    refuse_dataset(storage)  # after the lock: a writer that finished meanwhile wrote the manifest before it released it
+    refuse_dataset(storage)  # after the lock, because writers release it only after writing the manifest
     return lock
 
 
@@ -162,11 +162,11 @@ def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint:
     if writer.is_exclusive:
         return WriteLock(storage=storage, extends=fingerprint, blob=None)
     if (version := storage.version(manifest.FILE_NAME)) is not None and not version.tag:
-        message = f"{storage}: this kind of storage cannot replace a manifest only while it is unchanged"
+        message = f"{storage}: this kind of storage has no conditional writes, which extending needs"
         raise StoreError(f"{message}; extend a copy on a disk or S3, and `shardflow sync` it to a new place")
     lock = _acquire(storage, fingerprint, content, writer)
     try:
-        lock.read_version()  # after the lock, which counts for this version alone
+        lock.read_version()  # after the lock, which counts only for this version
     except (DatasetExistsError, NotFoundError):
         lock.release()
         raise
@@ -174,18 +174,18 @@ def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint:
 
 
 def refuse_dataset(storage: Storage, remedy: str = "choose another destination") -> None:
-    """Raise a DatasetExistsError if there is a dataset, after removing leftovers of its commit."""
+    """Raise DatasetExistsError if there is a dataset, after removing leftovers of its commit."""
     if storage.version(manifest.FILE_NAME) is not None:
         clean_up(storage)
         raise DatasetExistsError(f"{storage} already holds a dataset; {remedy}")
 
 
 def refuse_purged(storage: Storage, version: str, published: Collection[str] = ()) -> None:
-    """Raise a DatasetExistsError if the version of a fingerprint was purged, after withdrawing files of it."""
+    """Raise DatasetExistsError if a version was purged, after withdrawing its files."""
     current = manifest.from_bytes(storage.read(manifest.FILE_NAME))
     if current.fingerprint != version and storage.version(manifest.kept_name(version)) is None:
         withdraw(storage, published)
-        raise DatasetExistsError(f"{storage} has another version, and this one was purged; run the command again")
+        raise DatasetExistsError(f"{storage}: this version was purged by another process; run the command again")
 
 
 def is_lock(name: str) -> bool:
@@ -194,22 +194,22 @@ def is_lock(name: str) -> bool:
 
 
 def clean_up(storage: Storage) -> None:
-    """Remove the leftovers next to the manifest of a writer that was killed at its commit, where this can be done."""
+    """Remove the leftovers of writers that were killed at their commit, as far as possible."""
     with contextlib.suppress(StoreError, ManifestError):  # such as a read-only disk
-        # The listing comes first: a lock in it that is not for the version that is then current is for an older one.
+        # The listing comes first, so that locks in it that are not for the current version are for older ones.
         left = [name for name in storage.listing() if is_lock(name) or name.startswith(_LEFTOVER)]
         current = manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint
         for name in left:
-            # The extension of the current one is running, or can be resumed.
+            # An extension of the current version is running, or can be resumed.
             if name != _name(current) and (name.startswith(_LEFTOVER) or _CONTENT.fullmatch(storage.read(name))):
                 storage.remove(name)
 
 
 def abort_uploads(storage: Storage, names: Collection[str]) -> None:
-    """Abort the uploads of shards that killed writers left open; call this before the commit.
+    """Abort uploads of shards that killed writers left open; call this before the commit.
 
-    A twin that still uploads one of them fails: the commit has made it useless. Where listing uploads is not allowed,
-    they are left to the lifecycle rule of the bucket.
+    A twin that still uploads one of them fails. If listing uploads is not allowed, they are left to the bucket's
+    lifecycle rule.
     """
     with contextlib.suppress(StoreError):
         storage.abort_uploads(names)
@@ -229,12 +229,12 @@ def _acquire(storage: Storage, extends: str | None, content: Callable[[], str], 
             found = storage.read(name)
             break
     else:
-        raise TransientError(f"{storage.url(name)} exists, and then again does not; run the same command again later")
+        raise TransientError(f"{storage.url(name)} appears and disappears; run the same command again later")
     if found != ours:
-        begun = f"{storage} is being written to with other inputs or settings, or was and is unfinished"
-        remedy = "choose another destination, or remove all that is below it"
+        begun = f"{storage} has unfinished work, maybe of a running process, with other inputs or settings"
+        remedy = "choose another destination, or remove all files below it"
         if extends is not None:
-            remedy = f"or, when no process of it is left, remove {storage.url(name)}"
+            remedy = f"or, if no process works on it, remove {storage.url(name)}"
         raise ConfigError(f"{begun}; finish it with the command that began it, {remedy}")
     if extends is not None:
         _refuse_success(storage, name, lambda: storage.put(name, ours, replaces=_NO_TAG))
@@ -252,7 +252,7 @@ def _create(storage: Storage, name: str, data: bytes) -> bool:
 
 
 def _refuse_success(storage: Storage, name: str, write: Callable[[], None]) -> None:
-    """Raise a StoreError if a write succeeds whose condition does not hold: such a storage ignores conditions."""
+    """Raise StoreError if a write succeeds although its condition does not hold."""
     for _ in range(_ATTEMPTS):  # several, because a void lock may be cleaned up between two writes
         try:
             write()
@@ -260,7 +260,7 @@ def _refuse_success(storage: Storage, name: str, write: Callable[[], None]) -> N
             return
     storage.remove(name)
     message = f"{storage} ignores the conditions of writes (If-None-Match, If-Match), so writers could mix their shards"
-    raise StoreError(f"{message}; write to a disk, and copy the files there with {manifest.FILE_NAME} as the last")
+    raise StoreError(f"{message}; write to a disk, and copy the files there, {manifest.FILE_NAME} last")
 
 
 def _name(extends: str | None) -> str:

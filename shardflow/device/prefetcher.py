@@ -235,7 +235,7 @@ class Prefetcher:
         method: Callable[..., Any] | None = getattr(self.loader, name, None)
         is_ahead = "state" in name and not isinstance(self.loader, Engine)  # its state counts prefetched batches
         if method is None or is_ahead:
-            raise ConfigError(f"with a {type(self.loader).__name__}, {name} cannot work; use a shardflow.Loader or Mix")
+            raise ConfigError(f"a {type(self.loader).__name__} cannot provide {name}; use a shardflow.Loader or Mix")
         return method
 
 

@@ -175,7 +175,8 @@ class TransformChain:
                 return dict(zip(self._fields, batch, strict=True))
             if self._needed:
                 raise ConfigError(
-                    f"expected a batch of the fields {', '.join(self._fields)}, found {len(batch)}; {self._remedy}"
+                    f"expected a batch of the fields {', '.join(self._fields)}, found {len(batch)} of them; "
+                    f"{self._remedy}"
                 )
             return {str(number): column for number, column in enumerate(batch)}
         return {"image": batch}

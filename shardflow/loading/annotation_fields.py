@@ -1,7 +1,7 @@
-"""Annotation fields: the masks, boxes and keypoints of a batch, which take the crop, resize and flip of its images.
+"""Annotation fields: the masks, boxes and keypoints of a batch, which follow the crop, resize and flip of its images.
 
-The dataset's manifest declares the meaning of parts (`formats.annotations`), and `Crops` the crop of each image. The
-coordinates of a batch are moved all at once.
+The dataset's manifest declares the meaning of parts (`formats.annotations`); `Crops` has the crop of each image. The
+coordinates of a batch are moved together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Tensors = list[torch.Tensor]
 
 
 def field_parts(declared: Annotations) -> dict[str, str]:
-    """Return the fields of a batch that a dataset's declaration offers, and the part that each comes from."""
+    """Return the fields of a batch that a declaration provides → the part of each."""
     parts = {mask_field(part): part for part in declared.masks}
     if declared.boxes is not None:
         parts |= dict.fromkeys([BOXES, *map(_box_field, declared.boxes.fields)], declared.boxes.part)
@@ -48,17 +48,15 @@ def _box_field(name: str) -> str:
 
 
 class AnnotationFields:
-    """The fields of a batch that come from the annotations that a dataset declares: how they are read, and moved.
-
-    Others may be among the fields.
+    """The fields of a batch that come from declared annotations: how they are read and moved.
 
     Attributes:
-        names: All of the fields, masks first.
+        names: These fields, masks first.
         masks: Field → part.
         objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
-        boxes: Which boxes stay.
-        parts: Each field that the declaration offers, and its part.
-        flip_pairs: Keypoints that change places in a mirrored image; None if the sources of a mix differ, see `of_mix`.
+        boxes: The rule for the boxes that stay.
+        parts: Field that the declaration provides → its part.
+        flip_pairs: Keypoints that are swapped in a mirrored image; None if the sources of a mix differ, see `of_mix`.
     """
 
     def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes) -> None:
@@ -68,8 +66,8 @@ class AnnotationFields:
         self.names, self.boxes = (*self.masks, *self.objects), boxes
         if _box_field(_CROWD) in self.objects and not boxes.crowds:
             raise ConfigError(
-                f"the boxes of crowds are left out, so 'box_{_CROWD}' would be 0 for all boxes; to keep them, give "
-                "CroppedBoxes(crowds=True) among the fields; otherwise remove it"
+                f"crowd boxes are left out, so 'box_{_CROWD}' would be 0 for all boxes; remove it, or keep crowds with "
+                "CroppedBoxes(crowds=True) among the fields"
             )
         self._declared = _needed(declared, self.objects, () if boxes.crowds else (_CROWD,))
         keypoints = self._declared.keypoints
@@ -77,7 +75,7 @@ class AnnotationFields:
 
     @classmethod
     def of_mix(cls, sources: Sequence[AnnotationFields]) -> AnnotationFields:
-        """Return the fields of all sources, for batches that do not name their source."""
+        """Return the fields of all sources, for batches of unknown source."""
         found = copy.copy(sources[0])
         found.masks = {field: part for source in sources for field, part in source.masks.items()}
         found.objects = tuple(dict.fromkeys(field for source in sources for field in source.objects))
@@ -108,7 +106,7 @@ class AnnotationFields:
 
         Raises:
             DecodeError: A part is missing, damaged, or differs from its declaration.
-            TooLargeError: A mask is too large, or the masks of the boxes are together.
+            TooLargeError: A mask, or the masks of all boxes together, are too large.
         """
         width, height = views[0].source[index].tolist()
         masks = {field: _mask(sample, part, (width, height), max_pixels) for field, part in self.masks.items()}
@@ -127,7 +125,7 @@ class AnnotationFields:
     def of_views(
         self, annotations: Sequence[SampleAnnotations], views: Sequence[Crops]
     ) -> tuple[dict[str, _Tensors], ...]:
-        """Return for each view, field → one tensor per sample, as it is in the crops of the view.
+        """Return for each view, field → one tensor per sample, in the crops of the view.
 
         Masks are uint8 or int32 [1 or 3, H, W]. Boxes are float32 [N, 4], left, top, right, bottom in pixels of the
         crop; their fields int64 or float32 [N], or masks uint8 [N, H, W]; keypoints float32 [N, K, 2 or 3] or
@@ -153,9 +151,9 @@ class AnnotationFields:
 
 
 def _mask(sample: Sample, part: str, size: tuple[int, int], max_pixels: int) -> Array:
-    """Return the mask in a part of a sample, which is as large as its image: [H, W] or [H, W, 3]."""
+    """Return the mask in a part of a sample, of the size of its image: [H, W] or [H, W, 3]."""
     if part not in sample.parts:
-        raise DecodeError(f"the sample has no part {part!r}, which is declared to be a mask")
+        raise DecodeError(f"the sample lacks the part {part!r}, declared to be a mask")
     try:
         with map_codec_errors(DecodeError):
             return mask_values(sample.parts[part], size, max_pixels=max_pixels)
@@ -166,15 +164,15 @@ def _mask(sample: Sample, part: str, size: tuple[int, int], max_pixels: int) -> 
 
 
 def _crop_mask(values: Array, crops: Crops, index: int) -> torch.Tensor:
-    """Return a mask as it is in the crop: [1 or 3, H, W]."""
+    """Return the crop of a mask: [1 or 3, H, W]."""
     mask = crops.crop_mask(index, values)
     if mask.dtype == np.uint16:
-        mask = mask.astype(np.int32)  # torch computes little in unsigned integers of 16 bits
+        mask = mask.astype(np.int32)  # torch supports few operations on uint16
     return torch.from_numpy(mask[None] if mask.ndim == 2 else mask.transpose(2, 0, 1))
 
 
 def _of_one_dtype(masks: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the masks as they are, or as int32 where some of them are."""
+    """Return the masks, all as int32 if some of them are."""
     if len({mask.dtype for mask in masks}) == 1:
         return masks
     return [mask.to(torch.int32) for mask in masks]
@@ -183,14 +181,14 @@ def _of_one_dtype(masks: list[torch.Tensor]) -> list[torch.Tensor]:
 class SampleAnnotations(NamedTuple):
     """The annotations of a sample."""
 
-    masks: list[dict[str, torch.Tensor]]  # of each view: field → the mask in its crop, uint8 or int32 [1 or 3, H, W]
-    coordinates: Coordinates  # as they are in the source image
+    masks: list[dict[str, torch.Tensor]]  # per view: field → cropped mask, uint8 or int32 [1 or 3, H, W]
+    coordinates: Coordinates  # in the source image
 
 
 def _needed(declared: Annotations, objects: Sequence[str], always: Sequence[str]) -> Annotations:
-    """Return the parts to read for these fields: for keypoints of boxes also the boxes, with which they go.
+    """Return the declarations to read for these fields; keypoints per box need the boxes too.
 
-    With boxes, those of their fields are read that are `always` needed.
+    If boxes are read, their fields named in `always` are read too.
     """
     keypoints = declared.keypoints if KEYPOINTS in objects else None
     boxes = declared.boxes
@@ -206,7 +204,7 @@ def _needed(declared: Annotations, objects: Sequence[str], always: Sequence[str]
 
 
 def _without_crowds(coordinates: Coordinates) -> Coordinates:
-    """Return the coordinates without the boxes of crowds, and what goes with them."""
+    """Return the coordinates without crowd boxes and their fields and keypoints."""
     boxes, fields, points = coordinates
     if boxes is None or _CROWD not in fields:
         return coordinates
@@ -216,5 +214,5 @@ def _without_crowds(coordinates: Coordinates) -> Coordinates:
 
 
 def is_object_field(field: str) -> bool:
-    """Return whether this is the name of boxes, of a field of boxes or of keypoints."""
+    """Return whether a field is boxes, a field of boxes or keypoints."""
     return field in (BOXES, KEYPOINTS) or field.startswith(_BOX_PREFIX)

@@ -1,4 +1,4 @@
-"""The checkpoint of a loader: the cursor (epoch, position), and the settings that give a position its meaning."""
+"""The checkpoint of a loader: the cursor (epoch, position), and the settings on which its meaning depends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ARGUMENTS = {
     "shard_affinity": "shuffle=Shuffle(shard_affinity=...)",
     "source": "its place among the sources of a Mix",
 }
-"""The arguments of entries that have other names."""
+"""Entry of a state → the arguments that determine it, if they have other names."""
 
 MOST_EPOCHS = 2**31 - 1
-"""The largest number of an epoch that a run can be set to: it continues from there, and workers get it in 64 bits."""
+"""The largest epoch that can be set; workers receive the epochs after it in 64 bits."""
 
 _BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "streams": (1, MOST_STREAMS)}
 
@@ -51,13 +51,13 @@ class Cursor:
 
     @property
     def next(self) -> tuple[int, int]:
-        """Epoch and position of the next batch: of this iteration, or of the next one if none is running."""
+        """Epoch and position of the next batch, of the running iteration or else of the next one."""
         if self.running or not self.begun:
             return self.epoch, self.position
         return (self.epoch + 1, 0) if self.peeked_at is None else (self.epoch, self.peeked_at)
 
     def begin(self) -> tuple[int, int]:
-        """Begin an iteration, which ends the one before it, and return where it starts."""
+        """Begin an iteration, which ends the current one, and return its start."""
         self.running = False
         self.epoch, self.position = self.next
         self.may_peek = self.may_peek and self.peeked_at is None
@@ -65,13 +65,13 @@ class Cursor:
         return self.epoch, self.position
 
     def leave(self, peeked_at: int | None = None) -> None:
-        """End an iteration early: one that was a peek with the position at which it began."""
+        """End an iteration early; if it was a peek, `peeked_at` is its start."""
         self.running = False
         if self.may_peek:
             self.peeked_at = peeked_at
 
     def set_epoch(self, epoch: int) -> bool:
-        """Move to the start of an epoch, and return whether that changed anything: see `Loader.set_epoch`."""
+        """Move to the start of an epoch, and return whether the cursor moved, see `Loader.set_epoch`."""
         epoch = check_integer("epoch", epoch, 0, MOST_EPOCHS)
         if epoch == self.epoch and not self.begun:
             return False
@@ -103,12 +103,12 @@ def identity(dataset: Dataset, source: Source, streams: int) -> dict[str, Any]:
 
 
 def save(dataset: Dataset, source: Source, start: EpochStart) -> dict[str, Any]:
-    """Return the state of a source that continues at a start: plain values, for `restore`."""
+    """Return the state of a source at a start, as plain values for `restore`."""
     return {**identity(dataset, source, start.streams), "epoch": start.epoch, "position": start.position}
 
 
 def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams: int) -> EpochStart:
-    """Return where a saved state starts; streams that the run does not set itself are taken from the state.
+    """Return the start in a saved state, with the state's streams unless the run sets them.
 
     Raises:
         ResumeMismatchError: The state belongs to another dataset, split or order, or is damaged.
@@ -125,8 +125,8 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams:
         raise ResumeMismatchError(f"the state has no {', '.join(missing)}; it is not from Loader.state_dict(){remedy}")
     if state["version"] != STATE_VERSION:
         raise ResumeMismatchError(
-            f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
-            "samples differently: start a new epoch, or continue with the shardflow that saved the state"
+            f"the state has version {state['version']!r}, but this shardflow reads version {STATE_VERSION}, with "
+            "another order of samples; start a new epoch, or use the shardflow that saved the state"
         )
     if order.shuffle is None or order.shuffle.streams is None:
         expected = {name: value for name, value in expected.items() if name != "streams"}
@@ -134,10 +134,10 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams:
         arguments = [how for name, how in _ARGUMENTS.items() if state[name] != expected[name]]
         remedy = "make these equal" + (f" ({'; '.join(arguments)})" if arguments else "")
         if state["fingerprint"] != dataset.fingerprint:
-            remedy = f"{dataset.url} is another dataset: open the one that the run read"
+            remedy = f"{dataset.url} is another dataset; open the dataset of the run"
             if dataset.has_version(str(state["fingerprint"])):
                 remedy = (
-                    f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
+                    f"the dataset has a newer version; read the old one, Loader(..., version={state['fingerprint']!r})"
                 )
         raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differences)}; {remedy}")
     start = EpochStart(*saved_integers(state, "epoch", "position", "streams"))
@@ -149,7 +149,7 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams:
 
 
 def compare(state: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """Return a description of each entry of a state that is not as expected."""
+    """Return a description of each entry of a state that differs from the expected one."""
     return [
         f"{name} is {state.get(name)!r} in the state and {value!r} here"
         for name, value in expected.items()
@@ -158,7 +158,7 @@ def compare(state: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
 
 
 def saved_integers(state: Mapping[str, Any], *names: str) -> list[int]:
-    """Return the entries of a saved state that must be whole numbers within their bounds."""
+    """Return entries of a saved state; ResumeMismatchError if they are not integers within their bounds."""
     try:
         values: list[Any] = [state.get(name) for name in names]  # None is refused
         return [check_integer(name, value, *_BOUNDS[name]) for name, value in zip(names, values, strict=True)]

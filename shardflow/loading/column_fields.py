@@ -1,4 +1,4 @@
-"""Column fields: the fields of a batch whose values are not in the tars but in columns that were added later."""
+"""Column fields: the fields of a batch that come from added columns."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A column, or a part such as "txt", among the fields of a `Loader`, with a value for the samples that have none.
+    """A field of a `Loader`, a column or a part such as "txt", with a default for samples without a value.
 
     >>> fields = ("image", shardflow.columns.Filled("caption", ""))
     >>> loader = shardflow.Loader("photos256", batch_size=256, fields=fields)
 
     Args:
         name: The column or part.
-        default: The value; of a column of lists, one list, or a number for all of its places; of a part, any value.
+        default: The value; for a column of lists, a list or a number for all places; for a part, any value.
     """
 
     name: str
@@ -36,22 +36,22 @@ class Filled:
 
 
 class ColumnFields:
-    """The fields of a batch that come from the columns of a split: NAME and, whether there is a value, has_NAME.
+    """The fields of a batch that come from the columns of a split: NAME, and has_NAME, whether there is a value.
 
     Args:
-        fields: The fields of a batch; others may be among them.
+        fields: All fields of a batch.
         split: The split.
-        filled: Column or part → the value in place of one that is missing.
-        parts: The parts of the samples; None if they are unknown.
-        drawn: Returns the numbers of the samples that can come; it is called where a column has gaps.
+        filled: Column or part → default.
+        parts: The parts of the samples; None if unknown.
+        drawn: Returns the numbers of the samples that an epoch can have; called if a column has gaps.
 
     Attributes:
         kinds: Field → its kind; samples of one batch have equal kinds.
-        of_parts: Part → the value in place of one that is missing.
+        of_parts: Part → default.
 
     Raises:
-        ConfigError: Samples that can come have no value in a column that has no default; a default is not a value
-            of its column; or pyarrow is missing.
+        ConfigError: Samples lack a value in a column without a default; a default does not fit its column; or pyarrow
+            is missing.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class ColumnFields:
         for name in self.of_parts:
             if parts is not None and name not in parts:
                 raise ConfigError(
-                    f"Filled({name!r}, ...): the samples lack such a column or part; columns are "
-                    f"{', '.join(kinds) or 'none'}, parts {', '.join(sorted(parts))}"
+                    f"Filled({name!r}, ...) names neither a column ({', '.join(kinds) or 'none'}) nor a part "
+                    f"({', '.join(sorted(parts))})"
                 )
         self._defaults = {name: _default(name, kinds[name], filled[name]) for name in filled if name in kinds}
         said = {name for name, kind in self.kinds.items() if name in filled or HAS + name in fields or kind == "mask"}
@@ -81,9 +81,9 @@ class ColumnFields:
         for name in self._needed:
             if split.columns.missing(name) and (missing := _missing(split, name, drawn())):
                 raise ConfigError(
-                    f"column {name!r}: {plural(missing, 'sample')} of split {split.name!r} have no value; fill them by "
-                    f"fields=(..., columns.Filled({name!r}, default)), or add the field {HAS + name!r} to get 0 or '' "
-                    "and a mask, or add the values with `shardflow columns add --replace`"
+                    f"column {name!r}: {plural(missing, 'sample')} of split {split.name!r} have no value; use "
+                    f"columns.Filled({name!r}, default) in fields, or add the field {HAS + name!r} to get 0 or '' and "
+                    "a mask, or add values with `shardflow columns add --replace`"
                 )
 
     def __contains__(self, field: object) -> bool:
@@ -99,8 +99,8 @@ class ColumnFields:
         if name in self._defaults:
             values[~present] = self._defaults[name]
         elif name in self._needed and not present.all():
-            message = f"column {name!r}: a sample that the epochs of the loader leave out has no value"
-            raise ConfigError(f"{message}; fill it by columns.Filled({name!r}, default)")
+            message = f"column {name!r}: a sample outside the loader's epochs has no value"
+            raise ConfigError(f"{message}; use columns.Filled({name!r}, default)")
         return values
 
     def _column_of(self, field: str) -> str:
@@ -108,10 +108,10 @@ class ColumnFields:
 
 
 def collate_column(field: str, batch: Batch, sources: Sequence[ColumnFields]) -> Any:
-    """Return a field of a batch: a tensor [B] or, of lists, [B, D]; a list of str."""
+    """Return a field of a batch: a tensor [B], [B, D] for lists, or a list of str."""
     for sample in batch.samples:
         if field in sample.parts:
-            message = f"{field!r} is a column and a part of the sample; add the column under another name, and drop it"
+            message = f"{field!r} is a column and a part of the sample; drop the column, and add it under another name"
             raise sample.with_sample(ConfigError(message))
     places = np.array(
         [(source, sample.shard, sample.record) for source, sample in zip(batch.sources, batch.samples, strict=True)]
@@ -126,7 +126,7 @@ def collate_column(field: str, batch: Batch, sources: Sequence[ColumnFields]) ->
 
 
 def _missing(split: Split, name: str, drawn: npt.NDArray[np.int64]) -> int:
-    """Return how many of these samples, by their numbers, have no value in a column."""
+    """Return how many of these samples have no value in a column."""
     comes = np.zeros(len(split), dtype=np.bool_)
     comes[drawn] = True
     if comes.all():
@@ -140,7 +140,7 @@ def _missing(split: Split, name: str, drawn: npt.NDArray[np.int64]) -> int:
 
 
 def _default(name: str, kind: str, default: Any) -> Any:
-    """Return a default as the values of a column are; ConfigError if it is not one."""
+    """Return a default in the type of a column; ConfigError if it does not fit."""
     scalar, width = parse_kind(kind)
     if scalar == TEXT and isinstance(default, str):
         return default

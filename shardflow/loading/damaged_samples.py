@@ -1,4 +1,4 @@
-"""Damaged samples: whether one raises its error, is left out of its bin, or another of its batch replaces it."""
+"""Damaged samples: each raises its error, is left out of its bin, or is replaced by another of its batch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .ragged_images import RaggedImages
 from .source import Source
 
 DAMAGED = Sample({}, (0, 0), 0, 0, "", "")
-"""In the place of a sample that could not be read, until `replace_damaged`."""
+"""The placeholder of a sample that could not be read, until `replace_damaged`."""
 
 
 def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], sources: Sequence[Source]) -> dict[int, int]:
-    """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
+    """Replace failed samples of a batch by good ones, and record the failures; or raise the first failure.
 
-    A failed sample is replaced by the next good one of the batch, so the result is the same in every process, where its
-    source allows that. In bins of a token budget, another would have other tokens: it only takes the place until
-    `leave_out`. Return which sample replaces each that failed.
+    If its source allows it, a failed sample is replaced by the next good one of the batch, so the result is the same in
+    every process. In bins of a token budget, where another sample has other tokens, the replacement only fills the
+    place until `leave_out`. Return failed sample → replacement.
     """
     replaced: dict[int, int] = {}
     if not failures:
@@ -44,7 +44,7 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
         batch.sources[index] = batch.sources[good]
         batch.valid[index] = False
         if isinstance(batch.images, RaggedImages):
-            batch.images = list(batch.images)  # another image has another size
+            batch.images = list(batch.images)  # the replacement has another size
         if batch.images is not None:
             decoder.copy_image(batch.images, index, good)
         for values in (view for column in batch.returned.values() for view in as_views(column)):
@@ -71,7 +71,7 @@ _COLUMNS = ("keys", "shards", "records", "valid", "bins", "sources", "samples", 
 
 
 def _kept(column: Any, rows: Any) -> Any:
-    """Return some rows of a column, of views of each."""
+    """Return some rows of a column, or of each view."""
     if column is None:
         return None
     if isinstance(column, tuple):

@@ -1,7 +1,4 @@
-"""The data-parallel group of this process, and the ranks of this host.
-
-Only this module reads a launcher's environment variables.
-"""
+"""The data-parallel group of this process, and the ranks of this host; the only reader of a launcher's environment."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Group: TypeAlias = "tuple[int, int] | ProcessGroup | DeviceMesh"
-"""The data-parallel group of a loader, as it is passed."""
+"""The argument `group` of a loader."""
 
 
 def resolve_group(group: Group | None) -> tuple[int, int]:
@@ -36,10 +33,10 @@ def resolve_group(group: Group | None) -> tuple[int, int]:
         if given.ndim != 1:
             raise ConfigError(
                 f"group is a mesh of {given.ndim} dimensions, {given.mesh_dim_names}; pass the data-parallel one, such "
-                "as mesh['dp'], or several as one, such as mesh['dp_replicate', 'dp_shard']._flatten()"
+                "as mesh['dp'], or flatten several, such as mesh['dp_replicate', 'dp_shard']._flatten()"
             )
         if given.get_coordinate() is None:
-            raise ConfigError("this rank is not in the mesh that group is; make the loader on the ranks of the mesh")
+            raise ConfigError("this rank is not in the mesh of group; make the loader only on ranks of the mesh")
         return int(given.get_local_rank()), int(given.size())
     if hasattr(given, "rank") and hasattr(given, "size"):
         return int(given.rank()), int(given.size())
@@ -50,10 +47,10 @@ def resolve_group(group: Group | None) -> tuple[int, int]:
 
 
 def check_equal_on_ranks(name: str, value: str, size: int) -> None:
-    """Compare a value on all ranks of torch.distributed, where it is initialised; all of them call this.
+    """Compare a value on all ranks of torch.distributed, if it is initialised; all ranks must call this.
 
-    All ranks, as those of other groups repeat this rank's batches. With groups of `size` 1 nothing is compared: a rank
-    may read alone, as for an evaluation.
+    Ranks of other groups are included, because they repeat this rank's batches. With groups of `size` 1 nothing is
+    compared, because a rank may read alone, for example in an evaluation.
 
     Raises:
         ConfigError: On each rank, if the ranks have different values.
@@ -63,7 +60,7 @@ def check_equal_on_ranks(name: str, value: str, size: int) -> None:
     found: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(found, value)
     if others := [rank for rank, other in enumerate(found) if other != found[0]]:
-        raise ConfigError(f"{name} must be the same on all ranks; rank {others[0]} has others than rank 0")
+        raise ConfigError(f"{name} must be equal on all ranks, but rank {others[0]} differs from rank 0")
 
 
 def _is_initialised() -> bool:

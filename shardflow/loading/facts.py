@@ -1,4 +1,4 @@
-"""The facts of a split: read from the indexes on demand, for samplers."""
+"""The facts of a split for samplers, read on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def split_facts(
     batch_size: int = 1,
     world_size: int = 1,
 ) -> Facts:
-    """Return the facts of a split that is read with these arguments of a loader."""
+    """Return the facts of a split, given these arguments of a loader."""
     return Facts(
         split=split.name,
         split_samples=len(split),
@@ -58,8 +58,8 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
     labels = single_classes(split, len(classes))
     if len(without := np.flatnonzero(labels < 0)):
         raise ConfigError(
-            f"choosing samples by class needs one class per sample; {len(without)} of {len(split)} samples have none "
-            f"or several, the first is sample {without[0]}"
+            f"choosing samples by class needs one class per sample, but {len(without)} of {len(split)} samples have "
+            f"none or several, such as sample {without[0]}; pack them with labels, or use a column of weights"
         )
     return labels
 
@@ -68,25 +68,25 @@ def column_numbers(split: Split, name: str) -> npt.NDArray[Any] | None:
     """Return the numbers in a column, one per sample; None if the dataset has no such column.
 
     Raises:
-        ConfigError: They are not numbers, or samples have none.
+        ConfigError: The values are not numbers, or samples lack one.
     """
     if (kind := split.columns.kinds.get(name)) is None:
         return None
     if kind not in NUMBERS:
-        raise ConfigError(f"column {name!r} has values of type {kind}; choosing samples by it needs numbers")
+        raise ConfigError(f"column {name!r} has values of type {kind}; choosing samples needs a column of numbers")
     if missing := split.columns.missing(name):
         message = f"column {name!r}: {plural(missing, 'sample')} of split {split.name!r} have no value"
-        raise ConfigError(f"{message}; give all of them one with `shardflow columns add --replace`")
+        raise ConfigError(f"{message}; add values for all with `shardflow columns add --replace`")
     return split.column(name).values
 
 
 def load_numbers(split: Split, path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """Return the numbers in a `.npy`, mapped; ConfigError if the file is missing or has no numbers."""
+    """Return the numbers in a `.npy`, memory-mapped; ConfigError if it is missing or not a `.npy` of numbers."""
     try:
         values: npt.NDArray[Any] = np.load(os.path.expanduser(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise ConfigError(
-            f"{os.fspath(path)!r}: neither a column, a file nor, for Weighted, one of 'balanced', 'sqrt'"
+            f"{os.fspath(path)!r} is neither a column nor a file, nor 'balanced' or 'sqrt' of Weighted"
             f"{split.json_remedy(os.fspath(path))}"
         ) from None
     except (OSError, ValueError, EOFError) as error:

@@ -1,4 +1,4 @@
-"""The fields of a batch: which there are, and whether the samples of a split have them."""
+"""The fields of a batch: their names and origins, checked against the samples of a split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .source import IMAGES
 from .tv_sample import check_movable
 
 CROP_FIELDS = ("flipped", "crop")
-"""The fields that say how the decoder cropped the images."""
+"""The fields that describe how the decoder cropped the images."""
 
 
 _CAPTIONS = ("caption", "captions", "text")
@@ -39,12 +39,12 @@ def resolve_fields(
 ) -> tuple[tuple[str, ...], AnnotationFields, ColumnFields]:
     """Return the fields of a batch, by default image and label, with `valid` for a padded tail; and their origins.
 
-    `drawn` returns the numbers of the samples that can come. The parts of the samples are those in the index of the
-    first shard, so that no tar is opened.
+    `drawn` returns the numbers of the samples that an epoch can have. The parts of samples are taken from the index of
+    the first shard, so that no tar is opened.
 
     Raises:
-        ConfigError: Names repeat, the first shard's samples lack such a part, or the dataset lacks the column or some
-            of its values.
+        ConfigError: Names repeat, the first shard's samples lack a part, or the dataset lacks a column or some of its
+            values.
     """
     options = list(given) if isinstance(given, Collection) else []
     rules = [option for option in options if isinstance(option, CroppedBoxes)]
@@ -53,10 +53,10 @@ def resolve_fields(
         BOXES if isinstance(each, CroppedBoxes) else each.name if isinstance(each, Filled) else each for each in options
     ]
     if isinstance(given, str):
-        raise ConfigError(f"fields are a list or tuple of names, such as ({given!r},); found the text {given!r}")
+        raise ConfigError(f"fields must be a list or tuple of names, such as ({given!r},), found the text {given!r}")
     is_list = given is None or isinstance(given, Collection)
     if not is_list or not all(isinstance(field, str) for field in fields) or len(set(fields)) != len(fields):
-        raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {given!r}")
+        raise ConfigError(f"fields must be different names, such as ('image', 'label'), found {given!r}")
     rows = _first_rows(split)
     parts = None if rows is None else rows.parts()
     if given is None:
@@ -67,8 +67,8 @@ def resolve_fields(
     annotations = AnnotationFields(fields, dataset.manifest.annotations, *rules[:1] or [CroppedBoxes()])
     if "image" not in fields and annotations.names:
         raise ConfigError(
-            f"fields {', '.join(annotations.names)} follow the crops of the images; add 'image', or name a part "
-            f"({annotations.parts[annotations.names[0]]}) to get it as it is"
+            f"fields {', '.join(annotations.names)} follow the crops of the images; add 'image', or name the part "
+            f"{annotations.parts[annotations.names[0]]!r} to get its bytes or values unchanged"
         )
     columns = ColumnFields(fields, split, filled, parts, drawn)
     if parts is not None:
@@ -82,48 +82,54 @@ def resolve_fields(
 def check_image_fields(
     fields: Sequence[str], annotated: Sequence[str], decoder: Decoder, split: Split, *, samples: int, transformed: bool
 ) -> None:
-    """Check that the fields about the images of a batch fit the decoder; ConfigError if not.
+    """Check that the fields about images fit the decoder; ConfigError if not.
 
-    Unless the decoder or transform gives them one size, the first `samples` images of the first shard must have one.
+    Unless the decoder or transform makes images one size, the first `samples` images of the first shard must have one.
     """
     views, padding = bool(decoder.views), decoder.padding
     if transformed and annotated:
         check_movable(annotated)
     if "image" not in fields and (found := [field for field in CROP_FIELDS if field in fields]):
-        raise ConfigError(f"{' and '.join(found)} say how the images were cropped; add 'image' to the fields")
+        raise ConfigError(f"{' and '.join(found)} describe the crops of images; add 'image' to the fields")
     found = [field for field in PADDING_FIELDS if field in fields]
     if found and ("image" not in fields or views):
-        reason = "a MultiView has no" if views else "the fields lack 'image', their"
-        raise ConfigError(f"{' and '.join(found)}: {reason} images of one size each; leave them out")
+        reason = "the images of a MultiView have several sizes" if views else "'image' is not among the fields"
+        raise ConfigError(f"{' and '.join(found)} cannot be fields: {reason}; leave them out")
     if padding.patch is None and (packed := [field for field in ("cu_seqlens", "positions") if field in fields]):
-        raise ConfigError(f"{' and '.join(packed)} are of patches: add 'image', with sampler=samplers.TokenBudget(...)")
+        raise ConfigError(f"{' and '.join(packed)} need patches: add 'image', and sampler=samplers.TokenBudget(...)")
     if "pixel_mask" in found and not padding.stack:
+<<<<<<< HEAD
         raise ConfigError("pixel_mask says where a batch is padded; images in a list are not: leave it out")
     must_be_equal = padding.stack and padding.pad_to_multiple_of is None and "image" in fields
     if must_be_equal and decoder.keeps_sizes and not transformed and (rows := _first_rows(split)) is not None:
+=======
+        raise ConfigError("pixel_mask needs padded images, but stack=False returns a list; leave it out")
+    may_differ = decoder.keeps_sizes and padding.needs_one_size and not transformed and "image" in fields
+    if may_differ and (rows := _first_rows(split)) is not None:
+>>>>>>> 58d4633 (dataset, storage, loading, cli: docstrings, help and messages in plain English)
         sizes = {(width, height) for width, height in rows.image_sizes()[:samples].tolist() if width and height}
         if len(sizes) > 1:
             raise ConfigError(
-                f"images of sizes {sorted(sizes)[:3]} (width, height) do not stack to a batch; choose {ONE_SIZE}"
+                f"images of sizes {sorted(sizes)[:3]} (width, height) cannot be stacked; choose {ONE_SIZE}"
             )
 
 
 def _first_rows(split: Split) -> ShardRows | None:
-    """Return the rows of the first shard; None where its index cannot be read.
+    """Return the rows of the first shard; None if its index cannot be read.
 
     Raises:
-        DeadlineError, TransientError: The store does not answer. The first batch would wait for it as long again.
+        DeadlineError, TransientError: The store does not answer: the first batch would wait in vain too.
     """
     try:
         return split.reader.rows(0) if len(split.shards) else None
     except (DeadlineError, TransientError):
         raise
-    except ShardflowError:  # raised when the shard is read, if it is needed
+    except ShardflowError:  # raised again when the shard is read
         return None
 
 
 def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str | None:
-    """Return why samples with these parts have no such field; None if they have it."""
+    """Return why samples with these parts lack a field; None if they have it."""
     names = [*COMPUTED_FIELDS, *dataset.manifest.columns]
     part, remedy = field, f"{did_you_mean(field, [*names, *parts])}; fields are {', '.join(names)}, and any part"
     if field == "image":
@@ -138,13 +144,13 @@ def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str
         is_there, part = bool(parts.intersection(LABEL_PARTS)), CLASS_PART
         remedy = "; leave 'labels' out, or pack with labels"
         if is_there and dataset.classes is None:
-            return "the field 'labels' needs the number of classes, which this dataset does not know; use 'label'"
+            return "the field 'labels' needs a dataset with class names; use 'label'"
     else:
         is_there = field in COMPUTED_FIELDS or field in parts
         remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy + split.json_remedy(field)
         if field in _CAPTIONS and "txt" in parts:
             remedy = "; captions are the part 'txt', unless `shardflow.columns.add` added a column"
-    return None if is_there else f"field {field!r}: has no part {part!r}, it has {', '.join(sorted(parts))}{remedy}"
+    return None if is_there else f"field {field!r}: no part {part!r}, but {', '.join(sorted(parts))}{remedy}"
 
 
 def _undeclared(field: str, parts: set[str], declared: Annotations) -> str | None:

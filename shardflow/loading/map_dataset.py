@@ -1,4 +1,4 @@
-"""A split as PyTorch's map-style datasets are: `len(dataset)` samples, `dataset[i]` an image with its label."""
+"""A split as a PyTorch map-style dataset: `len(dataset)` samples, `dataset[i]` an image with its label."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from .stages import image_part
 
 
 class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
-    """The samples that a loader reads, in the split's own order, whole and without any transform.
+    """The samples of a loader in the order of the split, as whole images without transforms.
 
     >>> image, label = loader.dataset[17]     # uint8 [3, H, W], int
     >>> accuracy = correct / len(val.dataset)
 
-    Use it to look at samples; to train, iterate the loader, which reads shards in sequence.
+    Use it to look at samples; for training, iterate over the loader, which reads shards sequentially. With
+    `samplers.Subset`, it has the samples of the subset, in the subset's order.
 
     Attributes:
-        dataset: The open dataset, with all of its splits, as `shardflow.open` returns it.
-        split: The split, whose `split[i]` are the undecoded parts of a sample.
+        dataset: The open dataset with all splits, as from `shardflow.open`.
+        split: The split; `split[i]` are the undecoded parts of a sample.
         classes: The class names, label 0 first; empty without labels.
-        class_to_idx: The label of each class name.
+        class_to_idx: Class name → label.
         targets: The label of each sample.
-
-    With `samplers.Subset`, it has the samples of the subset, in its order.
     """
 
     def __init__(
@@ -56,14 +55,13 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     def __getitem__(self, number: slice) -> list[tuple[torch.Tensor, Any]]: ...
 
     def __getitem__(self, number: int | slice) -> tuple[torch.Tensor, Any] | list[tuple[torch.Tensor, Any]]:
-        """Return image and label of a sample; negative numbers count from the end. A slice returns a list of them.
+        """Return image and label of a sample; negative numbers count from the end. A slice returns a list.
 
         Returns:
-            The image as it was packed, uint8 [3, H, W]. Its label: an int, a tuple of int where samples have several
-            classes, or None without labels.
+            The image as packed, uint8 [3, H, W]; and its label: an int, a tuple of int for several classes, or None.
 
         Raises:
-            IndexError: There is no such sample.
+            IndexError: The sample does not exist.
             IntegrityError: Its bytes are damaged.
             DecodeError: It has no image, or one that cannot be decoded.
         """
@@ -71,7 +69,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
             return [self[each] for each in range(self._samples)[number]]
         number = check_integer("the number of a sample", number)
         if not -self._samples <= number < self._samples:
-            raise IndexError(f"sample {number} of {self._samples}")
+            raise IndexError(f"sample {number} does not exist; there are {self._samples}, numbered from 0")
         number %= self._samples
         number = number if self._chosen is None else int(self._chosen[number])
         sample = self.split.reader.read(*self.split.locate(number))
@@ -85,7 +83,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
 
     @functools.cached_property
     def targets(self) -> list[int]:
-        """The label of each sample, from the indexes; -1 where it has none or several."""
+        """The label of each sample; -1 for a sample with none or several."""
         chosen = slice(self._samples) if self._chosen is None else self._chosen
         labels: list[int] = single_classes(self.split, len(self.classes))[chosen].tolist()
         return labels

@@ -12,17 +12,14 @@ from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError
 
 MASK_PADDING = 255
-"""The value of masks where their image is padded. torchvision's references for segmentation leave it out of the loss.
-
-0 would be a class.
-"""
+"""The value of masks in the padding, which torchvision's segmentation references ignore in the loss."""
 
 
 PADDING_FIELDS = ("image_size", "pixel_mask")
-"""The fields that say where the images of a batch are in their padding."""
+"""The fields that locate images in a padded batch."""
 
 PATCH_FIELDS = ("cu_seqlens", "positions")
-"""The fields that say where they lie among the patches of a batch."""
+"""The fields that locate images among the patches of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +28,13 @@ class Padding:
 
     Attributes:
         stack: Whether images become one tensor; otherwise they stay a list.
-        pad_to_multiple_of: Pad at the right and at the bottom, to the largest height and width of the batch, rounded up
-            to a multiple of this; None for images of one size.
-        mask_padding: Pad masks with this value instead.
+        pad_to_multiple_of: Pad with zeros at the right and bottom, to the largest height and width of the batch,
+            rounded up to a multiple of this; None for images of one size.
+        mask_padding: The value that pads masks.
         patch: Cut images into patches with this side instead; masks stay a list.
 
     Raises:
-        ConfigError: The multiple is not a positive integer, the value has more than 32 bits, or a list would be padded.
+        ConfigError: A value is out of its range, or a list would be padded.
     """
 
     stack: bool = True
@@ -51,24 +48,24 @@ class Padding:
         if self.pad_to_multiple_of is not None:
             check_integer("pad_to_multiple_of", self.pad_to_multiple_of, 1)
             if not self.stack:
-                raise ConfigError("images in a list are not padded: leave stack=False or pad_to_multiple_of out")
+                raise ConfigError("stack=False returns unpadded images; leave it or pad_to_multiple_of out")
 
     def join_masks(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-        """Return masks [C, H, W] as one [B, C, H, W], or as a list: in int32 where theirs cannot hold the padding.
+        """Return masks [C, H, W] as one [B, C, H, W], or as a list; as int32 if their dtype cannot hold the padding.
 
         Raises:
-            ConfigError: They are bool, which cannot hold the padding.
+            ConfigError: They are bool, which cannot hold the padding; or as for `join`.
         """
         if self.pad_to_multiple_of is None:
             return self.join(masks)
         return self.join([self._with_room(mask) for mask in masks], self.mask_padding)
 
     def _with_room(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return a mask in a dtype that can hold the padding; whether it is padded does not change the dtype."""
+        """Return a mask in a dtype that can hold the padding, even if it needs none."""
         if mask.dtype == torch.bool and self.mask_padding not in (0, 1):
             raise ConfigError(
-                f"masks of bool cannot hold the padding {self.mask_padding}: let the transform return uint8, or "
-                "give decoders.Image mask_padding=0"
+                f"bool masks cannot hold the padding {self.mask_padding}; return uint8 from the transform, or use "
+                "decoders.Image(mask_padding=0)"
             )
         if mask.dtype == torch.bool or mask.is_floating_point():
             return mask
@@ -79,18 +76,18 @@ class Padding:
         """Return tensors [C, H, W] as one [B, C, H, W], or as a list.
 
         Raises:
-            ConfigError: They have different sizes that do not stack, or different dtypes.
+            ConfigError: They have different dtypes, or different sizes that cannot be stacked.
         """
         if not self.stack:
             return list(images)
-        if len(dtypes := {image.dtype for image in images}) > 1:  # values would be scaled differently, or overflow
+        if len(dtypes := {image.dtype for image in images}) > 1:  # scales may differ, and values overflow
             found = ", ".join(sorted(map(str, dtypes)))
-            raise ConfigError(f"images or masks of {found} do not form a batch; let the transforms return one dtype")
+            raise ConfigError(f"images or masks of {found} cannot form a batch; return one dtype from the transforms")
         shapes = {tuple(image.shape) for image in images}
         if len(shapes) == 1 and self.pad_to_multiple_of is None:
             return torch.stack(list(images))
         if self.pad_to_multiple_of is None or len({(len(shape), shape[:-2]) for shape in shapes}) > 1:
-            raise ConfigError(f"images of sizes {sorted(shapes)[:3]} do not stack; choose {ONE_SIZE}")
+            raise ConfigError(f"images of sizes {sorted(shapes)[:3]} cannot be stacked; choose {ONE_SIZE}")
         padded = images[0].new_full((len(images), *images[0].shape[:-2], *self.size(images)), padding)
         for row, image in zip(padded, images, strict=True):
             row[..., : image.shape[-2], : image.shape[-1]] = image
@@ -111,7 +108,7 @@ ONE_SIZE = (
 
 
 def cumulative_patches(sizes: torch.Tensor, patch: int) -> torch.Tensor:
-    """Return where the patches of images of these heights and widths begin and end: int32 [B + 1]."""
+    """Return the boundaries of the patches of images of these heights and widths: int32 [B + 1]."""
     counts = (sizes.numpy() // patch).prod(axis=1)
     return torch.from_numpy(np.cumsum([0, *counts.tolist()], dtype=np.int32))
 
@@ -130,7 +127,7 @@ def image_sizes(images: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pixel_mask(sizes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return where images of these sizes are in a padded batch: bool [B, height, width]."""
+    """Return the mask of images of these sizes in a padded batch: bool [B, height, width]."""
     rows = torch.arange(height) < sizes[:, :1]
     columns = torch.arange(width) < sizes[:, 1:]
     mask: torch.Tensor = rows[:, :, None] & columns[:, None, :]

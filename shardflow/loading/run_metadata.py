@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return the identity of a dataset and how it was made; `Dataset.url` has no credentials."""
+    """Return the identity and recipe of a dataset, without credentials."""
     roots = {name: root.to_json() for name, root in dataset.manifest.roots.items()}
     return {
         "url": dataset.url,
@@ -28,7 +28,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Return the versions of all that pixels may depend on, with the native kernel and its libjpeg-turbo."""
+    """Return the versions of everything that pixels may depend on, including the native kernel and libjpeg-turbo."""
     return {
         "shardflow": metadata.version("shardflow"),
         "native kernel": native.describe() if native.available() else f"not active: {native.describe()}",
@@ -45,7 +45,7 @@ def package_version(package: str) -> str:
 
 
 def describe_object(thing: Any) -> str | None:
-    """Return a decoder or a transform as text that is the same in every process."""
+    """Return a decoder or transform as text that is equal in every process."""
     if thing is None:
         return None
     if isinstance(thing, functools.partial):

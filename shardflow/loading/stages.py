@@ -39,9 +39,9 @@ Stage = Callable[[Batches], Batches]
 class Read:
     """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
 
-    The kernel reads, checks and decodes its images, with the other parts of their samples, while they are in the
-    processor's cache. With the field "key", a sample whose key cannot be read is damaged. The encoded files of images
-    in the pixel cache are not checked, unless they are among the fields.
+    Images for the kernel are left for it to read, check and decode, with the other parts of their samples, while they
+    are in the CPU's cache. With the field "key", a sample whose key cannot be read is damaged. Encoded files of images
+    in the pixel cache are checked only if they are among the fields.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -86,7 +86,7 @@ class Read:
 
 
 def read_files(batch: Batch) -> dict[int, ShardflowError]:
-    """Read the samples that the kernel was to read; return the error of each that is damaged."""
+    """Read the samples that were left for the kernel; return the error of each damaged one."""
     failures: dict[int, ShardflowError] = {}
     for index, sample in enumerate(batch.samples):
         if sample.in_file is not None:
@@ -102,7 +102,7 @@ def read_files(batch: Batch) -> dict[int, ShardflowError]:
 
 
 class Decode:
-    """Fills in `crops` and `images`. Images that the pixel cache lacks are decoded whole and added to it.
+    """Fills in `crops` and `images`. Images that a pixel cache lacks are decoded whole and added to it.
 
     Sources with equal decoders are decoded together.
     """
@@ -110,7 +110,7 @@ class Decode:
     def __init__(self, sources: Sequence[Source], allocator: Allocator) -> None:
         self._sources, self._allocator = sources, allocator
         self._decoders = decoders = [source.decoder for source in sources]
-        self._groups = [decoders.index(decoder) for decoder in decoders]  # of equal ones, the number of the first
+        self._groups = [decoders.index(decoder) for decoder in decoders]  # the first equal decoder of each
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
@@ -120,7 +120,7 @@ class Decode:
                 continue
             try:
                 decoded = self._decode(batch)
-            except IntegrityError:  # of a sample in a file: those of a batch are replaced before it is decoded
+            except IntegrityError:  # of a sample in a file: replaced before the batch is decoded again
                 replace_damaged(batch, read_files(batch), self._sources)
                 decoded = self._decode(batch)
             batch.images, batch.crops, errors = decoded
@@ -178,7 +178,7 @@ class Decode:
 
 
 def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage]:
-    """Return the stages that decode, annotate and transform samples that were read."""
+    """Return the stages that decode, annotate and transform samples."""
     stages: list[Stage] = []
     transforms = [source.transform for source in sources]
     fields = {name for source in sources for name in source.fields}
@@ -196,15 +196,15 @@ def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage
 def check_mixable(decoders: Sequence[Decoder]) -> None:
     """Check that images of these decoders can be in one batch; ConfigError if not."""
     if any(each != decoders[0] for each in decoders) and not all(each.rows_are_images for each in decoders):
-        raise ConfigError("encoded images do not mix with decoded ones: give all loaders one decoder")
+        raise ConfigError("encoded and decoded images cannot be mixed; give all loaders the same decoder")
     if len({len(decoder.views) for decoder in decoders}) > 1:
-        raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
+        raise ConfigError("the loaders' decoders have different numbers of views; make these equal")
     if any(decoder.padding != decoders[0].padding for decoder in decoders):
-        raise ConfigError("the loaders' decoders stack or pad batches differently; give all of them the same")
+        raise ConfigError("the loaders' decoders stack or pad batches differently; make their settings equal")
 
 
 class Annotate:
-    """Fills in `annotations`: masks, boxes and keypoints as they are in the crops of each view."""
+    """Fills in `annotations`: masks, boxes and keypoints in the crops of each view."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
@@ -232,10 +232,10 @@ class Annotate:
 
 
 class Augment:
-    """Applies the transform to each image, with the random generators seeded by the key of the sample, or of its view.
+    """Applies the transform to each image, with the random generators seeded by the key of the sample or view.
 
-    A source of several views may have a list of transforms, one for each view. A `WholeSample` gets the other fields
-    too, and fills in `returned`.
+    A source with views may have a list with a transform per view. A `WholeSample` also gets the other fields, and fills
+    in `returned`.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -268,7 +268,7 @@ class Augment:
         return images
 
     def _whole_samples(self, batch: Batch) -> None:
-        """Replace images and annotations by those that are returned, and fill in the other fields that are."""
+        """Apply `WholeSample` transforms: replace images and annotations, and fill in the other returned fields."""
         source = self._sources[batch.sources[0]]
         of_images = () if batch.images is None else ("image", *PADDING_FIELDS, *PATCH_FIELDS)
         later = {*source.annotations.names, *of_images}
@@ -301,14 +301,14 @@ class Augment:
 
 
 def _place(sample: Sample) -> str:
-    """Return how a note names a sample."""
+    """Return the name of a sample for a note."""
     with contextlib.suppress(IntegrityError):
         return f"sample {sample.key} of {sample.url}"
     return f"record {sample.record} of {sample.url}"
 
 
-_IN_FILE = memoryview(b"")  # what the kernel reads itself is not in memory
-_TYPES = "images are uint8 tensors already: v2.ToDtype(torch.float32, scale=True) takes the place of ToTensor"
+_IN_FILE = memoryview(b"")  # in place of an image that the kernel reads
+_TYPES = "images are uint8 tensors already: use v2.ToDtype(torch.float32, scale=True) instead of ToTensor"
 
 
 def _next_place(batch: Batch, done: Sequence[Any]) -> str:
@@ -322,7 +322,7 @@ def batch_place(what: str, batch: Batch) -> str:
 
 
 def image_part(sample: Sample) -> str:
-    """Return the name of the part that holds a sample's image; DecodeError if there is none."""
+    """Return the name of a sample's image part; DecodeError if there is none."""
     for part in sample.parts:
         if part in IMAGE_PARTS:
             return part

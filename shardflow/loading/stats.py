@@ -1,7 +1,7 @@
 """Statistics of a training loop: where its time goes, summed up in one line.
 
-They cost two readings of a clock per batch, so they are always on. The first batch is counted apart: it waits for
-workers to start, which says nothing about later batches.
+They cost two clock readings per batch, so they are always on. The first batch is counted separately, because it waits
+for workers to start.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 Item = TypeVar("Item")
 
 RECENT = 10_000
-"""Batches over which percentiles are taken."""
+"""Number of batches over which percentiles are taken."""
 
 
 class BatchCounts(NamedTuple):
-    """The samples of a batch, the bytes of their parts, and the bytes of shards downloaded since the batch before."""
+    """The samples of a batch, the bytes of their parts, and the bytes downloaded since the previous batch."""
 
     samples: int
     read_bytes: int
@@ -31,23 +31,23 @@ _COUNTED = (*BatchCounts._fields, "replaced")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where the time went since the current or last iteration began; its `str` names the remedy.
+    """Where the time of the current or last iteration, or of the whole run, went; `str()` names the remedy.
 
     Attributes:
-        batches: Batches handed out, with the first one.
+        batches: Number of batches handed out, including the first.
         first_s: Seconds until the first batch was ready.
         total_s: Seconds from then until the last batch was handed out.
-        waiting_s: Of these, seconds in which training waited because the loader had no batch ready.
-        copying_s: Seconds in which training waited because a batch was on its way to the device.
-        transforms_s: Seconds in the transforms of `device.Prefetcher`: of this process, or of the GPU.
-        samples: Samples of the batches.
-        read_bytes: Bytes of their parts, as read from the disk, or from the cache of a remote dataset.
-        network_bytes: Bytes of the shards that this rank downloaded into the cache meanwhile.
-        replaced: Samples that were replaced by others, because they were damaged.
-        epochs, earlier_epochs: The epochs that all this is about, and those before, which are left out. An epoch is an
+        waiting_s: Seconds of these in which training waited because the loader had no batch ready.
+        copying_s: Seconds of these in which training waited for the copy of a batch to the device.
+        transforms_s: Seconds in the transforms of `device.Prefetcher`, on the CPU or GPU.
+        samples: Number of samples handed out.
+        read_bytes: Bytes of their parts, read from local disk or the cache.
+        network_bytes: Bytes of shards that this rank downloaded meanwhile.
+        replaced: Number of damaged samples that were replaced or left out.
+        epochs, earlier_epochs: Number of epochs that are included, and of earlier ones that are not. An epoch is an
             iteration that handed out a batch, such as the rest of an epoch after a resume.
-        wait_p50_s, wait_p95_s, wait_p99_s: Percentiles of the wait for a batch, over the last 10,000 batches; the
-            first of each iteration is left out.
+        wait_p50_s, wait_p95_s, wait_p99_s: Percentiles of the wait for a batch over the last 10,000 batches, without
+            the first of each iteration.
     """
 
     batches: int
@@ -74,7 +74,7 @@ class Stats:
 
     @property
     def computing_s(self) -> float:
-        """The remaining seconds: the training steps themselves."""
+        """The remaining seconds, spent in training steps."""
         return max(0.0, self.total_s - self.waiting_s - self.copying_s - self.transforms_s)
 
     @property
@@ -94,32 +94,32 @@ class Stats:
             f"{transforms:.0%} in device transforms, {self._share(self.computing_s):.0%} computing"
         )
         if self.earlier_epochs:
-            line += f", in the last of {self.earlier_epochs + 1} epochs (stats(whole_run=True) is about all)"
+            line += f", in the last of {self.earlier_epochs + 1} epochs (stats(whole_run=True) includes all)"
         elif self.epochs > 1:
             line += f", in {self.epochs} epochs"
         greatest = max(waiting, copying, transforms)
         if greatest < 0.05:  # smaller shares need no advice
-            return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may be enough"
+            return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may suffice"
         if greatest < 0.15:
-            return f"nearly compute-bound: {line}; the most that faster input could gain is {greatest:.0%}"
+            return f"nearly compute-bound: {line}; faster input could gain {greatest:.0%} at most"
         if waiting == greatest:
             return (
-                f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to the "
-                "device or pack smaller images"
+                f"input-bound: {line}; raise num_workers up to the number of cores, then move transforms to the device "
+                "or pack smaller images"
             )
         if copying > transforms:
             return (
-                f"copy-bound: {line}; hand out uint8 and normalise on the device, and leave pin_memory on; if the "
-                "device decodes, decode in the workers"
+                f"copy-bound: {line}; return uint8 and normalise on the device, and leave pin_memory on; if the device "
+                "decodes, decode in the workers"
             )
         return f"transform-bound: {line}; torch.compile the device transforms, or move some to the workers"
 
 
 class StatsRecorder:
-    """Adds up the times for `Stats`. One thread at a time may use it."""
+    """Adds up the times for `Stats`; not thread-safe."""
 
     def __init__(self) -> None:
-        self._sums = self._earlier = _zeros()  # of this iteration, and of all before it
+        self._sums = self._earlier = _zeros()  # of this iteration, and of all earlier ones
         self._waits: deque[float] = deque(maxlen=RECENT)
         self.begin()
 
@@ -135,7 +135,7 @@ class StatsRecorder:
             self._sums[name] += value
 
     def answered(self, *, waiting_s: float, copying_s: float = 0.0, transforms_s: float = 0.0) -> None:
-        """Record that a batch is handed out, and for how long training waited for it."""
+        """Record that a batch is handed out, and how long training waited for it."""
         now, sums = time.perf_counter(), self._sums
         sums["batches"] += 1
         if sums["batches"] == 1:

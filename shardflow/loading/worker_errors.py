@@ -1,7 +1,7 @@
-"""Errors of the user's code in a worker: said where they happened, and raised in the training process as they are.
+"""Errors of the user's code in a worker: annotated with their sample, and re-raised in the training process.
 
-A traceback cannot be sent to another process, only its lines. It is rebuilt from them, so that the error ends in the
-line of the transform that raised it, as it would without workers.
+A traceback cannot be sent to another process. It is rebuilt from its lines, so that it ends in the line of the
+transform that raised the error, as without workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardflow.errors import ShardflowError
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error, where Python (3.11) has notes."""
+    """Add a note to an error, if Python supports notes (3.11)."""
     if hasattr(error, "add_note"):
         error.add_note(note)
 
@@ -30,7 +30,7 @@ _STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collat
 
 @contextlib.contextmanager
 def add_context(describe: Callable[[], str], types: str = "") -> Iterator[None]:
-    """Add to an error of the user's code its sample or batch, and to a TypeError also the types."""
+    """Add a note with the sample or batch to an error of the user's code, and a hint about types to a TypeError."""
     try:
         yield
     except ShardflowError:
@@ -54,7 +54,7 @@ class SentError:
         frames = [
             (frame.filename, frame.lineno or 1, frame.name) for frame in traceback.extract_tb(error.__traceback__)
         ]
-        # The caller of the stage is an internal of the worker.
+        # Frames above the stage are internals of the worker.
         stage = max((number for number, (filename, *_) in enumerate(frames) if filename in _STAGES), default=0)
         self._frames = frames[stage:]
         earlier = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
@@ -72,7 +72,7 @@ class SentError:
 
 
 def _pickle(error: Exception) -> bytes | None:
-    """Return an error that can be unpickled, None if it cannot; pickle itself would call its `__init__` again."""
+    """Return a pickled error; None if that is impossible. Its `__init__` is not called again."""
     state = {name: value for name, value in vars(error).items() if name != "__notes__"}
     for contents in ((error,), (type(error), error.args, state), (type(error), error.args, {})):
         with contextlib.suppress(Exception):

@@ -1,7 +1,7 @@
-"""The mapping of clients' exceptions to the project's errors, and the decision which are worth a retry.
+"""The mapping of clients' exceptions to `shardflow.errors`, and which of them are worth a retry.
 
-Exceptions are recognised by their names and attributes, so that no client has to be installed. The records of
-`stores` have the refusals of one store.
+Exceptions are recognised by names and attributes, so that no client needs to be installed. The records of `stores` have
+the refusals of one store.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CERTIFICATE = "the certificate is not trusted; check the endpoint URL"
 _ENDPOINT = "the endpoint must be a URL such as https://host:8333; check AWS_ENDPOINT_URL, or endpoint_url"
 _ELSEWHERE = "choose another place"
 
-# Of the base classes of an exception, the one in the first row counts.
+# The first row that matches an exception or one of its base classes counts.
 _REFUSALS: tuple[Refusal, ...] = (
     (ChangedError, "the blob has changed", "412"),
     (AccessDeniedError, "check {keys}", "401"),
     (
         AccessDeniedError,
-        "the credentials do not allow this; have it granted, or use others",
+        "the credentials do not allow this; get the permission, or use others",
         "403 builtins.PermissionError",
     ),
     (ConfigError, _CERTIFICATE, "aiohttp.ClientConnectorCertificateError"),
@@ -48,8 +48,8 @@ _REFUSALS: tuple[Refusal, ...] = (
     ),
     # A KeyError comes from fsspec's memory when it removes a blob.
     (NotFoundError, "does not exist; check the path", "NoSuchKey 404 builtins.FileNotFoundError builtins.KeyError"),
-    (DatasetExistsError, "exists already; nothing is ever overwritten", "builtins.FileExistsError"),
-    (StoreError, f"this kind of storage cannot do that; {_ELSEWHERE}", "builtins.NotImplementedError"),
+    (DatasetExistsError, "exists already; nothing is overwritten", "builtins.FileExistsError"),
+    (StoreError, f"this kind of storage does not support this; {_ELSEWHERE}", "builtins.NotImplementedError"),
     (StoreError, f"the server does not support this request; {_ELSEWHERE}", "501"),
     (TransientError, "the server asks for fewer requests", "429"),
     (TransientError, "the connection was too slow for the server", "408"),
@@ -58,7 +58,7 @@ _REFUSALS: tuple[Refusal, ...] = (
     (TransientError, "the connection failed", "aiohttp.ClientError builtins.ConnectionError"),
     (TransientError, "the connection ended", "builtins.EOFError"),
 )
-"""The refusals and exceptions that mean the same in all stores."""
+"""The refusals and exceptions with one meaning in all stores."""
 
 _UNREACHABLE = {
     "aiohttp.ClientConnectorError",
@@ -71,7 +71,7 @@ _UNREACHABLE = {
 
 
 class AnswerError(Exception):
-    """An answer with an error status, to a request that a transport makes itself."""
+    """An error status in the answer to a transport's own request."""
 
     def __init__(self, status: int, headers: Mapping[str, str], code: str = "", message: str = "") -> None:
         super().__init__(message)
@@ -81,7 +81,8 @@ class AnswerError(Exception):
 def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool]) -> Failure:
     """Return the meaning of a client's exception for the blob or root at `url`.
 
-    `leaks` returns whether the text of an exception holds a secret; it is neither quoted nor attached then.
+    `leaks` returns whether the text of an exception contains a secret; such an exception is neither quoted nor
+    attached.
     """
     if isinstance(error, ShardflowError):
         if url not in str(error):
@@ -120,7 +121,7 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
 
 
 def _status(error: Exception) -> int:
-    """Return the status of an answer, as aiohttp, the Hub, Azure's and our own errors hold it; 0 if there is none."""
+    """Return the HTTP status in an exception of aiohttp, the Hub, Azure or our own; 0 if there is none."""
     holders = (error, getattr(error, "response", None))
     found = (getattr(holder, name, None) for holder in holders for name in ("status", "status_code"))
     return next((status for status in found if isinstance(status, int)), 0)
@@ -138,9 +139,9 @@ def _class_names(error: Exception) -> set[str]:
 
 
 def _meaning(store: Store, keys: set[str]) -> tuple[type[ShardflowError], str] | None:
-    """Return the meaning of a code, a status or an exception: in its store, else in any, or else in another one.
+    """Return the meaning of a code, a status or an exception: in its store, or in all stores, or in another store.
 
-    A scheme without a record may lead to any store, as `zip://FILE::s3://bucket/x.zip` does.
+    A scheme without a record may use any store, as in `zip://FILE::s3://bucket/x.zip`.
     """
     tables = (store.refusals, _REFUSALS, *(other.refusals for other in STORES))
     rows = (row for table in tables for row in table)

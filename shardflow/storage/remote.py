@@ -1,8 +1,7 @@
 """Remote storage: blobs in a bucket, or at any other URL that fsspec serves.
 
-A blob is fetched in ordered ranges, several at once, because one connection to an object store is slow however fast
-the network is. The event loop (fsspec's, in its own thread) transfers the bytes; the calling thread verifies and
-writes them.
+A blob is fetched in ordered ranges, several at once, because one connection to an object store is slow even on a fast
+network. fsspec's event loop, in a separate thread, transfers the bytes; the calling thread verifies and writes them.
 """
 
 from __future__ import annotations
@@ -46,26 +45,26 @@ T = TypeVar("T")
 PIECE_BYTES = 8 << 20
 PIECES = 4
 _CANCEL_TIMEOUT_S = 10.0
-_LOOP_TIMEOUT_S = 30.0  # twice: for a result, and then for a sign that the loop runs
+_LOOP_TIMEOUT_S = 30.0  # for a result, and then again for a sign that the loop runs
 _LOOP_WAITS = 30
-_IDLE_S = 0.01  # of CPU time in one of these waits; the wait itself takes less
-# The lock that is held while a client is created, by process: in a forked one, a thread that is gone may hold the old.
+_IDLE_S = 0.01  # CPU time in one of these waits, which itself takes less
+# Process → lock for creating a client: in a forked process, a vanished thread may hold the parent's lock.
 _connecting: dict[int, threading.Lock] = {}
 
 
 class RemoteStorage:
     """Blobs below a URL; see Storage.
 
-    Each process creates its own client when it first needs one, also after a fork. A process that multiprocessing
-    starts receives all options. Any other pickle, which may end up in a file, leaves out the options that can hold
-    secrets; the client then has to find its credentials in the environment. One request reads or writes `piece_bytes`.
-    Bytes that arrive wrong are an error here; `rereading` reads them again.
+    Each process, also a forked one, creates its client when first needed. A process started by multiprocessing receives
+    all options. Any other pickle, which may end up in a file, omits options that may be secret; the client then takes
+    its credentials from the environment. One request reads or writes `piece_bytes`. Wrong bytes are an error here;
+    `rereading` reads them again.
     """
 
     def __init__(self, url: RemoteUrl, retry_policy: RetryPolicy, piece_bytes: int) -> None:
         self._url, self._retry_policy, self._piece_bytes = url, retry_policy, piece_bytes
         self._lacks_options, self._contact = False, Contact()
-        # By process. A parent's client is kept and never closed in a child: both share its sockets and its poll set.
+        # By process. A child never closes its parent's client, because they share sockets and the poll set.
         self._clients: dict[int, Transport] = {}
         if self._url.scheme not in fsspec.available_protocols():
             raise ConfigError(f"{self}: this scheme is not supported; use s3://, gs://, https:// or a directory")
@@ -94,10 +93,7 @@ class RemoteStorage:
         return None
 
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the content of a blob. It is verified where its head has its SHA-256: written by this, on S3 or Azure.
-
-        Nothing beyond `most_bytes` is requested.
-        """
+        """Return the content of a blob, verified if its metadata has the SHA-256; request at most `most_bytes`."""
         stop = max(1, min(most_bytes, self._piece_bytes))
         head, chunks = self._run(self._transport().fetch(name, 0, stop, None))
         stored = head.metadata.get("sha256", "")
@@ -112,7 +108,7 @@ class RemoteStorage:
         return data
 
     def read_range(self, name: str, start: int, stop: int, *, version: BlobVersion | None = None) -> bytes:
-        """Return a part of a blob with one request; without any if the part is empty."""
+        """Return a part of a blob with one request, or none for an empty part."""
         if start >= stop:
             return b""
         if version is None:
@@ -121,7 +117,7 @@ class RemoteStorage:
             found, chunks = self._run(self._transport().fetch(name, start, stop, version))
             if found.size != version.size:
                 raise ChangedError("it has another size")
-        except ChangedError as error:  # other parts of that version were read: reading this one again cannot help
+        except ChangedError as error:  # other parts were read from the old version, so a retry cannot help
             message = f"{self.url(name)} was replaced while it was read; stop the process that writes to it"
             raise StoreError(f"{message}, and run the same command again") from error
         return b"".join(chunks)
@@ -136,7 +132,7 @@ class RemoteStorage:
 
     def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
         if replaces is not None and self._url.store.rights < Rights.REPLACE:
-            message = f"{self.url(name)}: this kind of storage cannot replace a file only while it is unchanged"
+            message = f"{self.url(name)}: this kind of storage has no conditional writes"
             raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
         transport = self._writing()
         if isinstance(content, bytes):
@@ -160,18 +156,18 @@ class RemoteStorage:
 
     @contextlib.contextmanager
     def exclusive_writer(self) -> Iterator[Writer]:
-        """Provide a temporary staging directory. It keeps no writer out."""
+        """Provide a temporary staging directory, without keeping other writers out."""
         with temporary_staging() as (folder, lock):
             yield Writer(folder, lock, is_exclusive=False)
 
     def _pieces(self, name: str, head: BlobVersion, start: int) -> Generator[bytes, None, None]:
         """Yield the bytes of a blob from `start` in order, while the next ranges are in flight.
 
-        No request waits for the first answer. Where only the size is known, those that were sent before it are not
-        conditional; if the blob changes meanwhile, its checksum shows that.
+        No request waits for the first answer. If only the size is known, requests before that answer are unconditional;
+        a checksum then shows whether the blob changed.
         """
         transport, in_flight = self._transport(), deque[Future[Fetched]]()
-        # Of an empty blob, a request shows that it exists.
+        # An empty blob is requested too, to see that it exists.
         ranges = _ranges(head.size, self._piece_bytes, start) if start or head.size else iter([(0, 1)])
         try:
             while True:
@@ -191,12 +187,12 @@ class RemoteStorage:
                 future.cancel()
 
     def _writing(self) -> Transport:
-        """Return the client; an error where blobs can only be read."""
+        """Return the client; ConfigError if the store is read-only."""
         self._url.check_writable()
         return self._transport()
 
     def _transport(self) -> Transport:
-        """Return the client of this process; the first thread that needs it creates it, which takes 0.1 s."""
+        """Return the client of this process, which is created on first use in 0.1 s."""
         pid = os.getpid()
         if pid not in self._clients:
             with _connecting.setdefault(pid, threading.Lock()):
@@ -226,7 +222,7 @@ class RemoteStorage:
             shown = f"{self} with these storage_options" if url.options else str(self)
             found = self._classify(error, shown).error
             failure = ConfigError(f"{found}") if type(found) is StoreError else type(found)(f"{found}")
-        raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached
+        raise failure  # outside the handlers, so that the cause, which may contain secrets, is not attached
 
     def _classify(self, error: Exception, url: str) -> Failure:
         shown, query = divide_query(url)

@@ -1,11 +1,11 @@
 """Retries: the limits of every wait, and the loop that repeats a request.
 
-Clients of object stores retry too, at several layers, and their retries multiply. All of them are turned off. Only
-`error_mapping` decides which failed request is worth a retry, and `Retries` repeats it. `rereading` reads a blob again
-that arrives whole but with wrong bytes. Both have the same patience: `Attempts`.
+The retries of clients, at several layers, would multiply, so all of them are turned off. `error_mapping` decides which
+failed request is worth a retry, and `Retries` repeats it. `rereading` reads a blob again that arrived with wrong bytes.
+Both share the limits of `Attempts`.
 
-A sample can need an index, a shard, the lock of a process that downloads one of them, and retries of each. If each had
-its own limit, training would learn of a dead store after several times the limit. So all of them are one `Wait`.
+A sample may need an index, a shard, the lock of a process that downloads one of them, and retries of each. Separate
+limits would add up before training notices a dead store, so all of them are one `Wait`.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ _WARN_AFTER_S = 5.0  # a shorter outage is not worth a warning
 class RetryPolicy:
     """The limits of waits and retries. Every wait ends, even if the server never answers."""
 
-    idle_timeout_s: float = IDLE_TIMEOUT_S  # after the last progress of a wait; what it still needs then is given up
-    first_contact_s: float = 4.0  # the same where a store was never reached: a wrong setup
-    attempts: int | None = None  # in a row without progress; None for as many as the time allows
+    idle_timeout_s: float = IDLE_TIMEOUT_S  # limit of a wait after its last progress
+    first_contact_s: float = 4.0  # the same if a store was never reached, because the setup may be wrong
+    attempts: int | None = None  # consecutive attempts without progress; None for as many as the time allows
     request_timeout_s: float = 15.0  # from a request to the head of its answer
-    min_throughput: float = 32 << 10  # in bytes/s, over `window_s`; a body that arrives more slowly counts as stalled
+    min_throughput: float = 32 << 10  # in bytes/s, over `window_s`; a slower body counts as stalled
     window_s: float = 8.0
-    backoff_s: float = 0.25  # before the second attempt; then twice as long each time
+    backoff_s: float = 0.25  # before the second attempt; doubled each time
     longest_backoff_s: float = 15.0
 
     @property
     def window_bytes(self) -> int:
-        """How many bytes have to arrive within `window_s`; that many are progress."""
+        """The number of bytes that must arrive within `window_s`, and count as progress."""
         return math.ceil(self.min_throughput * self.window_s)
 
     def within(self, idle_timeout_s: float) -> RetryPolicy:
-        """Return the policy with another patience."""
+        """Return the policy with another idle timeout."""
         if not isinstance(idle_timeout_s, Real) or not 0 < idle_timeout_s < math.inf:
             raise ConfigError(f"deadline_s must be a number of seconds above 0, found {idle_timeout_s!r}")
         return replace(self, idle_timeout_s=idle_timeout_s, first_contact_s=idle_timeout_s)
 
     def answer_timeout_s(self, size: int = 0) -> float:
-        """Return the time limit, in the current wait, for the answer to a request that sends `size` bytes."""
+        """Return the time limit of the current wait for the answer to a request of `size` bytes."""
         return self._within_wait(self.request_timeout_s) + size / self.min_throughput
 
     def window_timeout_s(self) -> float:
-        """Return the time limit, in the current wait, for the next `window_bytes`."""
+        """Return the time limit of the current wait for the next `window_bytes`."""
         return self._within_wait(self.window_s)
 
     def _within_wait(self, limit_s: float) -> float:
@@ -69,10 +69,9 @@ class RetryPolicy:
 
 
 class Wait:
-    """One wait: all that it needs shares one limit of the time without progress. For any number of threads.
+    """A wait, whose steps share one limit of the time without progress. Thread-safe.
 
-    Progress is an event that cannot repeat without end: a request that is done, a stretch of its bytes, a file that has
-        grown.
+    Progress is an event that cannot repeat forever: a finished request, a part of its bytes, a file that has grown.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -92,7 +91,7 @@ class Wait:
         self._since -= passed_s
 
     def leave_quarter(self, limit_s: float) -> None:
-        """Leave at least a quarter of a limit: after a wait for others that took all, an own attempt is made."""
+        """Leave at least a quarter of a limit, so that an attempt is made after a long wait for other processes."""
         self._since = max(self._since, self._clock() - 0.75 * limit_s)
 
 
@@ -106,10 +105,9 @@ def current_wait() -> Wait:
 
 @contextlib.contextmanager
 def one_wait(clock: Callable[[], float] | None = None) -> Iterator[Wait]:
-    """Let all that the body waits for be one wait, and part of the current one, if any.
+    """Make the body one wait, or part of the current one.
 
-    It spans the requests that the body makes, which run in the thread of the event loop, but not the threads that the
-    body starts.
+    It includes the body's requests, which run in the thread of the event loop, but not threads that the body starts.
     """
     wait = _wait.get(None) or Wait(clock)
     token = _wait.set(wait)
@@ -121,9 +119,9 @@ def one_wait(clock: Callable[[], float] | None = None) -> Iterator[Wait]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failed request: the error to raise, whether a retry may succeed, and the least time before it.
+    """A failed request: the error to raise, whether a retry may succeed, and the minimum time before it.
 
-    `unreachable` if there was no connection: the name of the server is unknown, or nothing listens there.
+    `unreachable` means that there was no connection: the server's name is unknown, or nothing listens there.
     """
 
     error: ShardflowError
@@ -134,17 +132,17 @@ class Failure:
 
 @dataclass(slots=True)
 class Contact:
-    """Whether a store has ever been reached; a storage takes it along to other processes."""
+    """Whether a store has ever been reached; pickled with its storage."""
 
     is_made: bool = False
 
 
 class Attempts:
-    """The failed attempts in a row without progress."""
+    """Counts consecutive failed attempts without progress."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy, self._failed = policy, 0
-        # The operating system's randomness: the generator that training has seeded must not change.
+        # The system's randomness, so that the generator that training has seeded does not change.
         self._jitter = random.SystemRandom()
 
     def restart(self) -> None:
@@ -154,10 +152,10 @@ class Attempts:
     def pause_s(self, failure: Failure, passed_s: float, limit_s: float | None = None) -> float:
         """Count a failed attempt, `passed_s` after the last progress; return the pause before the next one.
 
-        `limit_s` takes the place of the policy's limit of the time without progress.
+        `limit_s` overrides the policy's limit of the time without progress.
 
         Raises:
-            ShardflowError: The failure's error: it is permanent, or a limit of the policy is reached, which it says.
+            ShardflowError: The failure's error, if it is permanent or a limit is reached.
         """
         policy = self._policy
         self._failed += 1
@@ -172,7 +170,7 @@ class Attempts:
         return pause_s
 
     def give_up(self, error: ShardflowError, passed_s: float, *, is_late: bool = False) -> NoReturn:
-        """Raise an error that also says how often it was tried; a DeadlineError if that is for the time it took."""
+        """Raise an error with the number of attempts; a DeadlineError if the time is up."""
         times = "once" if self._failed == 1 else f"{self._failed} times"
         is_wrong = isinstance(error, IntegrityError)
         kind = DeadlineError if is_late and not is_wrong else type(error)
@@ -183,7 +181,7 @@ class Attempts:
 class Retries:
     """Repeats the requests of a transport until they succeed, fail permanently, or reach a limit of the policy.
 
-    `classify` decides about an error, given the URL of a blob that messages name, which `url` returns for its name.
+    `classify` maps an exception and the URL of its blob, from `url`, to a failure.
     """
 
     def __init__(
@@ -195,14 +193,14 @@ class Retries:
     ) -> None:
         self._classify, self._policy, self._url = classify, policy, url
         self._contact = contact or Contact()
-        self._has_warned = False  # since the store answered last
+        self._has_warned = False  # since the last answer of the store
 
     async def __call__(
         self, request: Callable[[], Awaitable[T]], name: str, received_bytes: Callable[[], int] = lambda: 0
     ) -> T:
         """Repeat a request for a blob, within the current wait.
 
-        `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start again.
+        `received_bytes` returns the bytes that have arrived. After `window_bytes` more, the limits start again.
         """
         with one_wait(asyncio.get_running_loop().time) as wait:
             wait.leave_quarter(self._policy.idle_timeout_s)
@@ -232,7 +230,7 @@ class Retries:
 async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:
     """Wait for a result; after the timeout raise a DeadlineError whose message begins with `expected`.
 
-    A cancellation always ends it: before Python 3.12, `asyncio.wait_for` loses one that comes just as the work ends.
+    Before Python 3.12, `asyncio.wait_for` may lose a cancellation that comes just as the work ends.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -243,5 +241,5 @@ async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T
             task.cancel()
             await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # or asyncio would print it where a cancellation comes just then
+            task.exception()  # retrieved, so that asyncio does not print it after a cancellation
     raise DeadlineError(f"{expected} within {timeout_s:.3g} s")

@@ -1,7 +1,7 @@
-"""The stores: all that is particular to the URLs of one scheme, a record each.
+"""The stores: a record per kind of store with its particulars.
 
-A new store is a record in `STORES`; one that makes its own requests has a module with its transport too. A scheme
-without a record is served by fsspec's general methods.
+To add a store, add a record to `STORES`, and a module with its transport if it makes its own requests. Schemes without
+a record are served by fsspec.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from shardflow.errors import (
 
 
 class ChangedError(StoreError):
-    """The blob is not in the state that the request was conditional on. Never leaves the storage."""
+    """The condition of a request does not hold. Never leaves the storage."""
 
 
 Refusal = tuple[type[ShardflowError], str, str]
-"""An error, its message, and what it is the meaning of: codes of answers, HTTP statuses, classes of exceptions (with a
-dot). In a message, {keys} and {anonymous} are replaced by the store's `credentials` and `anonymous`."""
+"""An error, its message, and what maps to it: error codes, HTTP statuses, classes of exceptions (with a dot). In a
+message, {keys} and {anonymous} are replaced by the store's `credentials` and `anonymous`."""
 
 _KEYS = "check {keys}"
 _NO_KEYS = f"no credentials were found; {_KEYS}, or for a public bucket set {{anonymous}}"
@@ -43,11 +43,11 @@ _HARMLESS = "anon config_kwargs endpoint_url profile region_name requester_pays 
 
 
 class Rights(enum.IntEnum):
-    """The operations that a store's blobs allow; each includes those before."""
+    """The operations that a store supports; each includes those before."""
 
     READ = enum.auto()
     WRITE = enum.auto()
-    REPLACE = enum.auto()  # a blob only while it is unchanged
+    REPLACE = enum.auto()  # a blob, on the condition that it is unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +55,23 @@ class Store:
     """The particulars of one kind of store."""
 
     schemes: tuple[str, ...]
-    # The module in this package whose `connect` returns a transport. It imports the client, which can be large, or
-    # missing; `install` is what `pip install` takes for it, "" where the ImportError says it.
+    # The module in this package whose `connect` returns a transport, and imports the client, which may be missing;
+    # `install` is the argument of `pip install` for it, "" if the ImportError names it.
     transport: str = "fsspec_transport"
     install: str = ""
     rights: Rights = Rights.WRITE
-    remedy: str = ""  # where the blobs can only be read: how to publish them in another way
-    # The storage_options that hold no secrets. All others count as secret: no list of the names of keys is complete.
+    remedy: str = ""  # if it is read-only: how to publish files otherwise
+    # The storage_options that are never secret. All others count as secret.
     harmless_options: frozenset[str] = frozenset(_HARMLESS.split())
     credentials: str = "the credentials in storage_options"  # where they come from
-    anonymous: str = "storage_options={'anon': True}"  # how to read a public place
-    bucket_alone: bool = False  # whether a URL begins with a bucket, and has neither user nor query nor fragment
-    root: str = "[^/]*"  # regular expression of what a URL names first: a bucket, a host or a repository
-    has_query: bool = False  # whether a URL has a query, which can be a signature
-    keys_may_have_queries: bool = False  # whether a `?` in a URL of a table is surely one in the key of an object
-    user_is_container: bool = False  # whether the name before the `@` of a URL is that of a container
-    may_be_signed: bool = False  # whether URLs hold signatures, also those of redirections, which the caller never gave
-    refusals: tuple[Refusal, ...] = ()  # of it and its client, and what they mean; see `error_mapping` for those of all
+    anonymous: str = "storage_options={'anon': True}"  # how to read public data
+    bucket_alone: bool = False  # whether a URL begins with a bucket, without user, query or fragment
+    root: str = "[^/]*"  # regular expression of the bucket, host or repository in a URL
+    has_query: bool = False  # whether a URL has a query, which may be a signature
+    keys_may_have_queries: bool = False  # whether a `?` in a URL of a table belongs to the key of an object
+    user_is_container: bool = False  # whether the name before the `@` of a URL is a container
+    may_be_signed: bool = False  # whether URLs, also of redirections, contain signatures
+    refusals: tuple[Refusal, ...] = ()  # of the store and its client; `error_mapping` has those of all stores
 
     def match_root(self, rest: str) -> str:
         """Return the bucket, host or repository that follows a URL's scheme."""
@@ -101,7 +101,7 @@ STORES = (
             (AccessDeniedError, _EXPIRED, "botocore.TokenRetrievalError botocore.SSOError"),
             (
                 AccessDeniedError,
-                "the clocks of this machine and of the server differ too much; set the clock (NTP) and try again",
+                "the clocks of this machine and the server differ too much; set the clock (NTP) and try again",
                 "RequestTimeTooSkewed RequestExpired",
             ),
             (AccessDeniedError, "the object is archived; restore it first", "InvalidObjectState"),
@@ -178,7 +178,7 @@ STORES = (
         root="((buckets|datasets|spaces)/)?[^/]*(/[^/]*)?",
         install="'shardflow[hf]'",
         rights=Rights.READ,
-        remedy="upload that in one commit: hf upload REPOSITORY DIRECTORY --repo-type dataset",
+        remedy="upload it in one commit: hf upload REPOSITORY DIRECTORY --repo-type dataset",
         credentials="HF_TOKEN, or storage_options={'token': ...}",
         may_be_signed=True,
         refusals=(
@@ -193,7 +193,7 @@ STORES = (
         transport="http_transport",
         install="requests aiohttp",
         rights=Rights.READ,
-        remedy="put it among the server's files",
+        remedy="copy it to the server",
         has_query=True,
         may_be_signed=True,
     ),
@@ -211,7 +211,7 @@ STORES = (
     Store(schemes=("smb",), install="smbprotocol"),
     Store(schemes=("webdav",), install="webdav4"),
 )
-"""All stores that have a record."""
+"""All records of stores."""
 
 _BY_SCHEME = {scheme: store for store in STORES for scheme in store.schemes}
 

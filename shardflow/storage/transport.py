@@ -1,7 +1,7 @@
-"""Transports: the requests that a remote storage makes.
+"""Transports: the requests of a remote storage.
 
-The modules named after a kind of store have its requests; `fsspec_transport` serves all the others. Here they are
-repeated, and their answers treated, in the same way for all.
+Modules named after a kind of store make its requests; `fsspec_transport` serves all others. This base class retries
+requests and handles answers in the same way for all.
 """
 
 from __future__ import annotations
@@ -37,17 +37,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to the request of a range: the blob's head, and its bytes as they arrive.
-
-    `read(most_bytes)` returns some of them, and nothing at their end.
-    """
+    """The answer to the request of a range: the blob's head, and `read(most_bytes)`, which returns b"" at the end."""
 
     head: BlobVersion
     read: Callable[[int], Awaitable[bytes]]
 
 
 class Write(NamedTuple):
-    """A blob to be written, with its metadata, and the condition, see `Storage.put`."""
+    """A blob to be written, its metadata and condition, see `Storage.put`."""
 
     name: str
     data: bytes
@@ -57,7 +54,7 @@ class Write(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """A range of a blob, in chunks: joining them would be one more copy."""
+    """A range of a blob, in chunks, because joining them costs a copy."""
 
     head: BlobVersion
     chunks: list[bytes]
@@ -65,29 +62,29 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """All that a transport is made of."""
+    """The settings of a transport."""
 
-    url: str  # of the root, with all that it may hold
-    shown: str  # the same for messages: without credentials and query
+    url: str  # of the root, with credentials and query
+    shown: str  # the same for messages, without credentials and query
     options: Mapping[str, Any]  # the caller's
-    classify: Callable[[Exception, str], Failure]  # decides about an exception of the client for a URL
+    classify: Callable[[Exception, str], Failure]  # maps an exception of the client for a URL
     policy: RetryPolicy
-    piece_bytes: int  # that one request writes, where a file is written in parts
+    piece_bytes: int  # size of a request in uploads in parts
     contact: Contact
 
     def blob(self, name: str) -> str:
-        """Return the URL of a blob with the query that its name may have; the root itself without a name."""
+        """Return the URL of a blob, with the query in its name if any; the root for ""."""
         return f"{self.shown}/{name}" if name else self.shown
 
 
 class Transport(abc.ABC):
-    """Requests for the blobs below one root. Each is repeated until it succeeds or fails permanently.
+    """Requests for the blobs below one root, each repeated until it succeeds or fails permanently.
 
-    All run on the event loop of the process that created the transport. They raise the project's own errors; the
-    abstract methods, which make one request each, raise those of the client too.
+    All run on the event loop of the process that created the transport, and raise errors of `shardflow.errors`. The
+    abstract methods, which make one request each, also raise errors of the client.
     """
 
-    _heads_by_range = False  # whether the head of a blob comes with its first byte, and not by `_describe`
+    _heads_by_range = False  # whether the head of a blob is read with its first byte instead of by `_describe`
 
     def __init__(self, connection: Connection, path: str) -> None:
         self._policy = connection.policy
@@ -100,7 +97,7 @@ class Transport(abc.ABC):
     def _ask(self, name: str, start: int, stop: int, tag: str) -> AbstractAsyncContextManager[Answer]:
         """Request a range, if the blob still has the tag; the context closes the body.
 
-        If the blob ends at the start or before, the answer is its head and no bytes.
+        If the range begins at or after the blob's end, the answer has the head and no bytes.
         """
 
     @abc.abstractmethod
@@ -120,15 +117,14 @@ class Transport(abc.ABC):
         """Delete a blob."""
 
     async def fetch(self, name: str, start: int, stop: int, head: BlobVersion | None) -> Fetched:
-        """Return the bytes from `start` to `stop`, or to the end where that comes first, and the head of the answer.
+        """Return the bytes from `start` to `stop`, or to the blob's end, and the head of the answer.
 
-        Several answers, if the connection breaks, whose bytes must be of one version. What has arrived is not requested
-        again.
+        If the connection breaks, the rest is requested again, from the same version.
 
         Args:
             name, start, stop: The blob, its first byte, and the byte after the last.
-            head: From an earlier request, so that all bytes are of one blob. Without a tag if only the size is known,
-                None if nothing is.
+            head: From an earlier request, so that all bytes are of one version; without a tag if only the size is
+                known, None if nothing is.
 
         Raises:
             ChangedError: The blob was replaced after `head` was received.
@@ -164,7 +160,7 @@ class Transport(abc.ABC):
         return Fetched(await self._retry(attempt, name, lambda: received), chunks)
 
     async def head(self, name: str) -> BlobVersion | None:
-        """Return the head of a blob, None if it does not exist."""
+        """Return the head of a blob; None if it does not exist."""
         if not self._heads_by_range:
             return await if_found(self._retry(lambda: self._describe(name), name))
         try:
@@ -174,10 +170,10 @@ class Transport(abc.ABC):
         return found.head if found else None
 
     async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob; see `Storage.put`. Of a store without conditional writes, `replaces` is None.
+        """Publish a blob; see `Storage.put`. For a store without conditional writes, `replaces` is None.
 
-        The request may have succeeded although its answer was lost, and its repetition is refused then. The metadata of
-        the blob tells whose it is.
+        If the answer to a successful request is lost, its repetition is refused; the blob's metadata then show that it
+        is ours.
         """
         write = Write(name, data, blob_metadata(hashlib.sha256(data).hexdigest()), new, replaces)
         try:

@@ -140,7 +140,7 @@ def test_images_that_are_not_read(tmp_path: Path) -> None:
     for pattern in (
         r"packed +8 of 11 inputs",
         r"time +[\d.]+ s\n",  # the run before has packed all images
-        r"quarantined +1 input,.*\nskipped +2 images of a kind that is not read, listed in quarantine\.jsonl\n",
+        r"quarantined +1 input,.*\nskipped +2 images of unsupported kinds, listed in quarantine\.jsonl\n",
         r" +2  \.psd: convert them to JPEG or PNG\n +1  decode: ",
     ):
         assert re.search(pattern, done.stdout), done.stdout
@@ -157,7 +157,7 @@ def test_extending_by_images_that_are_not_read(tmp_path: Path, monkeypatch: pyte
         shardflow.pack(src, dst, short_side=32, executor="serial", max_errors=2)
     write_tree(src, {"a/3.psd": b"", "a/new.jpg": photo(2)})
     dry = CliRunner().invoke(main.shardflow, ["extend", str(src), str(dst), "--dry-run"]).output
-    assert "skipped      1 .psd, such as 'a/3.psd' (convert them to JPEG or PNG); or leave them out with" in dry
+    assert "skipped      1 .psd, such as 'a/3.psd' (convert them to JPEG or PNG); to leave them out, use" in dry
     with pytest.raises(PackIncompleteError, match=r"1 \.psd.*'a/3\.psd'"):
         shardflow.extend(src, dst, executor="serial")
     report = shardflow.extend(src, dst, executor="serial", max_errors=1)
@@ -294,7 +294,7 @@ def test_extend_with_conflicts(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return result.output
 
-    conflict = "1 input with the path of another one in the dataset"
+    conflict = "1 input with a path of the dataset but other content"
     assert told("--dry-run").splitlines() == [
         "known        5 inputs of the dataset",
         "train        1 new input",

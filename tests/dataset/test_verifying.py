@@ -235,7 +235,7 @@ def test_all_damage_is_reported(tmp_path: Path) -> None:
     }
     size = paths[2].stat().st_size
     cut = [finding.problem for finding in findings if finding.file == "train/000002.tar"]
-    assert f"has {size} bytes, the manifest says {size + 1024}" in cut
+    assert f"has {size} bytes, but the manifest says {size + 1024}" in cut
     splits = [file.partition("/")[0] for file in files]
     assert splits == sorted(splits)
 

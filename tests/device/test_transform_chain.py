@@ -250,9 +250,9 @@ def test_batches_of_other_loaders() -> None:
     torch.testing.assert_close(flipped["image"], images.flip(-1))
     assert list(flipped) == ["image", "label"]
     for wrong, transform, message in (
-        ({"image": images}, shardflow.device.RandomHorizontalFlip(), "need random_key, a batch has image"),
-        ({"pixels": images}, shardflow.device.Normalize(), "need image, a batch has pixels"),
-        ((images, labels, keys), shardflow.device.Normalize(), "of the fields image, label, found 3"),
+        ({"image": images}, shardflow.device.RandomHorizontalFlip(), "need random_key, but a batch has image"),
+        ({"pixels": images}, shardflow.device.Normalize(), "need image, but a batch has pixels"),
+        ((images, labels, keys), shardflow.device.Normalize(), "of the fields image, label, found 3 of them"),
     ):
         with pytest.raises(ConfigError, match=f"{message}; let the loader return dicts"):
             list(shardflow.device.Prefetcher([wrong], "cpu", [transform]))

@@ -167,7 +167,7 @@ def test_training_in_parallel_is_training_alone(found: list[dict[str, Any]], dat
 def test_samplers_are_compared_on_all_ranks(found: list[dict[str, Any]]) -> None:
     """A sampler that differs within a data-parallel place is an error on every rank; one that reads alone waits for
     none."""
-    assert all("sampler must be the same on all ranks; rank 1" in rank["another sampler"] for rank in found)
+    assert all("sampler must be equal on all ranks, but rank 1" in rank["another sampler"] for rank in found)
     assert sorted(labels_of(found[0]["alone"])) == list(range(TOTAL))
 
 

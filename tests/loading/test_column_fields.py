@@ -130,7 +130,7 @@ def test_missing_values_need_a_word(partial: Path) -> None:
 def test_only_samples_that_can_come_need_a_value(partial: Path, options: dict[str, Any]) -> None:
     """Samples that a sampler or a limit leaves out need no value in a column; one that can come is counted."""
     assert set(check(loader(partial, **options))).isdisjoint(WITHOUT)
-    with pytest.raises(ConfigError, match=r"'score': a sample that .* leave out has no value.*Filled"):
+    with pytest.raises(ConfigError, match=r"'score': a sample outside .* has no value.*Filled"):
         loader(partial, **options).source.columns.values("score", 0, np.array([int(WITHOUT[0])]))
     with pytest.raises(ConfigError, match="'score': 1 sample of"):
         loader(partial, sampler=sf.samplers.Subset([4, 9, 9, 19]))
@@ -166,7 +166,7 @@ def test_parts_are_filled_in_where_samples_lack_them(tmp_path: Path) -> None:
     for transform in (None, mend):
         found = [row for batch in loader(url, fields=filled, transform=transform) for row in zip(*batch, strict=True)]
         assert [text for _, text, _ in sorted(found, key=str)] == ["", "one"] * 2
-    with pytest.raises(ConfigError, match=r"Filled\('text', \.\.\.\).*parts jpg, json, txt"):
+    with pytest.raises(ConfigError, match=r"Filled\('text', \.\.\.\).*part \(jpg, json, txt\)"):
         loader(url, fields=(sf.columns.Filled("text", ""),))
 
 

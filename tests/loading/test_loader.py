@@ -230,8 +230,8 @@ def test_crops_go_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
 
 
 def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
-    """decoders.Image hands out images of their own sizes: refused when they do not stack, fine after a resize."""
-    with pytest.raises(ConfigError, match="do not stack"):
+    """decoders.Image hands out images of their own sizes: refused when they cannot be stacked, fine after a resize."""
+    with pytest.raises(ConfigError, match="cannot be stacked"):
         next(iter(loader(dataset, decoder=shardflow.decoders.Image())))
     resized = loader(dataset, decoder=shardflow.decoders.Image(), transform=v2.Resize((20, 24)))
     assert tuple(next(iter(resized))[0].shape) == (8, 3, 20, 24)
@@ -515,7 +515,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         (
             {"fields": "image"},
             ConfigError,
-            r"fields are a list or tuple of names, such as \('image',\); found the text",
+            r"fields must be a list or tuple of names, such as \('image',\), found the text",
         ),
         ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
     ],

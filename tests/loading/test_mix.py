@@ -284,7 +284,7 @@ def _with_weights_of_its_own(url: Path, by: str) -> str:
 def test_ranks_with_other_weights_are_told(datasets: list[Path], by: str) -> None:
     """Weights of a source that differ between ranks are an error on all of them."""
     found = launch(_with_weights_of_its_own, 2, datasets[0], by)
-    assert found == ["sampler must be the same on all ranks; rank 1 has others than rank 0"] * 2
+    assert found == ["sampler must be equal on all ranks, but rank 1 differs from rank 0"] * 2
 
 
 def test_a_mix_of_samples_counts_its_own_batches(datasets: list[Path]) -> None:

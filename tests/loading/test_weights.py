@@ -286,7 +286,7 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
         ([1, 2], "Weighted has 2 numbers for the 60 samples of split 'train'"),
         ({"x": 2}, "weights name the unknown class 'x'"),
         ({0: "many"}, "must be a number, found 'many'"),
-        ("balance", "neither a column, a file nor, for Weighted, one of 'balanced', 'sqrt'"),
+        ("balance", "is neither a column nor a file, nor 'balanced' or 'sqrt' of Weighted"),
         ([-1.0] * 60, "that of sample 0 is -1"),
         ([0.0] * 60, "found 0"),
         (0.05, r"has 3 samples, less than one batch of 7.*sum of the weights of Weighted\(0.05\).*samples_per_epoch"),
@@ -361,7 +361,7 @@ def _with_weights_of_its_own(url: Path) -> str:
 def test_ranks_with_other_weights_are_told(dataset: Path) -> None:
     """Weights that differ between ranks are an error on all of them, at once, and no hang."""
     found = launch(_with_weights_of_its_own, 2, dataset)
-    assert found == ["sampler must be the same on all ranks; rank 1 has others than rank 0"] * 2
+    assert found == ["sampler must be equal on all ranks, but rank 1 differs from rank 0"] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

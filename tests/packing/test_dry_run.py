@@ -44,7 +44,7 @@ def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
     ]
     result = CliRunner().invoke(shardflow, ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--dry-run"])
     assert (
-        "bad          2 inputs that could not be packed, such as '1.jpg' (row 4 has no label); "
+        "bad          2 inputs cannot be packed, such as '1.jpg' (row 4 has no label); "
         "'3.jpg' (No such file or directory); repair them, or leave them out with --max-errors 2"
     ) in result.output.splitlines()
 

@@ -121,7 +121,9 @@ def test_checkpoint_of_an_older_version(packed: Path, dst: Path) -> None:
     """A state that was saved before the extension is refused, and the message says how to go on with it."""
     state = sf.Loader(dst, batch_size=5, num_workers=0).state_dict()
     sf.extend(packed / "src", dst, executor="serial")
-    with pytest.raises(ResumeMismatchError, match=rf"extended since; Loader\(..., version='{state['fingerprint']}'\)"):
+    with pytest.raises(
+        ResumeMismatchError, match=rf"newer version; read the old one, Loader\(..., version='{state['fingerprint']}'\)"
+    ):
         sf.Loader(dst, batch_size=5, num_workers=0).load_state_dict(state)
     sf.Loader(dst, version=state["fingerprint"], batch_size=5, num_workers=0).load_state_dict(state)
 

@@ -68,7 +68,7 @@ def open_to_all(_: BaseException) -> bool:
     [
         (answer(404, "NoSuchBucket"), BucketNotFoundError, "check its name and the endpoint"),
         (answer(404, "404"), NotFoundError, "check the path"),
-        (answer(403, "403"), AccessDeniedError, "have it granted"),
+        (answer(403, "403"), AccessDeniedError, "get the permission"),
         (answer(401), AccessDeniedError, "check the access key"),
         (answer(400, "ExpiredToken"), AccessDeniedError, "get new credentials"),
         (answer(403, "RequestTimeTooSkewed"), AccessDeniedError, "set the clock"),
@@ -80,7 +80,7 @@ def open_to_all(_: BaseException) -> bool:
         (answer(418, "Teapot"), StoreError, "refused with Teapot; see its documentation"),
         (answer(501), StoreError, "choose another place"),
         (web(404), NotFoundError, "check the path"),
-        (web(403), AccessDeniedError, "have it granted"),
+        (web(403), AccessDeniedError, "get the permission"),
         (with_attributes(response=HUB), BucketNotFoundError, "is private"),
         (with_attributes(status_code=404, error_code=AZURE), BucketNotFoundError, "check its name"),
         (with_attributes(response={}), StoreError, "the client failed; see the cause (RuntimeError: said)"),
@@ -90,9 +90,9 @@ def open_to_all(_: BaseException) -> bool:
         (botocore.ParamValidationError(report="x"), ConfigError, "s3://bucket/prefix"),
         (OSError("[SSL: CERTIFICATE_VERIFY_FAILED]"), ConfigError, "certificate is not trusted"),
         (FileNotFoundError("x"), NotFoundError, "check the path"),
-        (caused(FileNotFoundError("x"), web(403)), AccessDeniedError, "have it granted"),
+        (caused(FileNotFoundError("x"), web(403)), AccessDeniedError, "get the permission"),
         (FileExistsError("x"), DatasetExistsError, "nothing is ever overwritten"),
-        (PermissionError("x"), AccessDeniedError, "have it granted"),
+        (PermissionError("x"), AccessDeniedError, "get the permission"),
         (NotImplementedError("x"), StoreError, "choose another place"),
         (ValueError("Invalid endpoint: host:1"), ConfigError, "check AWS_ENDPOINT_URL"),
         (ValueError("x"), StoreError, "see the cause"),
@@ -192,7 +192,7 @@ def test_retry_after(error: Any) -> None:
 
 def test_a_secret_in_an_answer_is_not_passed_on() -> None:
     """An exception with a secret in its text is neither quoted nor attached; its status still counts."""
-    for status, said in ((403, "the credentials do not allow this; have it granted, or use others"), (418, REFUSED)):
+    for status, said in ((403, "the credentials do not allow this; get the permission, or use others"), (418, REFUSED)):
         error = answer(status, "canary", message="canary")
         failure = classify(error, URL, lambda raised: "canary" in str(raised))
         assert str(failure.error) == f"{URL}: {said} (ClientError)"

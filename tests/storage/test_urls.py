@@ -110,7 +110,7 @@ def test_every_option_is_secret_but_for_some() -> None:
         assert suspicious.leaks_in(ValueError(f"cannot connect to {endpoint}/a"))
 
 
-@pytest.mark.parametrize(("url", "remedy"), [("https://host/a", "among the server's files"), ("hf://a/b", "hf upload")])
+@pytest.mark.parametrize(("url", "remedy"), [("https://host/a", "copy it to the server"), ("hf://a/b", "hf upload")])
 def test_some_places_can_only_be_read(url: str, remedy: str) -> None:
     """A web server and the Hub are not written to; the error has another way."""
     with pytest.raises(ConfigError, match=rf"{url}:.*disk.*{remedy}"):

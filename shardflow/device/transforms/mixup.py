@@ -72,7 +72,7 @@ class MixingTransform(ABC):
         if labels.dim() == 2:
             if self.num_classes not in (None, labels.shape[1]) or self.label_smoothing:
                 raise ConfigError(
-                    f"multi-hot labels {list(labels.shape)} do not fit num_classes={self.num_classes} and "
+                    f"labels of several classes, {list(labels.shape)}, do not fit num_classes={self.num_classes} and "
                     f"label_smoothing={self.label_smoothing}; leave these out"
                 )
             targets = labels.to(torch.float32)
