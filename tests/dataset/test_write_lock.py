@@ -236,7 +236,7 @@ def test_a_lock_that_comes_and_goes(tmp_path: Path) -> None:
     """A lock that is released as soon as it is found is asked for again, seven times."""
     storage = RacedStorage(tmp_path / "storage", tmp_path / "log")
     storage.races = 8
-    with pytest.raises(TransientError, match=r"exists,.*again"):
+    with pytest.raises(TransientError, match=r"appears and disappears.*again"):
         acquire(storage, ours, SHARED)
     storage.races = 7
     acquire(storage, ours, SHARED).check()
@@ -284,6 +284,6 @@ def test_a_storage_without_conditional_writes(tmp_path: Path, prefix: str) -> No
     storage.remove("quarantine.jsonl")
     lock.release()
     fingerprint = dataset(storage, tmp_path)
-    with pytest.raises(StoreError, match=r"unchanged;.*S3.*shardflow"):
+    with pytest.raises(StoreError, match=r"conditional writes, .*S3.*shardflow"):
         acquire_to_extend(storage, unasked, fingerprint, SHARED)
     assert list(storage.listing()) == [manifest.FILE_NAME]
