@@ -98,15 +98,9 @@ def check_image_fields(
     if padding.patch is None and (packed := [field for field in ("cu_seqlens", "positions") if field in fields]):
         raise ConfigError(f"{' and '.join(packed)} need patches: add 'image', and sampler=samplers.TokenBudget(...)")
     if "pixel_mask" in found and not padding.stack:
-<<<<<<< HEAD
-        raise ConfigError("pixel_mask says where a batch is padded; images in a list are not: leave it out")
+        raise ConfigError("pixel_mask needs padded images, but stack=False returns a list; leave it out")
     must_be_equal = padding.stack and padding.pad_to_multiple_of is None and "image" in fields
     if must_be_equal and decoder.keeps_sizes and not transformed and (rows := _first_rows(split)) is not None:
-=======
-        raise ConfigError("pixel_mask needs padded images, but stack=False returns a list; leave it out")
-    may_differ = decoder.keeps_sizes and padding.needs_one_size and not transformed and "image" in fields
-    if may_differ and (rows := _first_rows(split)) is not None:
->>>>>>> 58d4633 (dataset, storage, loading, cli: docstrings, help and messages in plain English)
         sizes = {(width, height) for width, height in rows.image_sizes()[:samples].tolist() if width and height}
         if len(sizes) > 1:
             raise ConfigError(

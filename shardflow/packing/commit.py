@@ -47,22 +47,22 @@ class PackReport:
 
     Attributes:
         fingerprint: The dataset's identity.
-        previous: Its identity before it was extended, the same when nothing was new; None for a new dataset.
-        known: Inputs of the source that the dataset had already; they were not touched.
-        conflicting: Inputs with the path of one that the dataset had, and another content; with `on_conflict="add"`
-            they are among `inputs`, with "skip" they are not.
-        inputs, packed: Numbers of images.
-        quarantined: Number of images that could not be read, decoded or encoded.
-        skipped: Number of images of kinds that are not read.
-        reasons: Reason why images were not packed → their number; of reasons that differ only in figures, the first.
+        previous: Its identity before the extension, equal to `fingerprint` if nothing was new; None for a new dataset.
+        known: Number of inputs that the dataset had already.
+        conflicting: Number of inputs with a path of the dataset but another content; with `on_conflict="add"` they are
+            among `inputs`, with "skip" they are not.
+        inputs, packed: Number of inputs, and of those that were packed.
+        quarantined: Number of inputs that could not be read, decoded or encoded.
+        skipped: Number of images of unsupported kinds.
+        reasons: Reason why inputs were not packed → their number; reasons that differ only in digits count together.
         ignored: Extension → number of files that are not images.
-        samples: Split → number of samples.
-        class_sizes: Name of each class of the dataset → number of its samples, 0 or more; empty without labels.
-        new_classes: Names of those that it had not before, in the order of their labels.
-        shards: Number of shards.
-        bytes_in, bytes_out: Size of the packed inputs, and of the shards.
+        samples: Split → number of new samples.
+        class_sizes: Class name → number of samples in the dataset, 0 or more; empty without labels.
+        new_classes: Names of new classes, in the order of their labels.
+        shards: Number of new shards.
+        bytes_in, bytes_out: Size of the packed images before packing, and of the shards.
         counts: Number of images that were turned, converted, first frames, ..., by the names of `Statistics.counts`.
-        resumed: Inputs that an earlier attempt had done.
+        resumed: Number of inputs that an earlier attempt had done.
         seconds: Duration of this attempt.
     """
 
@@ -88,12 +88,12 @@ class PackReport:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes of the dataset; None where the images have no labels."""
+        """Number of classes of the dataset; None without labels."""
         return len(self.class_sizes) or None
 
 
 def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLike, started: float) -> PackReport:
-    """Run a plan and commit the results; `started` is when the attempt began, by the monotonic clock."""
+    """Run a plan and commit the results; `started` is the monotonic time at which the attempt began."""
     plan.recipe.image.warn_without_tables()
     results = run(plan, writer, executor, progress)
     made = commit(plan, results)
@@ -205,7 +205,7 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
 
 
 def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, started: float) -> PackReport:
-    """Return the report of a plan whose jobs have the sum `totals` and made a version of a dataset."""
+    """Return the report of a plan, given the totals of its jobs and the manifest that they made."""
     source, base = plan.source, plan.base
     sizes = sum((made.statistics or {}).values(), Statistics()).classes
     samples, counts = dict.fromkeys(source.splits, 0), sum(totals.statistics.values(), Statistics()).counts
@@ -235,7 +235,7 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
 
 
 def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
-    """Return the number of inputs of each reason. Reasons that differ only in figures count as the first of them."""
+    """Return reason → number of inputs. Reasons that differ only in digits count as the first of them."""
     alike: dict[str, list[str]] = {}
     for bad in quarantined:
         kind = os.path.splitext(bad.path)[1].lower() if bad.stage == SKIPPED else bad.stage

@@ -48,7 +48,7 @@ _REFUSALS: tuple[Refusal, ...] = (
     ),
     # A KeyError comes from fsspec's memory when it removes a blob.
     (NotFoundError, "does not exist; check the path", "NoSuchKey 404 builtins.FileNotFoundError builtins.KeyError"),
-    (DatasetExistsError, "exists already; nothing is overwritten", "builtins.FileExistsError"),
+    (DatasetExistsError, "exists already; nothing is ever overwritten", "builtins.FileExistsError"),
     (StoreError, f"this kind of storage does not support this; {_ELSEWHERE}", "builtins.NotImplementedError"),
     (StoreError, f"the server does not support this request; {_ELSEWHERE}", "501"),
     (TransientError, "the server asks for fewer requests", "429"),

@@ -91,7 +91,7 @@ def open_to_all(_: BaseException) -> bool:
         (OSError("[SSL: CERTIFICATE_VERIFY_FAILED]"), ConfigError, "certificate is not trusted"),
         (FileNotFoundError("x"), NotFoundError, "check the path"),
         (caused(FileNotFoundError("x"), web(403)), AccessDeniedError, "get the permission"),
-        (FileExistsError("x"), DatasetExistsError, "nothing is overwritten"),
+        (FileExistsError("x"), DatasetExistsError, "nothing is ever overwritten"),
         (PermissionError("x"), AccessDeniedError, "get the permission"),
         (NotImplementedError("x"), StoreError, "choose another place"),
         (ValueError("Invalid endpoint: host:1"), ConfigError, "check AWS_ENDPOINT_URL"),
