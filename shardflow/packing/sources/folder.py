@@ -372,7 +372,7 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
             deep, shallow = example(lambda pair: pair[1] is not None), example(lambda pair: pair[1] is None)
             message = f"{root} mixes images with a class, such as {deep}, and without, such as {shallow}"
             apart = split_like - {str(top) for top, second in ends if second is not None}
-            remedy = f"move {', '.join(sorted(apart))} elsewhere, and pack it separately" if apart else _LAYOUTS
+            remedy = f"move {', '.join(sorted(apart))} elsewhere, and pack it by itself" if apart else _LAYOUTS
             raise ConfigError(f"{message}; {remedy}")
         return lambda pair: (str(pair[0]).lower(), pair[1])
     if any(top in split_like and second is not None for top, second in ends):
