@@ -18,6 +18,7 @@ from hypothesis import settings
 from shardflow.storage.cache_eviction import spare_bytes
 from tests.helpers.examples import LONG
 from tests.helpers.huge_pages import collapse
+from tests.helpers.warm_python import warm_fork_server
 
 # Before torch is imported, here and in what tests start: threads that wait for each other take the cores of the other
 # processes.
@@ -33,6 +34,7 @@ settings.register_profile("short", deadline=None, max_examples=LONG // 10)
 settings.load_profile("tests")
 
 # Ranks, and workers where Python does not fork them (3.14), come from a server that has imported all this once.
+warm_fork_server()
 multiprocessing.set_forkserver_preload(["torch.distributed", "torchvision", "webdataset", "shardflow.loading.loader"])
 
 _LONG = ("docs/", "examples/", "trainers/", "native/test_sanitizers.py", "packing/test_crashes.py", "s3/test_soak.py")

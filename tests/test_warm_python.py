@@ -91,3 +91,19 @@ def test_what_a_start_alone_can_give_is_given() -> None:
     expected, found = (run(one, "-c", "print(hash('a'))", env=environment) for one in (sys.executable, python()))
     assert found.stdout == expected.stdout
     assert run(python(), "-X", "utf8=1", "-c", "import sys; print(sys.flags.utf8_mode)").stdout == "1\n"
+
+
+def test_descriptors_are_inherited_by_their_numbers() -> None:
+    """A descriptor that a process is given is open there under its number, and no other is."""
+    code = (
+        "import os; print(os.read(50, 9), [each for each in range(3, 99) if os.path.exists(f'/proc/self/fd/{each}')])"
+    )
+    for executable in (sys.executable, python()):
+        reader, writer = os.pipe()
+        os.write(writer, b"passed on")
+        os.close(writer)
+        os.dup2(reader, 50)
+        found = run(executable, "-c", code, pass_fds=(50,))
+        os.close(50)
+        os.close(reader)
+        assert (found.returncode, found.stdout) == (0, "b'passed on' [50]\n"), found.stderr

@@ -25,9 +25,12 @@ def ask(folder: str, executable: str, *arguments: str) -> None:
         connection.connect(f"\0{folder}")
     except OSError:  # it was killed, with all that a failed test had started
         os.execv(executable, [executable, *arguments])
-    request = marshal.dumps((list(arguments), dict(os.environ), os.getcwd()))
-    streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
-    rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams
+    numbers = [
+        number for number in map(int, os.listdir("/proc/self/fd")) if number in (0, 1, 2) or _is_inherited(number)
+    ]
+    request = marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), numbers))
+    descriptors = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
+    rights = _socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors
     connection.sendmsg([len(request).to_bytes(4, "big")], [rights])
     connection.sendall(request)
     pid = int.from_bytes(connection.recv(4), "big")
@@ -40,6 +43,13 @@ def ask(folder: str, executable: str, *arguments: str) -> None:
             _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _is_inherited(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)
+    except OSError:  # of the listing
+        return False
 
 
 ask(*sys.argv[1:])

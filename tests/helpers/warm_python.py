@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import marshal
+import multiprocessing.util
 import os
 import selectors
 import shlex
@@ -38,11 +40,12 @@ _CLIENT = Path(__file__).with_name("warm_client.py")
 
 
 class _Request(NamedTuple):
-    """The arguments after `python`, the environment and the directory of a process."""
+    """The arguments after `python`, the environment, the directory and the open descriptors of a process."""
 
     arguments: list[str]
     environment: dict[str, str]
     directory: str
+    numbers: list[int]
 
 
 @functools.cache
@@ -68,6 +71,20 @@ def python() -> str:
     return str(executable)
 
 
+def warm_fork_server() -> None:
+    """Let the fork server of multiprocessing be a fork of the warm server.
+
+    What multiprocessing spawns stays a plain `python`: it has to have the number that its parent knows.
+    """
+    start = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
+
+    def start_warm(path: bytes, arguments: list[str], descriptors: list[int]) -> int:
+        is_server = any("multiprocessing.forkserver" in str(argument) for argument in arguments)
+        return int(start(os.fsencode(python()) if is_server else path, arguments, descriptors))
+
+    multiprocessing.util.spawnv_passfds = start_warm  # type: ignore[attr-defined]
+
+
 def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
     server.kill()
     server.communicate()
@@ -86,7 +103,7 @@ def _collapse() -> None:
 
 
 def serve(folder: str) -> tuple[_Request, list[int]] | None:
-    """Fork for each process that asks, until the standard input ends; in a fork, return its request and streams."""
+    """Fork for each process that asks, until the standard input ends; in a fork, return its request and descriptors."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(_address(folder))
     listener.listen(64)
@@ -113,8 +130,8 @@ def serve(folder: str) -> tuple[_Request, list[int]] | None:
                     for pidfd, _ in running.values():
                         os.close(pidfd)
                     return received
-                for stream in received[1]:
-                    os.close(stream)
+                for descriptor in received[1]:
+                    os.close(descriptor)
                 running[pid] = pair = os.pidfd_open(pid), connection
                 for one in pair:
                     selector.register(one, selectors.EVENT_READ, pid)
@@ -134,15 +151,15 @@ def serve(folder: str) -> tuple[_Request, list[int]] | None:
 
 
 def _receive(connection: socket.socket) -> tuple[_Request, list[int]] | None:
-    head, streams, *_ = socket.recv_fds(connection, 4, 3)
+    head, descriptors, *_ = socket.recv_fds(connection, 4, 99)
     with contextlib.suppress(EOFError, ValueError, OSError), connection.makefile("rb") as file:
-        return _Request(*marshal.loads(file.read(int.from_bytes(head, "big")))), streams
-    for stream in streams:  # it was killed meanwhile
-        os.close(stream)
+        return _Request(*marshal.loads(file.read(int.from_bytes(head, "big")))), descriptors
+    for descriptor in descriptors:  # it was killed meanwhile
+        os.close(descriptor)
     return None
 
 
-def become(request: _Request, streams: list[int], path: list[str]) -> None:
+def become(request: _Request, descriptors: list[int], path: list[str]) -> None:
     """Be the process that was asked for, in a fork of the server."""
     import runpy
     import types
@@ -152,13 +169,19 @@ def become(request: _Request, streams: list[int], path: list[str]) -> None:
     import torch
 
     os.setsid()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    above = max(*descriptors, *request.numbers) + 1
+    for descriptor, number in zip(
+        [fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in descriptors], request.numbers, strict=True
+    ):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for descriptor in {*descriptors} - {*request.numbers}:
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(request.environment)
     # torchrun starts ranks with the former, Lightning with the latter.
     sys.executable = os.environ.get("PYTHON_EXEC", sys.executable)
+    sys.orig_argv[:] = [sys.executable, *request.arguments]
     os.chdir(request.directory)
     fsspec.config.set_conf_env(fsspec.config.conf)  # options of stores
     np.random.seed()  # or all forks would draw the same numbers
