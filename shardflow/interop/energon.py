@@ -7,6 +7,7 @@ be made if two splits use the same keys. The `.yaml` files are JSON, which is YA
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,12 @@ from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import ustar
 from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import CLASS_PART
 from shardflow.formats.shard_index import Index
 
 from . import SEAL, beside_shards, write_sealed
+
+logger = logging.getLogger(__name__)
 
 _META = ".nv-meta"
 
@@ -27,7 +31,7 @@ _META = ".nv-meta"
 def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Write an index per shard and then the metadata into a directory, by default next to the shards; yield the paths.
 
-    No tar is read. Samples are images with the number of their class, or only images if there are no labels. A `.yaml`
+    No tar is read. Samples are images with the number of their class, or only images if some have several or none. A `.yaml`
     file that was edited, or that this command did not write, is refused with a ConfigError.
     """
     if dataset.manifest.roots:
@@ -36,15 +40,19 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
         )
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()
+    labelled = dataset.classes is not None
     for split in dataset.values():
         for number, shard in enumerate(split.shards):
             index = split.reader.index(number)
             images |= {part.decode() for part in np.unique(index["part"]).tolist()} & IMAGE_PARTS
+            labelled &= int((index["part"] == CLASS_PART.encode()).sum()) == shard.samples
             root.put(f"{shard.name}.idx", _offsets(index))
             yield root.local_path(f"{shard.name}.idx")
     if len(images) != 1:
         raise ConfigError(f"{dataset.url}: Energon reads images of one format, found {sorted(images)}")
-    metadata = _metadata(dataset, images.pop()).items()
+    if dataset.classes and not labelled:
+        logger.warning("%s: not every sample has one class, so dataset.yaml has images without labels", dataset.url)
+    metadata = _metadata(dataset, images.pop(), labelled=labelled).items()
     yield from write_sealed(root, {f"{_META}/{name}": _file(name, content) for name, content in metadata})
 
 
@@ -62,8 +70,7 @@ def _offsets(index: Index) -> bytes:
     return np.append(begins, end).astype("<u8").tobytes()
 
 
-def _metadata(dataset: Dataset, image: str) -> dict[str, object]:
-    labelled = dataset.classes is not None
+def _metadata(dataset: Dataset, image: str, *, labelled: bool) -> dict[str, object]:
     return {
         ".info.json": {"shard_counts": {shard.name: shard.samples for shard in dataset.shards}},
         "split.yaml": {

@@ -49,6 +49,15 @@ def test_description(tmp_path: Path) -> None:
         assert about["field_map"] == fields
 
 
+def test_samples_of_several_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A dataset of which a sample has several classes is described as images, with a warning: Energon reads one."""
+    samples = [("a", {"jpg": b"", "cls": b"0"}), ("b", {"jpg": b"", "labels.json": b"[0, 1]"})]
+    dataset = write_dataset(tmp_path, {"train": [samples]}, classes=("x", "y"))
+    list(write_energon(sf.open(dataset)))
+    assert '"ImageSample"' in (dataset / ".nv-meta/dataset.yaml").read_text()
+    assert "not every sample has one class" in caplog.text
+
+
 def test_an_edited_file_is_kept(tmp_path: Path) -> None:
     """The command replaces its own metadata, and refuses a file that was edited."""
     dataset = make_dataset(tmp_path, {"train": [6]})
