@@ -99,7 +99,7 @@ BUDGET = {
     "diagnostics": 1050,
     "formats": 3470,
     "geometry": 450,
-    "interop": 600,
+    "interop": 610,
     "loading": 7140,
     "native": 5920,
     "order": 2210,

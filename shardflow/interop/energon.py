@@ -31,8 +31,8 @@ _META = ".nv-meta"
 def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Write an index per shard and then the metadata into a directory, by default next to the shards; yield the paths.
 
-    No tar is read. Samples are images with the number of their class, or only images if some have several or none. A `.yaml`
-    file that was edited, or that this command did not write, is refused with a ConfigError.
+    No tar is read. Samples are images with the number of their class, or only images if some have several or none. A
+    `.yaml` file that was edited, or that this command did not write, is refused with a ConfigError.
     """
     if dataset.manifest.roots:
         raise ConfigError(
