@@ -97,6 +97,7 @@ def move_coordinates(
     found = _Documents(annotations, read_part)
     boxes, fields, points = found.boxes(before), found.box_fields(before), found.keypoints(before)
     if boxes is not None:
+        _check_unit(annotations.boxes, boxes, before)
         found.write_boxes(move_boxes(boxes), after)
     if points is not None:
         moved = move_points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:-1], 2)
@@ -325,6 +326,19 @@ def _checked(declared: Boxes | Keypoints, numbers: Array) -> Array:
         wrong = numbers[~fits][0]
         raise _error(declared, f"{declared.path}: {wrong} is not a finite 32-bit number")
     return numbers
+
+
+def _check_unit(declared: Boxes | None, boxes: Array, size: Size) -> None:
+    """Refuse boxes, in pixels by their declaration, that are rather in the other unit: all of them would be lost."""
+    assert declared is not None
+    if declared.normalized:
+        fractions = boxes / (*size, *size)
+        if ((fractions < -2) | (fractions > 3)).any():
+            message = f"the box {fractions[np.abs(fractions).max(1).argmax()].tolist()} is not in fractions"
+            raise _error(declared, f"{declared.path}: {message}; declare it in pixels, without :normalized")
+    elif boxes.size and boxes.min() >= 0 and boxes.max() <= 1 < min(size) and (boxes % 1).any():
+        message = f"all boxes are within one pixel, such as {boxes[0].tolist()}"
+        raise _error(declared, f"{declared.path}: {message}; declare fractions of the image with :normalized")
 
 
 def _point_rows(declared: Keypoints, number: int, value: Any) -> list[Any]:

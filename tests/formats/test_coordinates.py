@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -97,6 +98,24 @@ def test_no_keypoints_have_a_shape() -> None:
 
 LABELLED = Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
 BOX = [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "declared", "said"),
+    [
+        ([[10, 20, 30, 40]], "json:boxes:xyxy:normalized", "is not in fractions; declare it in pixels"),
+        ([[10, 20, 30, 10]], "json:boxes:xywh:normalized", "is not in fractions; declare it in pixels"),
+        ([[0.1, 0.2, 0.5, 0.6], [0, 0, 1, 1]], "json:boxes:xyxy", "within one pixel.*declare fractions .* :normalized"),
+        ([[0.5, 0.5, 0.5, 0.6]], "json:boxes:cxcywh", "within one pixel.*declare fractions .* :normalized"),
+        ([[-0.5, 0, 1.5, 2]], "json:boxes:xyxy:normalized", None),
+        ([[0, 0, 1, 1]], "json:boxes:xyxy", None),
+        ([[0.1, 0.2, 0.5, 0.6], [0, 0, 1, 2]], "json:boxes:xyxy", None),
+    ],
+)
+def test_boxes_in_the_other_unit(boxes: Any, declared: str, said: str | None) -> None:
+    """Pixels declared as fractions, and fractions declared as pixels, are refused when packing: all would be lost."""
+    with contextlib.nullcontext() if said is None else pytest.raises(DecodeError, match=said):
+        _moved({"boxes": boxes}, Annotations(boxes=Boxes.parse(declared)))
 
 
 @pytest.mark.parametrize(
