@@ -97,9 +97,10 @@ def move_coordinates(
     found = _Documents(annotations, read_part)
     boxes, fields, points = found.boxes(before), found.box_fields(before), found.keypoints(before)
     if boxes is not None:
-        _check_unit(annotations.boxes, boxes, before)
+        _check_unit(annotations.boxes, boxes.reshape(-1, 2), before)
         found.write_boxes(move_boxes(boxes), after)
     if points is not None:
+        _check_unit(annotations.keypoints, points[(points[..., 2:] != 0).all(-1)][:, :2], before)
         moved = move_points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:-1], 2)
         found.write_keypoints(moved, after)
     for name, values in fields.items():
@@ -328,16 +329,17 @@ def _checked(declared: Boxes | Keypoints, numbers: Array) -> Array:
     return numbers
 
 
-def _check_unit(declared: Boxes | None, boxes: Array, size: Size) -> None:
-    """Refuse boxes, in pixels by their declaration, that are rather in the other unit: all of them would be lost."""
-    assert declared is not None
+def _check_unit(declared: Boxes | Keypoints | None, points: Array, size: Size) -> None:
+    """Refuse corners or points in pixels that are rather in the other unit than is declared: all would be lost."""
+    if declared is None or not points.size:
+        return
     if declared.normalized:
-        fractions = boxes / (*size, *size)
+        fractions = points / size
         if ((fractions < -2) | (fractions > 3)).any():
-            message = f"the box {fractions[np.abs(fractions).max(1).argmax()].tolist()} is not in fractions"
-            raise _error(declared, f"{declared.path}: {message}; declare it in pixels, without :normalized")
-    elif boxes.size and boxes.min() >= 0 and boxes.max() <= 1 < min(size) and (boxes % 1).any():
-        message = f"all boxes are within one pixel, such as {boxes[0].tolist()}"
+            message = f"{fractions[np.abs(fractions).max(1).argmax()].tolist()} is not in fractions of the image"
+            raise _error(declared, f"{declared.path}: {message}; declare pixels, without :normalized")
+    elif points.min() >= 0 and points.max() <= 1 < min(size) and (points % 1).any():
+        message = f"all is within one pixel, such as {points[0].tolist()}"
         raise _error(declared, f"{declared.path}: {message}; declare fractions of the image with :normalized")
 
 

@@ -103,8 +103,8 @@ BOX = [0, 0, 1, 1]
 @pytest.mark.parametrize(
     ("boxes", "declared", "said"),
     [
-        ([[10, 20, 30, 40]], "json:boxes:xyxy:normalized", "is not in fractions; declare it in pixels"),
-        ([[10, 20, 30, 10]], "json:boxes:xywh:normalized", "is not in fractions; declare it in pixels"),
+        ([[10, 20, 30, 40]], "json:boxes:xyxy:normalized", "is not in fractions .*; declare pixels"),
+        ([[10, 20, 30, 10]], "json:boxes:xywh:normalized", "is not in fractions .*; declare pixels"),
         ([[0.1, 0.2, 0.5, 0.6], [0, 0, 1, 1]], "json:boxes:xyxy", "within one pixel.*declare fractions .* :normalized"),
         ([[0.5, 0.5, 0.5, 0.6]], "json:boxes:cxcywh", "within one pixel.*declare fractions .* :normalized"),
         ([[-0.5, 0, 1.5, 2]], "json:boxes:xyxy:normalized", None),
@@ -116,6 +116,22 @@ def test_boxes_in_the_other_unit(boxes: Any, declared: str, said: str | None) ->
     """Pixels declared as fractions, and fractions declared as pixels, are refused when packing: all would be lost."""
     with contextlib.nullcontext() if said is None else pytest.raises(DecodeError, match=said):
         _moved({"boxes": boxes}, Annotations(boxes=Boxes.parse(declared)))
+
+
+@pytest.mark.parametrize(
+    ("points", "declared", "is_refused"),
+    [
+        ([[10, 20, 2], [0, 0, 0]], "json:k:xyv:normalized", True),
+        ([[0.1, 0.2, 2], [90, 90, 0]], "json:k:xyv", True),
+        ([[0.1, 0.2, 2], [90, 90, 0]], "json:k:xyv:normalized", False),
+        ([[0, 0, 0], [0.5, 0.5, 0]], "json:k:xyv", False),
+        ([[0.1, 0.2], [1.5, 0]], "json:k:xy", False),
+    ],
+)
+def test_points_in_the_other_unit(points: Any, declared: str, is_refused: bool) -> None:
+    """Points of another unit than is declared are refused too; those that are missing do not count."""
+    with pytest.raises(DecodeError, match="normalized") if is_refused else contextlib.nullcontext():
+        _moved({"k": points}, Annotations(keypoints=Keypoints.parse(declared)))
 
 
 @pytest.mark.parametrize(
