@@ -16,6 +16,11 @@ def some_of(count: int) -> int:
     return max(1, count * settings.default.max_examples // LONG)
 
 
+def stride(step: int) -> int:
+    """Return which of many places this run tries: every `step`-th in the long run, and half of those in others."""
+    return step if some_of(LONG) == LONG else 2 * step - 1  # odd, so that each bit of a byte has its turn
+
+
 def examples(count: int, parent: settings | None = None, **others: Any) -> settings:
     """Return Hypothesis's settings for a test with so many examples in the long run."""
     return settings(parent, max_examples=some_of(count), **others)
