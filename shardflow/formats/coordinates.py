@@ -68,7 +68,10 @@ def read_coordinates(
         TooLargeError: The segments have too many corners, or masks with too many pixels.
     """
     found = _Documents(annotations, read_part)
-    return _coordinates(found.boxes(size), found.box_fields(size), found.keypoints(size))
+    boxes = found.boxes(size)
+    if boxes is not None and annotations.boxes is not None and annotations.boxes.normalized:  # as packing clips them
+        _check_unit(annotations.boxes, boxes.reshape(-1, 2), size)
+    return _coordinates(boxes, found.box_fields(size), found.keypoints(size))
 
 
 def move_coordinates(
