@@ -439,10 +439,10 @@ def damaged(tmp_path: Path, **parts: bytes | None) -> Path:
         ({"mask_png": png(mask(9, 9))}, r"mask.png.*9x9 pixels.*43x33"),
         ({"mask_png": png(mask(43, 33))[:60]}, r"part 'mask.png'"),
         ({"mask_png": b"GIF"}, r"part 'mask.png': not an image"),
-        ({"mask_png": None}, r"no part 'mask.png'"),
+        ({"mask_png": None}, r"lacks the part 'mask.png'"),
         ({"json": b'{"boxes": [[1, 2'}, "part 'json' is not JSON"),
         ({"json": annotations([[1, 2, 3, 4]]).replace(b"[1, 2, 3, 4]", b"[1, 2, 3]")}, "expected 4 numbers"),
-        ({"json": None}, "no part 'json'"),
+        ({"json": None}, "lacks the part 'json'"),
     ],
 )
 def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, message: str) -> None:
