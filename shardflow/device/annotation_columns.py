@@ -1,8 +1,8 @@
 """The annotations of a batch: masks, boxes and keypoints, which follow the images through the transforms.
 
-How many boxes stay decides the shapes of a batch, so boxes and keypoints are moved on the host, before they are copied:
-on the device, the host would wait for the answer. Therefore the parameters of the transforms are drawn on the host for
-a batch with annotations, and travel with it, for its images and masks.
+The number of remaining boxes decides the shapes of a batch, for which the host would have to wait on the device. So
+boxes and keypoints are moved on the host, before the copy. If a batch has annotations, the parameters of the transforms
+are drawn on the host, and copied with the batch for its images and masks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .transforms.transform import SpatialTransform
 _MASK_FIELD = "mask"
 _FLIPPED, _CROP = CROP_FIELDS
 _MIXED = ("image", "label", "labels", "random_key", "index", "key", "source", "valid", *CROP_FIELDS)
-"""The fields of a batch that is mixed: images, labels, and what says which image the first of each two is."""
+"""The fields that a mixed batch may have: images, labels, and what identifies the first image of each pair."""
 
 
 class Columns(NamedTuple):
@@ -37,7 +37,7 @@ class Columns(NamedTuple):
     masks: list[str]
     objects: list[str]  # boxes, fields of boxes, keypoints
     padding: list[str]  # where the images are in a padded batch
-    crops: list[str]  # how the loader cropped the images
+    crops: list[str]  # the crops made by the loader
 
     def __str__(self) -> str:
         """Return their names."""
@@ -45,9 +45,9 @@ class Columns(NamedTuple):
 
 
 class AnnotationColumns:
-    """Finds the annotations among the fields of a batch, and moves them as the transforms move the images.
+    """Finds the annotations among the fields of a batch, and moves them with the images.
 
-    Where the loader has `declared` no annotation fields, they are known by their names.
+    If `declared` is None, annotations are recognised by their names.
     """
 
     def __init__(self, transforms: Sequence[object], declared: AnnotationFields | None) -> None:
@@ -77,31 +77,31 @@ class AnnotationColumns:
             if isinstance(transform, MixingTransform) and unmixed:
                 problem = f"mixes images and their labels, not {unmixed}; leave it out, or these fields"
             elif moving and followers:
-                name, problem = " and ".join(moving), f"would move the images, and leave {followers} where they are: "
+                name, problem = " and ".join(moving), f"would move the images without {followers}; "
                 problem += "use the transforms of shardflow.device, or move all of them together in batch_transform"
             elif is_spatial and objects and BOXES not in objects and objects != [KEYPOINTS]:
                 found = ", ".join(objects)
-                problem = f"may drop boxes, and with them their {found}; give the loader the field 'boxes' too"
+                problem = f"may drop boxes with their {found}; add 'boxes' to the loader's fields"
             elif is_spatial and KEYPOINTS in objects and self._flip_pairs is None:
-                problem = "may mirror images, and the datasets of the mix declare different flip_pairs of points: "
-                problem += f"leave it, or {KEYPOINTS!r}, out, and mirror in the decoders of the loaders"
+                problem = "may mirror images, but the datasets of the mix declare different flip_pairs of keypoints; "
+                problem += f"leave it or {KEYPOINTS!r} out, and mirror in the decoders of the loaders"
             elif isinstance(transform, SpatialTransform) and transform.crops_images and _CROP in crops:
-                problem = f"crops again, and {_CROP!r} would not be the part of the stored image; leave the field out, "
+                problem = f"crops again, so {_CROP!r} would not be the crop of the stored image; leave the field out, "
                 problem += "or crop only in the loader"
             if problem:
                 raise ConfigError(f"{name} {problem}")
         return Columns(masks, objects, [field for field in fields if field in PADDING_FIELDS], crops)
 
     def move(self, fields: dict[str, Any], columns: Columns) -> dict[int, torch.Tensor]:
-        """Move the boxes and keypoints of a batch, and return the parameters of each `SpatialTransform`, by its number.
+        """Move the boxes and keypoints of a batch; return the number of each `SpatialTransform` → its parameters.
 
         Args:
-            fields: The batch; its objects, and whether its images are mirrored, are replaced. Its images are
-                [B, C, H, W], or a list of [C, H, W].
-            columns: Its annotations.
+            fields: The batch, whose boxes, keypoints and flips are replaced. Its images are [B, C, H, W], or a list of
+                [C, H, W].
+            columns: The annotations of the batch.
 
         Raises:
-            ConfigError: The images or masks cannot be moved.
+            ConfigError: The images or annotations cannot be moved.
         """
         params: dict[int, torch.Tensor] = {}
         if not any(columns) or not any(isinstance(transform, SpatialTransform) for transform in self._transforms):
@@ -125,7 +125,7 @@ class AnnotationColumns:
                 continue
             if columns.padding:
                 raise ConfigError(
-                    f"{type(transform).__name__} moves the padding of images too, and {', '.join(columns.padding)} "
+                    f"{type(transform).__name__} moves the padding of images too, so {', '.join(columns.padding)} "
                     "would be wrong; leave these fields out, or transform in the loader, before images are padded"
                 )
             if _FLIPPED in columns.crops:
@@ -140,14 +140,14 @@ class AnnotationColumns:
 
 
 def is_views(images: Any) -> bool:
-    """Return whether images are several views [B, C, H, W], not one tensor or a list of images [C, H, W]."""
+    """Return whether images are a list of views [B, C, H, W], not one tensor or a list of images [C, H, W]."""
     return isinstance(images, (tuple, list)) and len(images) > 0 and images[0].dim() == 4
 
 
 def transform_pixels(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], pixels: Any, params: torch.Tensor
 ) -> Any:
-    """Return images or masks, [B, C, H, W] or a list of [C, H, W], transformed by a function of them and the rows."""
+    """Return images or masks, [B, C, H, W] or a list of [C, H, W], transformed with a row of `params` each."""
     if isinstance(pixels, torch.Tensor):
         return function(pixels, params)
     return [function(image[None], params[row : row + 1])[0] for row, image in enumerate(pixels)]
@@ -166,7 +166,7 @@ def _check_boxes(boxes: Iterable[npt.NDArray[Any]]) -> None:
     for each in boxes:
         if len(wrong := each[(each[:, 2:] < each[:, :2]).any(axis=1)]):
             raise ConfigError(
-                f"{BOXES!r} are left, top, right and bottom, found {wrong[0].tolist()}: if these are a centre, width "
+                f"{BOXES!r} must be left, top, right, bottom, found {wrong[0].tolist()}; if these are a centre, width "
                 "and height, convert them after the transforms, in the batch_transform of the prefetcher"
             )
 

@@ -1,6 +1,6 @@
-"""Buffers: device memory that batches are copied into, again and again.
+"""Buffers: reused device memory for batches.
 
-The life of a buffer, over and over:
+The cycle of a buffer:
 
     fill      the host waits for `copied` of the previous fill: the staging memory is free again
               the copy stream waits for `consumed`: the device memory is no longer read
@@ -25,14 +25,13 @@ from shardflow.loading.memory_layout import Layout, places
 
 from .copy_stream import CopyStream, Event, EventTimer
 
-_SMALL_BYTES = 1 << 16  # copying so few bytes once more on the host costs less than a separate copy to the device
+_SMALL_BYTES = 1 << 16  # up to this size, another copy on the host costs less than a separate copy to the device
 
 
 class BatchBuffer:
     """Memory for one batch. `fill` and `consume` alternate; two threads may call them.
 
-    A batch travels in few copies, however many tensors it has: those below 64 KiB, such as the boxes of each image,
-    share one memory and one copy.
+    Tensors below 64 KiB, such as the boxes of each image, are copied together, so a batch takes few copies.
     """
 
     def __init__(self, copy_stream: CopyStream) -> None:
@@ -64,9 +63,9 @@ class BatchBuffer:
         self._copied = self._copy_stream.record_copies()
 
     def consume(self, transform: Callable[[Any], Any], timer: EventTimer | None = None) -> Any:
-        """Return the transformed batch, on the device; tensors that the transform did not change are cloned.
+        """Return the transformed batch on the device; tensors that still share the buffer's memory are cloned.
 
-        The device's time for that is added to the timer.
+        The device time of the transform and clones is added to `timer`.
         """
         assert self._copied is not None
         self._copied.block_compute_stream()
@@ -74,7 +73,7 @@ class BatchBuffer:
         batch = _pytree.tree_unflatten(self._batch, self._structure)
         try:
             result = clone_shared(transform(batch), batch)
-        finally:  # work that a failed transform queued still reads the memory
+        finally:  # work queued by a failed transform still reads the memory
             self._consumed = self._copy_stream.record_compute()
         if timer is not None:
             timer.add(begin, self._consumed)
@@ -82,13 +81,13 @@ class BatchBuffer:
         return result
 
     def retire(self) -> None:
-        """Let the copy stream wait for the last read, so that the memory can be freed."""
+        """Make the copy stream wait for the last read, so that the memory can be freed."""
         if self._consumed is not None:
             self._consumed.block_copy_stream()
 
 
 class _DeviceMemory:
-    """Staging and device memory for tensors that are copied together, which grow to the most bytes so far."""
+    """Staging and device memory for tensors that are copied together; it grows as needed."""
 
     def __init__(self, copy_stream: CopyStream) -> None:
         self._copy_stream = copy_stream
@@ -97,7 +96,7 @@ class _DeviceMemory:
         self._source: torch.Tensor | None = None
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Queue the copy of one tensor, or of several on the host, and return the tensors on the device."""
+        """Queue the copy of one tensor, or of several host tensors; return the tensors on the device."""
         *begins, size = places(tensor.nbytes for tensor in tensors)
         if size > len(self._memory):
             self._memory = self._copy_stream.device_memory(size)
@@ -117,9 +116,9 @@ class _DeviceMemory:
 
 
 def clone_shared(batch: Any, buffer: Any) -> Any:
-    """Return a batch in which tensors that share memory with tensors of `buffer` are cloned; both nested in any way.
+    """Return a batch, nested in any way, whose tensors that share memory with tensors of `buffer` are cloned.
 
-    Memory that several tensors of `buffer` share is cloned once.
+    Memory shared by several tensors of `buffer` is cloned once.
     """
     tensors = (leaf for leaf in _pytree.tree_leaves(buffer) if isinstance(leaf, torch.Tensor))
     sharing = collections.Counter(tensor.untyped_storage().data_ptr() for tensor in tensors)

@@ -1,9 +1,9 @@
-"""The copy stream: it copies batches to a device during the training step.
+"""The copy stream, which copies batches to a device during the training step.
 
-A device runs its work in streams, each of them a queue. Copies have a separate stream, the copy stream. The
-training step is queued on the compute stream: the stream that is current in the caller's thread. An event marks a point
-in a stream, and lets the other stream or the host wait for that point. The rules that keep a copy from being read too
-early or overwritten too early are in `buffers`. Tests put another class in the place of `CopyStream`, and need no GPU.
+A device runs its work in streams, which are queues. Copies are queued on the copy stream, the training step on the
+compute stream: the current stream of the caller's thread. An event marks a point in a stream, for which the other
+stream or the host can wait. `buffers` ensures that a copy is not read or overwritten too early. Tests replace
+`CopyStream` by another class, and need no GPU.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Event:
         self._stream, self._event = stream, event
 
     def block_compute_stream(self) -> None:
-        """Let work that is queued on the compute stream from now on wait for this point; return at once."""
+        """Make work queued on the compute stream from now on wait for this point; return at once."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._event)
 
     def block_copy_stream(self) -> None:
-        """Let work that is queued on the copy stream from now on wait for this point; return at once."""
+        """Make work queued on the copy stream from now on wait for this point; return at once."""
         self._stream.stream.wait_event(self._event)
 
     def synchronize(self) -> None:
@@ -34,33 +34,33 @@ class Event:
         self._event.synchronize()
 
     def seconds_since(self, earlier: Any) -> float | None:
-        """Return the device's time between two events of `record_compute`; None if this one is not reached yet."""
+        """Return the device time between two events of `record_compute`; None if this one is not yet reached."""
         if not self._event.query():  # type: ignore[no-untyped-call]
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
 class CopyStream:
-    """The copy stream of a CUDA device, which has an index."""
+    """The copy stream of a CUDA device, whose index must be set."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def set_device(self) -> None:
-        """Make the device the current one of the calling thread: a new thread starts on device 0.
+        """Make the device current in the calling thread: a new thread starts on device 0.
 
-        A context there, which any work of the thread would make, takes half a GB.
+        Any work there would create a context, which takes half a GB.
         """
         torch.cuda.set_device(self.device)
 
     def staging_memory(self, size: int) -> torch.Tensor:
         """Return page-locked host memory, uint8 [size], which `copy` can read without blocking the host."""
-        # With device="cpu", as torch.set_default_device may name another one.
+        # device="cpu", because torch.set_default_device may have named another one
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def device_memory(self, size: int) -> torch.Tensor:
-        """Return device memory, uint8 [size], that the allocator keeps for this stream only."""
+        """Return device memory, uint8 [size], which the allocator reuses only for this stream."""
         with self.as_current():
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
@@ -69,23 +69,23 @@ class CopyStream:
         return not (tensor.device == self.device or (tensor.device.type == "cpu" and tensor.is_pinned()))
 
     def as_current(self) -> contextlib.AbstractContextManager[Any]:
-        """Queue device work of this context, in the calling thread, on the copy stream."""
+        """Return a context whose device work, in the calling thread, is queued on the copy stream."""
         return torch.cuda.stream(self.stream)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy. Do not touch either tensor until an event that is recorded later is reached."""
+        """Queue a copy. Do not touch either tensor until an event recorded later is reached."""
         with self.as_current():
             target.copy_(source, non_blocking=True)
 
     def record_copies(self) -> Event:
-        """Return an event: the end of the work that is queued on the copy stream now.
+        """Return an event: the end of the work now queued on the copy stream.
 
-        The host sleeps while it waits for it: by default it spins, on a core of the workers.
+        While the host waits for the event, it sleeps, and does not spin on a core of the workers.
         """
         return self._record(self.stream, torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
 
     def record_compute(self) -> Event:
-        """Return an event that has a time: the end of the work that is queued on the compute stream now."""
+        """Return an event with a time: the end of the work now queued on the compute stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         return self._record(torch.cuda.current_stream(self.device), event)
 
@@ -99,14 +99,14 @@ class CopyStream:
 
 
 class EventTimer:
-    """Adds up the device's time between pairs of events. Pairs count when they are reached; nothing waits for them."""
+    """Adds up the device time between pairs of events. Pairs count once they are reached; nothing waits for them."""
 
     def __init__(self) -> None:
         self._pending: collections.deque[tuple[Event, Event]] = collections.deque()
         self._seconds = 0.0
 
     def add(self, begin: Event, end: Event) -> None:
-        """Add the time between two events of the compute stream, which follow all events added before."""
+        """Add the time between two events of the compute stream, which must follow all earlier events."""
         self._pending.append((begin, end))
         self.seconds()  # drops the pairs that are reached
 
@@ -123,5 +123,5 @@ class EventTimer:
 
 
 def copy_stream_for(device: torch.device) -> CopyStream | None:
-    """Return a new copy stream of a device; None where copies cannot run during other work."""
+    """Return a new copy stream of a device; None if copies cannot run during other work."""
     return CopyStream(device) if device.type == "cuda" else None

@@ -1,8 +1,7 @@
 """A thread that takes batches from the loader and copies them to the device, ahead of the caller.
 
-A batch that is ready is never held up by the next one: the thread waits for the loader, the caller waits for the
-thread. The first batch is loaded in the caller's thread, so that the loader forks its workers there, while the caller
-waits; forking in the prefetch thread would happen while the caller computes.
+A ready batch never waits for the next one: the thread waits for the loader, and the caller waits for the thread. The
+first batch is loaded in the caller's thread, so that the loader does not fork its workers while the caller computes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class PrefetchedBatch(NamedTuple):
 
 
 class PrefetchThread:
-    """Prefetches the batches of one iteration into buffers, all of them free.
+    """Prefetches the batches of one iteration into buffers, which must be free.
 
     `prepare` is called with each batch before it is copied, and returns the tensors to copy.
     """
@@ -55,15 +54,15 @@ class PrefetchThread:
         if self._thread is None and self._prefetch_one():
             self._thread = threading.Thread(target=self._run, name="device-prefetcher", daemon=True)
             self._thread.start()
-            # A daemon, so that an abandoned iteration does not keep the interpreter alive. Joined at exit all the same:
-            # it must not copy while torch is torn down.
+            # A daemon, so that an abandoned iteration does not keep the interpreter alive. It is joined at exit even
+            # so, because it must not copy while torch is torn down.
             weakref.finalize(self, _stop, self._stopping, self._free, self._thread)
         batch = self._ready.get()
         if isinstance(batch, BaseException):
             try:
                 raise batch
             finally:
-                del batch  # its traceback refers to this frame: a cycle that would keep the loader alive
+                del batch  # its traceback refers to this frame, a cycle that keeps the loader alive
         return batch
 
     def release(self, buffer: BatchBuffer) -> None:
@@ -71,8 +70,8 @@ class PrefetchThread:
         self._free.put(buffer)
 
     def close(self) -> None:
-        """Stop the thread, once the loader has returned the batch that the thread waits for. May be called twice."""
-        if self._stopping.is_set():  # first: at interpreter exit the globals used below may be gone
+        """Stop the thread after the loader returned the batch that it waits for. May be called twice."""
+        if self._stopping.is_set():  # first, because at interpreter exit the globals below may be gone
             return
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -84,7 +83,7 @@ class PrefetchThread:
     def _run(self) -> None:
         try:
             self._copy_stream.set_device()
-        except BaseException as error:  # after an error of the device, say
+        except BaseException as error:  # such as an earlier error of the device
             self._ready.put(error)
             return
         while self._prefetch_one():

@@ -50,7 +50,7 @@ def parse_kind(kind: str) -> tuple[str, int | None]:
         ManifestError: The kind is unknown.
     """
     if not (isinstance(kind, str) and (match := _KIND.fullmatch(kind))) or int(match[2] or 1) > MOST_IN_LIST:
-        raise ManifestError(f"a column has values of type {kind!r}: a newer shardflow wrote it; update")
+        raise ManifestError(f"a column has values of type {kind!r}, so a newer version wrote it; update shardflow")
     return match[1] or TEXT, int(match[2]) if match[2] else None
 
 

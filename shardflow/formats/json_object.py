@@ -75,15 +75,15 @@ class JsonObject:
         try:
             if unknown := content.keys() - known.keys():
                 raise ManifestError(
-                    f"{called} has entries that this version does not know ({', '.join(sorted(unknown))}): "
-                    "it was written by a newer shardflow; update"
+                    f"{called} has entries that this version does not know ({', '.join(sorted(unknown))}), so a newer "
+                    "one wrote it; update shardflow"
                 )
             values = {}
             for name, (field, declared) in known.items():
                 if name in content:
                     values[field] = declared.read(content[name])
                 elif not declared.optional:
-                    raise ManifestError(f"{called} has no entry {name!r}; it is damaged: restore it")
+                    raise ManifestError(f"{called} has no entry {name!r}, so it is damaged; restore it")
             return cls(**values)
         except ManifestError:
             raise

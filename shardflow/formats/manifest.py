@@ -1,8 +1,8 @@
 """The manifest: `shardflow.json`, the file that makes a directory a dataset.
 
-It is written last and create-only, so a reader that finds it finds a whole dataset. It is JSON with sorted keys, so
-that equal datasets have equal manifests. Every value is checked as it is read: names become paths, and nothing in a
-dataset may reach outside of it.
+It is written last and create-only, so a dataset with a manifest is complete. It is JSON with sorted keys, so equal
+datasets have equal manifests. Every value is checked when it is read: names become paths, which must not lead outside
+the dataset.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ SPLITS = ("train", "val", "valid", "validation", "test")
 """Names of folders that are splits, not classes."""
 
 _MAX_JSON_BYTES = 1 << 25
-"""The most bytes that are parsed as JSON, which takes up to twenty times as much memory. A million classes have 30 MB;
-the shards of a manifest in the form in which it is written are not parsed."""
-
+"""The most bytes that are parsed as JSON, which takes up to twenty times as much memory. A million classes take 30 MB.
+Shards are not counted: if they are in the form that shardflow writes, they are not parsed as JSON."""
 
 _TUPLE = entry(
     write=lambda value: None if value is None else list(value),
@@ -44,11 +43,11 @@ _TUPLE = entry(
 
 @dataclass(frozen=True, slots=True)
 class PackedTables:
-    """The shards whose seek tables were made when their dataset was packed. Tables from elsewhere are not used.
+    """The shards whose seek tables `pack` made. Other tables are not used.
 
     Attributes:
-        own: Whether all shards are, of a dataset that owns them.
-        roots: The roots whose shards are.
+        own: Whether these are all shards, of a dataset that owns its shards.
+        roots: The roots whose shards these are.
     """
 
     own: bool = False
@@ -64,22 +63,21 @@ class Manifest(JsonObject):
 
     Args:
         splits: Name → shards in order; they become a `ShardTable`.
-        classes: Class names, label 0 first; None where the samples have no labels.
+        classes: Class names, label 0 first; None if the samples have no labels.
         recipe: How the images were made, as `Recipe.describe` returns it.
         tools: Versions of the software that made them. Not part of the fingerprint.
-        inputs: Number of inputs: packed, quarantined and skipped together.
-        skipped: Number of inputs that are images of kinds that are not read.
-        mean, std: One number in 0 … 1 per channel (RGB) of the packed images; None where they were not measured.
-        statistics: Split → counts over its images; None where nothing was counted.
-        sharding: How the inputs were cut into shards; None where that is not known.
-        annotations: The masks among the parts of samples, and the places of boxes and keypoints; empty where nothing is
-            declared.
-        roots: Name → a place of tars that the dataset does not own. Not part of the fingerprint. A dataset with roots
-            has all of its shards there.
-        table_roots: Names of the roots whose tars have seek tables that were made when they were packed.
+        inputs: Number of inputs: packed, quarantined and skipped.
+        skipped: Number of inputs that are images of unsupported kinds.
+        mean, std: One number in 0 … 1 per channel (RGB) of the packed images; None if not measured.
+        statistics: Split → counts over its images; None if not counted.
+        sharding: How the inputs were cut into shards; None if unknown.
+        annotations: The parts that are masks, and the places of boxes and keypoints; empty if nothing is declared.
+        roots: Name → a place of tars that the dataset does not own. Not part of the fingerprint. If a dataset has
+            roots, all of its shards are there.
+        table_roots: Names of the roots whose tars have seek tables made by `pack`.
         columns: Name → a column that was added to the dataset.
-        past_columns: The stems of the columns that earlier versions have and this one lacks: their files are kept.
-        removals: Digests of the removals to which this version owes its shards, oldest first: see `removal_name`.
+        past_columns: The stems of columns that only earlier versions have; their files are kept.
+        removals: Digests of the removals that led to this version's shards, oldest first: see `removal_name`.
 
     Raises:
         ManifestError: A value is out of its range.
@@ -113,7 +111,7 @@ class Manifest(JsonObject):
 
     def __post_init__(self) -> None:
         if not self.splits:
-            raise ManifestError("a dataset has at least one split")
+            raise ManifestError("it has no split; restore the manifest")
         for split in self.splits:
             if not is_name(split) or "/" in split:
                 raise ManifestError(f"split name {split!r} is not made of A-Z a-z 0-9 . _ -")
@@ -159,28 +157,28 @@ class Manifest(JsonObject):
 
     @property
     def packed_tables(self) -> PackedTables:
-        """The shards whose seek tables are used: those of a recipe that makes tables."""
+        """The shards whose seek tables are used: those packed by a recipe that makes tables."""
         if self.roots:
             return PackedTables(roots=frozenset(self.table_roots))
         return PackedTables(own=self.recipe.get("seek_tables", "none") != "none")
 
     @property
     def receipt_names(self) -> list[str]:
-        """The names of the receipts, of which some may be gone; a virtual dataset has none."""
+        """The names of the receipts, which may not all exist; a virtual dataset has none."""
         if self.roots:
             return []
         if self.sharding is None:
             return [shard.receipt_name for shards in self.splits.values() for shard in shards]
-        # A job whose inputs could not be packed has a receipt and no shard.
+        # A job that could pack no input has a receipt but no shard.
         return [f"{job}.json" for job in self.sharding.names()]
 
     @property
     def removal_names(self) -> list[str]:
-        """The names of the records of removals, of which some may be gone."""
+        """The names of the records of removals, which may not all exist."""
         return [removal_name(digest) for digest in self.removals]
 
     def file_names(self) -> set[str]:
-        """Return the names of all files of this version, other than its manifest and quarantine; some may be gone."""
+        """Return the names of all files of this version except manifest and quarantine; not all of them may exist."""
         names = {*self.receipt_names, *self.removal_names}
         for split, shards in self.splits.items():
             for number, shard in enumerate(shards):
@@ -190,7 +188,7 @@ class Manifest(JsonObject):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The dataset's identity: "sha256:" and the digest of all entries but tools and roots."""
+        """The dataset's identity: "sha256:" and the digest of all entries except tools and roots."""
         others = replace(self, splits=dict.fromkeys(self.splits, ())).to_json()
         return _fingerprint({"version": VERSION, **others}, self._tables)
 
@@ -204,7 +202,7 @@ class Manifest(JsonObject):
 
 
 def removal_name(digest: str) -> str:
-    """Return the name of the record of a removal. It counts for versions that have the digest: others never came."""
+    """Return the name of the record of a removal. A record whose digest no version has is of an unfinished removal."""
     return f"removals/{digest}.json"
 
 
@@ -212,30 +210,29 @@ def from_bytes(data: bytes) -> Manifest:
     """Read `shardflow.json`.
 
     Raises:
-        ManifestError: It is not a manifest, its fingerprint does not fit its content, or a newer shardflow wrote it.
+        ManifestError: It is not a manifest, its fingerprint differs, or a newer version of shardflow wrote it.
     """
     try:
         content, tables = _parse(data)
         version = content["version"]
         if type(version) is int and version > VERSION:
             raise ManifestError(
-                f"manifest has version {version}, this shardflow reads {VERSION}: "
-                "it was written by a newer shardflow; update"
+                f"manifest has version {version}, this shardflow reads {VERSION}; update shardflow to read it"
             )
         claimed = content.pop("fingerprint")
         found = _fingerprint(content, tables)
         if claimed != found:
             raise ManifestError(
-                f"manifest says that its fingerprint is {claimed}, its content has {found}; it was edited or damaged: "
+                f"manifest states the fingerprint {claimed}, but its content has {found}; it was edited or damaged; "
                 "restore it"
             )
         del content["version"]
         manifest = Manifest.from_json(content)
-        # All of the file's content must have been read, or an edit could hide in the rest.
+        # Refuse content that was not read, in which an edit could hide.
         if _canonical({"version": version, **content}) != _canonical({"version": VERSION, **manifest.to_json()}):
-            raise ManifestError("manifest has values in a form that no shardflow writes; it was edited: restore it")
+            raise ManifestError("manifest has values in a form that shardflow never writes; it was edited; restore it")
         manifest = manifest if tables is None else replace(manifest, splits=tables)
-        vars(manifest)["fingerprint"] = found  # of the same content: of 500,000 shards it takes 0.4 s again
+        vars(manifest)["fingerprint"] = found  # saves 0.4 s with 500,000 shards
         return manifest
     except ManifestError:
         raise
@@ -244,7 +241,7 @@ def from_bytes(data: bytes) -> Manifest:
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, ShardTable] | None]:
-    """Return the JSON of a manifest; one that `to_bytes` wrote without its shards, and these as tables."""
+    """Return the JSON of a manifest; if `to_bytes` wrote it, without its shards, and these as tables."""
     if (cut := cut_tables(data)) is not None and len(cut[0]) <= _MAX_JSON_BYTES:
         with contextlib.suppress(ValueError, RecursionError):
             content = json.loads(cut[0])
@@ -260,7 +257,7 @@ def _written(content: Mapping[str, Any]) -> bytes:
 
 
 def kept_name(fingerprint: str) -> str:
-    """Return where the manifest of a version is kept after a later version has replaced it."""
+    """Return where the manifest of a version is kept after a later version replaced it."""
     kind, _, digest = fingerprint.partition(":")
     if kind != "sha256" or not SHA256.fullmatch(digest):
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The quarantine: the inputs of a dataset that were not packed, one JSON object a line.
+"""The quarantine: the inputs of a dataset that were not packed, one JSON object per line.
 
-A dataset has it in `quarantine.jsonl`. Each version that extends it has its own list, of all inputs, in a file that is
-named by the version: so no file of a version is replaced before the next one is committed, nor afterwards. So has an
-index of tars, because `quarantine.jsonl` marks a directory in which a pack may replace tars.
+A packed dataset has it in `quarantine.jsonl`. Each version that extends it lists all inputs in a file named by the
+version, so files of earlier versions are never replaced. An index of tars has such a file too, because
+`quarantine.jsonl` marks a directory in which a pack may replace tars.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from shardflow.errors import FormatError, PackIncompleteError
 
 FILE_NAME = "quarantine.jsonl"
 UNFINISHED_NAME = "quarantine-unfinished.jsonl"
-"""Only the new inputs that an extension could not pack, while it is refused for them."""
+"""Only the new inputs that an extension could not pack, if it failed because of them."""
 
 SKIPPED = "list"
-"""The stage of an image that was skipped for its name, when the source is listed: it is of a kind that is not read."""
+"""The stage of an image of an unsupported kind, which was skipped when the source was listed."""
 
 MAX_BYTES = 1 << 27
 """The most bytes of a quarantine: a million inputs, which take half a gigabyte of memory."""
 
-_MAX_CHARACTERS = 1 << 16  # of a text, which has twelve bytes for each of them at most
+_MAX_CHARACTERS = 1 << 16  # of a text; each takes up to twelve bytes
 _MAX_LINE_BYTES = 1 << 22
 _SHOWN, _SHOWN_CHARACTERS = 3, 200
 
@@ -43,7 +43,7 @@ class Quarantined(NamedTuple):
 
 
 def version_name(fingerprint: str) -> str:
-    """Return the name of the file of a version that extends another one, or of an index of tars."""
+    """Return the file name for a version that extends another, or for an index of tars."""
     return f"quarantine-{fingerprint.removeprefix('sha256:')}.jsonl"
 
 
@@ -54,10 +54,10 @@ def describe(inputs: Sequence[Quarantined]) -> str:
 
 
 def to_bytes(inputs: Sequence[Quarantined]) -> bytes:
-    """Return the contents of the file. Texts of more than 65,536 characters are cut.
+    """Return the contents of the file. Texts are cut at 65,536 characters.
 
     Raises:
-        PackIncompleteError: They are more than is read.
+        PackIncompleteError: The file would have more than `MAX_BYTES`.
     """
     lines, size = [], 0
     for each in inputs:
@@ -72,15 +72,15 @@ def to_bytes(inputs: Sequence[Quarantined]) -> bytes:
 
 
 def from_bytes(data: bytes, *, inputs: int | None = None) -> list[Quarantined]:
-    """Read the file, line by line: parsed at once, a list of this length takes more memory than there may be.
+    """Read the file, line by line to save memory.
 
     Raises:
-        FormatError: It is damaged, or does not list the known number of inputs.
+        FormatError: It is damaged, or the number of its inputs is not `inputs`.
     """
     if len(data) > MAX_BYTES:
         raise FormatError(f"damaged (it has {len(data):,} bytes, {MAX_BYTES:,} is the most); restore it from a copy")
     found: list[Quarantined] = []
-    known: dict[str, str] = {}  # many have the same reason
+    known: dict[str, str] = {}  # shares equal texts
     try:
         for line in _lines(data):
             each = json.loads(line)
@@ -91,7 +91,7 @@ def from_bytes(data: bytes, *, inputs: int | None = None) -> list[Quarantined]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"damaged ({type(error).__name__}: {error}); restore it from a copy") from error
     if inputs is not None and len(found) != inputs:
-        raise FormatError(f"it lists {len(found)} inputs, this version has {inputs}; restore it from a copy")
+        raise FormatError(f"lists {len(found)} inputs, but this version has {inputs}; restore it from a copy")
     return found
 
 

@@ -1,7 +1,7 @@
-"""The receipt: the outcome of one finished job of `pack`. A resume knows by it that the job is finished.
+"""The receipt: the outcome of one finished job of `pack`, by which a resume knows that the job is finished.
 
-It names every input of the job and its outcome. Two runs over the same content write the same receipts, but for
-`identities`: they tell without reading an input that it is still the same file.
+It lists every input of the job with its outcome. Two runs over the same content write equal receipts, except for
+`identities`, which tell whether an input is still the same file without reading it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .statistics import PixelSums, Statistics
 
 VERSION = 2
 MAX_BYTES = 1 << 25
-"""The most bytes of a receipt, because JSON takes up to 25 times as much memory when it is parsed."""
+"""The most bytes of a receipt; parsing takes up to 25 times as much memory."""
 
 UNREAD = "0" * 16
 """The content of an input that could not be read."""
@@ -37,9 +37,9 @@ class InputRecord(NamedTuple):
     """The entry of one input in a receipt."""
 
     size: int  # bytes of the image; -1 where it could not be read
-    content: str  # 16 hexadecimal digits, digest of what was read: the image, its label and all other parts
-    identity: str  # 16 hexadecimal digits, digest of what was known before it was read: see `Item.identity`
-    is_packed: bool  # whether it is in the shard; otherwise it was quarantined
+    content: str  # 16 hexadecimal digits, digest of the image, its label and all other parts
+    identity: str  # 16 hexadecimal digits, digest of what was known before reading: see `Item.identity`
+    is_packed: bool  # whether it is in the shard; otherwise it was quarantined or removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +51,15 @@ class Receipt(JsonObject):
         items_sha256, recipe_sha256: Digests of the job's inputs, and of the recipe with the versions of the codecs.
         sources: Path of the input of each record, in order.
         quarantined: The inputs that were not packed.
-        skipped: Their positions among the job's inputs, from 0.
+        skipped: Positions of the quarantined inputs in the job, from 0.
         bytes_in: Total size of the packed inputs.
         pixels: Sums over the packed images.
         statistics: Counts over the packed images.
-        shard: The shard's entry in the manifest; None where every input was quarantined.
+        shard: The shard's entry in the manifest; None if every input was quarantined.
         index_bytes: Size of the index.
-        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read, or was removed.
+        sizes: Bytes of the image of each input, in the order of the job; -1 if it could not be read, or was removed.
         contents, identities: 16 hexadecimal digits for each input in that order, see `InputRecord`.
-        removed: The positions of those whose samples were removed later, of which only the content's digest is known.
+        removed: Positions of inputs whose samples were removed later; of these, only the digest of the content is kept.
     """
 
     first: int
@@ -94,13 +94,13 @@ class Receipt(JsonObject):
         return len(self.sources) + len(self.quarantined) + len(self.removed)
 
     def inputs(self) -> list[str]:
-        """Return the paths of all inputs in the job's order; "" of one that was removed."""
+        """Return the paths of all inputs in the job's order; "" for removed inputs."""
         paths = dict(zip(self.packed_slots(), self.sources, strict=True))
         paths |= {slot: bad.path for slot, bad in zip(self.skipped, self.quarantined, strict=True)}
         return [paths.get(slot, "") for slot in range(self.items)]
 
     def packed_slots(self) -> list[int]:
-        """Return the number of the input of each record of the shard."""
+        """Return the position of the input of each record of the shard."""
         others = {*self.skipped, *self.removed}
         return [slot for slot in range(self.items) if slot not in others]
 
@@ -109,7 +109,7 @@ class Receipt(JsonObject):
         return [sample_key(self.first + slot) for slot in self.packed_slots()]
 
     def record(self, slot: int) -> InputRecord:
-        """Return the record of an input by its number in the order of `inputs`."""
+        """Return the record of the input at a position."""
         place = slice(16 * slot, 16 * slot + 16)
         return InputRecord(
             self.sizes[slot], self.contents[place], self.identities[place], slot not in (*self.skipped, *self.removed)
@@ -119,7 +119,7 @@ class Receipt(JsonObject):
         """Return the contents of the file.
 
         Raises:
-            ConfigError: They are more than is read.
+            ConfigError: They have more than `MAX_BYTES`.
         """
         content = {"version": VERSION, **self.to_json()}
         data = json.dumps({**content, "sha256": _digest(content)}, sort_keys=True, indent=1).encode() + b"\n"
@@ -128,19 +128,19 @@ class Receipt(JsonObject):
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Return the checksum of a receipt: no other file seals it, and `extend` relies on it."""
+    """Return the checksum of a receipt, which no other file has."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_bytes(size: int, inputs: int) -> None:
-    """Raise a ConfigError if a receipt of so many inputs and `size` bytes is too large to be read."""
+    """Raise a ConfigError if a receipt of `size` bytes for `inputs` inputs is larger than `MAX_BYTES`."""
     if size > MAX_BYTES:
-        message = f"the receipt of a shard of {inputs:,} inputs would have {size:,} bytes; {MAX_BYTES:,} is the most"
-        raise ConfigError(f"{message}: choose fewer samples per shard (--shard-samples)")
+        message = f"the receipt of a shard of {inputs:,} inputs would have {size:,} bytes; the limit is {MAX_BYTES:,}"
+        raise ConfigError(f"{message}; choose fewer samples per shard (--shard-samples)")
 
 
 def least_bytes(paths: Iterable[str]) -> int:
-    """Return how many bytes the receipt of inputs with these paths has at least."""
+    """Return the least size in bytes of a receipt of inputs with these paths."""
     return sum(len(path) + _BYTES_BESIDE_PATH for path in paths)
 
 
@@ -155,7 +155,7 @@ def from_bytes(data: bytes) -> Receipt:
     try:
         content: dict[str, Any] = json.loads(data)
         if content.pop("sha256") != _digest(content):
-            raise FormatError("its checksum differs, so it was changed after it was written; restore it from a copy")
+            raise FormatError("its checksum differs, so it was changed since it was written; restore it from a copy")
         if (version := content.pop("version")) != VERSION:
             raise FormatError(f"a receipt of version {version}, expected {VERSION}")
         receipt = Receipt.from_json(content)

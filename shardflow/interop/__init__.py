@@ -1,4 +1,4 @@
-"""Interop: the small files by which other loaders read our shards."""
+"""Interop: small files with which other loaders read the shards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardflow.storage.local import LocalStorage
 from shardflow.storage.urls import strip_file_scheme
 
 SEAL = "urn:sha256:" + "0" * 64
-"""Where `write_sealed` puts the checksum of a file, the last of these in it."""
+"""A file's last occurrence of this text is replaced by its checksum in `write_sealed`."""
 
 _CHECKSUM = re.compile(rb"(?<=urn:sha256:)[0-9a-f]{64}(?!.*urn:sha256:)", re.DOTALL)
 
 
 def beside_shards(storage: Storage, directory: str | os.PathLike[str] | None) -> LocalStorage:
-    """Return where files for other readers go: a directory, or by default next to the shards."""
+    """Return the storage for the files of other readers: a directory, or by default that of the shards."""
     if directory is not None:
         return LocalStorage(strip_file_scheme(directory))
     if (root := storage.local_path("")) is None:
@@ -29,10 +29,10 @@ def beside_shards(storage: Storage, directory: str | os.PathLike[str] | None) ->
 
 
 def write_sealed(root: LocalStorage, files: Mapping[str, str]) -> Iterator[Path]:
-    """Write files that have a `SEAL`, by which the next call knows its own, and others; yield their paths.
+    """Write files, with a checksum in place of their `SEAL`, if they have one; yield their paths.
 
     Raises:
-        ConfigError: A file is there that no such call wrote, or that was edited since. Nothing is written.
+        ConfigError: A file exists that this function did not write, or that was edited since. Nothing is written.
     """
     for name, text in files.items():
         path = root.local_path(name)
@@ -45,7 +45,7 @@ def write_sealed(root: LocalStorage, files: Mapping[str, str]) -> Iterator[Path]
 
 
 def _sealed(data: bytes) -> bytes:
-    """Return a file with its checksum, computed with zeros in the checksum's place."""
+    """Return the content of a file with its checksum, which is computed with zeros in its own place."""
     checksum = hashlib.sha256(_CHECKSUM.sub(b"0" * 64, data)).hexdigest()
     return _CHECKSUM.sub(checksum.encode(), data)
 

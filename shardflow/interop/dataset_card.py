@@ -26,7 +26,7 @@ _OF_CROISSANT = (
     "citeAs column extract field fileProperty fileObject fileSet format includes isLiveDataset jsonPath key md5 "
     "parentField path recordSet references regex repeated replace separator source subField transform"
 )
-_CONTEXT: dict[str, Any] = {  # as the specification has it, appendix 1
+_CONTEXT: dict[str, Any] = {  # appendix 1 of the specification
     "@language": "en",
     "@vocab": "https://schema.org/",
     **{name: f"cr:{name}" for name in _OF_CROISSANT.split()},
@@ -53,16 +53,16 @@ def write_card(
 ) -> Iterator[Path]:
     """Write README.md and croissant.json into a directory, by default next to the shards; yield the paths.
 
-    A virtual dataset gets README.md alone: Croissant names whole tars, and its tars have other samples too.
+    A virtual dataset gets only README.md: Croissant lists whole tars, which may have further samples.
 
     Args:
-        dataset: Its manifest is read, and no shard.
+        dataset: The dataset, of which no shard is read.
         directory: Created if it does not exist. Files that an earlier call wrote there are replaced.
         name: The dataset's name; by default the last part of its URL.
-        license: Identifier as the Hub has it ("cc-by-4.0"), or a URL; without one the card says none.
+        license: The Hub's identifier ("cc-by-4.0") or a URL; by default the card has no license.
 
     Raises:
-        ConfigError: A file of one of these names is there that no such call wrote, or that was edited since.
+        ConfigError: One of the files exists, and was not written by this function or was edited since.
     """
     name = name or dataset.url.rstrip("/").rpartition("/")[2]
     readme = f"{card(dataset, name, license)}\n<!-- written by `shardflow export card`, {SEAL} -->\n"
@@ -76,7 +76,7 @@ def write_card(
 def card(dataset: Dataset, name: str, license_id: str | None) -> str:
     """Return the README: metadata in YAML (written as JSON, which is YAML too), and the dataset in tables."""
     content = dataset.manifest
-    # The tars of a virtual dataset are elsewhere, with other samples in them; those that a removal replaced are here.
+    # Tars of a virtual dataset are elsewhere; after a removal, the tars that it replaced are still in the directory.
     files = {
         split.name: [shard.name for shard in split.shards] if content.removals else f"{split.name}/*.tar"
         for split in dataset.values()
@@ -192,5 +192,5 @@ def _table(columns: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text that neither Markdown nor HTML reads as markup: names of classes come from anywhere."""
+    """Return text with all markup of Markdown and HTML escaped."""
     return re.sub(r"[^\w\s.,:;/()=+-]|_", lambda found: f"&#{ord(found[0])};", re.sub(r"\s+", " ", text))

@@ -1,7 +1,7 @@
-"""Files for Megatron Energon: metadata in `.nv-meta`, and for each tar the offsets of its samples, `.tar.idx`.
+"""Files for Megatron Energon: metadata in `.nv-meta`, and for each tar the offsets of its samples in `.tar.idx`.
 
-`energon prepare` writes the same files (megatron-energon 7), and `index.sqlite`, which finds samples by key and cannot
-be made if two splits use the same keys. The `.yaml` files are JSON, which is YAML too.
+`energon prepare` (megatron-energon 7) writes the same files, and `index.sqlite`, which finds samples by key and is
+impossible if two splits share keys. The `.yaml` files are JSON, which is YAML too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ _META = ".nv-meta"
 def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Write an index per shard and then the metadata into a directory, by default next to the shards; yield the paths.
 
-    No tar is read. Samples are images with the number of their class, or only images if some have several or none. A
-    `.yaml` file that was edited, or that this command did not write, is refused with a ConfigError.
+    No tar is read. Samples are images with class numbers, or only images if some samples have several classes or none.
+
+    Raises:
+        ConfigError: The dataset is virtual, its images have several formats, or a `.yaml` file was edited or was not
+            written by this function.
     """
     if dataset.manifest.roots:
         raise ConfigError(
-            f"{dataset.url} has the shards of another dataset, and Energon reads whole ones; `shardflow sync` it first"
+            f"{dataset.url} has parts of another dataset's shards, but Energon reads whole shards; "
+            "make a copy with `shardflow sync` first"
         )
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()
@@ -49,7 +53,7 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
             root.put(f"{shard.name}.idx", _offsets(index))
             yield root.local_path(f"{shard.name}.idx")
     if len(images) != 1:
-        raise ConfigError(f"{dataset.url}: Energon reads images of one format, found {sorted(images)}")
+        raise ConfigError(f"{dataset.url}: Energon needs images of one format, found {sorted(images)}")
     if dataset.classes and not labelled:
         logger.warning("%s: not every sample has one class, so dataset.yaml has images without labels", dataset.url)
     metadata = _metadata(dataset, images.pop(), labelled=labelled).items()
@@ -57,12 +61,12 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
 
 
 def _file(name: str, content: object) -> str:
-    """Return a file of the metadata; one that people edit, such as `dataset.yaml`, has a seal."""
+    """Return a file of the metadata. YAML files, which people edit, get a seal."""
     return f"# shardflow {SEAL}\n" * name.endswith(".yaml") + json.dumps(content, indent=1) + "\n"
 
 
 def _offsets(index: Index) -> bytes:
-    """Return the offset of the first header of each sample, and the end of the last sample: little-endian uint64."""
+    """Return the offset of each sample's first header, and the end of the last sample, as little-endian uint64."""
     first = np.flatnonzero(np.diff(index["record"].astype(np.int64), prepend=-1))
     begins = index["offset"][first] - ustar.BLOCK
     last = index[-1]

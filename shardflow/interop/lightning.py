@@ -18,25 +18,23 @@ except ImportError:  # the older name of the same package
 
 
 _TRAINING = ("decoder", "transform", "batch_transform", "sampler", "samples_per_epoch", "shuffle", "tail")
-"""Options that only the training loader gets: an evaluation has each sample once, in order, without augmentation."""
+"""Options of the training loader only: evaluation reads each sample once, in order, without augmentation."""
 
 
-class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is optional, and not looked into
-    """The splits of a dataset for Lightning's `Trainer`: random crops to train on, centre crops to evaluate on.
+class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is optional
+    """The splits of a dataset for Lightning's `Trainer`: random crops for training, centre crops for evaluation.
 
-    Lightning asks for the loaders when the ranks are known, and saves the training loader's state in its checkpoints.
-    It counts the batches of an epoch itself, so going on in the middle of one takes the same devices and batch size.
+    Lightning creates the loaders once the ranks are known, and saves the training loader's state in its checkpoints. It
+    counts batches itself, so resuming within an epoch requires the same number of devices and batch size.
 
     Args:
         url: Path or URL of a dataset.
-        size: Height and width of the crops in pixels, by the default decoders.
+        size: Height and width of the default decoders' crops in pixels.
         train, val, test, predict: Names of the splits.
-        val_decoder: Decoder of validation, test and prediction; by default `CenterCrop(size)`.
-        val_transform: The `transform` of these three, as it does not augment; by default none.
-        val_batch_transform: The `batch_transform` of these three; by default none.
+        val_decoder: The decoder for validation, test and prediction; by default `CenterCrop(size)`.
+        val_transform, val_batch_transform: `transform` and `batch_transform` for the same three; by default none.
         options: Arguments of the loaders. `decoder`, `transform`, `batch_transform`, `sampler`, `samples_per_epoch`,
-            `shuffle` and `tail` apply only to training; `batch_size`, `num_workers`, `fields`, `cache`, … count
-            for all.
+            `shuffle` and `tail` apply to training only; all others, such as `batch_size`, to all loaders.
 
     Example:
         >>> photos = DataModule("photos256", batch_size=256, transform=v2.RandomErasing())
@@ -70,7 +68,7 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
         }
 
     def train_dataloader(self) -> Loader:
-        """Return the loader of shuffled, augmented samples."""
+        """Return the loader for training: shuffled and augmented samples."""
         return Loader(self.url, split=self.splits["train"], **self._training)
 
     def val_dataloader(self) -> Loader:

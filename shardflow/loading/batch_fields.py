@@ -1,4 +1,4 @@
-"""The fields of a batch: how each is made from the parts that the stages read, decoded and annotated."""
+"""The fields of a batch, made from the parts that the stages read, decoded and annotated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .source import Source
 
 
 def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: Allocator = allocate) -> Any:
-    """Return one field of a batch: a tensor, a list with one entry per sample, or a tuple with one of each view."""
+    """Return one field of a batch: a tensor or a list with one entry per sample; for views, a tuple of these."""
     if field in batch.returned:
         return batch.returned[field]
     padding = sources[batch.sources[0]].decoder.padding
@@ -53,7 +53,7 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
     if field == "valid":
         return torch.from_numpy(batch.valid)
     if field == "random_key":
-        return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
+        return torch.from_numpy(batch.keys.view(np.int64))  # torch lacks arithmetic on uint64
     if field == "source":
         return torch.tensor(batch.sources, dtype=torch.int64)
     if field == "index":
@@ -78,16 +78,16 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
 
 
 def crops_of(batch: Batch, sources: Sequence[Source], fields: Sequence[str]) -> tuple[Crops, ...]:
-    """Return the crops of each view of a batch; ConfigError if its decoder does not say how it crops."""
+    """Return the crops of each view of a batch; ConfigError if its decoder does not return them."""
     if batch.crops is not None:
         return as_views(batch.crops)
     decoders = [source.decoder for source in sources]
     names, found = ", ".join(fields), ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in decoders))
     if any(decoder != decoders[0] for decoder in decoders):
-        raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
+        raise ConfigError(f"fields {names} need equal decoders in a mix by sample, found {found}")
     raise ConfigError(
-        f"fields {names} follow the crops of the images, and {found} does not say how it crops; use RandomResizedCrop, "
-        "CenterCrop or Image of shardflow.decoders, or let its `plan` return Crops"
+        f"fields {names} follow the crops of the images, but {found} does not return them; use RandomResizedCrop, "
+        "CenterCrop or Image of shardflow.decoders, or return Crops from its `plan`"
     )
 
 

@@ -1,4 +1,4 @@
-"""Collating: the last stage of a worker, which turns a batch into the fields that the training loop gets."""
+"""Collating: the last stage of a worker, which turns a batch into the fields that the training loop receives."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .worker_errors import add_context
 class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them.
 
-    A field that the source of a batch lacks is None. Where samples of several sources are mixed, each that lacks it has
-    None, in a list.
+    A field that the source of a batch lacks is None. If a batch mixes samples of several sources, the field is a list
+    with None for samples that lack it.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Collate:
                     reseed(batch.key)
                     columns = batch_transform(*columns)
                 if columns is None:
-                    raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
+                    raise ConfigError("batch_transform returned None; return the batch")
             counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
             yield WorkerOutput(columns, batch.replaced, counts)
 
@@ -68,7 +68,7 @@ class Collate:
 
 
 class WorkerOutput(NamedTuple):
-    """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
+    """A finished batch, the problems of its replaced samples, and its counts for the statistics."""
 
     columns: Any
     replaced: list[str]
@@ -76,7 +76,7 @@ class WorkerOutput(NamedTuple):
 
 
 def _emptied(field: str, column: Any) -> Any:
-    left = int(field == "cu_seqlens")  # its first entry, 0, is where the first sample would begin
+    left = int(field == "cu_seqlens")  # begins with 0 even without samples
     if column is None:
         return None
     return tuple(view[:left] for view in column) if isinstance(column, tuple) else column[:left]

@@ -1,4 +1,4 @@
-"""Further images: the field "images", all images of a sample that its dataset declares in addition to the first."""
+"""Further images: the field "images", the images of a sample that its dataset declares besides the first."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .source import IMAGES, Source
 
 
 class FurtherImages:
-    """Fills in the field "images" of each sample: [N, 3, H, W], or a list where the decoder keeps their sizes.
+    """Fills in the field "images" of each sample: [N, 3, H, W], or a list if the decoder keeps sizes.
 
-    They come in the order of their declaration, without those that a sample lacks. Each is decoded as the first image
-    is, with its own crop, which depends on (seed, epoch, sample) and on its name, and not on the others.
+    Images are in the order of their declaration, without those that a sample lacks. Each is decoded like the first
+    image, with its own crop, which depends only on (seed, epoch, sample) and its name.
     """
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
 
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the batches, with these images."""
+        """Return the batches with their further images."""
         for batch in batches:
             first = self._sources[batch.sources[0]]
             if IMAGES not in first.fields:
@@ -47,7 +47,7 @@ class FurtherImages:
     def _decode(
         self, batch: Batch, rows: list[int], source: Source, views: list[list[Any]]
     ) -> dict[int, ShardflowError]:
-        """Fill in the images of some rows, and return the errors of those that do not decode."""
+        """Fill in the images of some rows; return row → error for those that cannot be decoded."""
         files, keys, owners = [], [], []
         for row in rows:
             parts = {image_stem(part): part for part in batch.samples[row].parts}
@@ -78,7 +78,7 @@ class FurtherImages:
 
 
 def _no_images(batch: Batch, source: Source) -> list[Any]:
-    """Return for each view what a sample without images has, as it is in a batch with samples that have some."""
+    """Return per view the value for a sample without images: [] or a tensor [0, C, H, W]."""
     one = np.ones((1, 2), dtype=np.int64)
     crops = as_views(source.decoder.plan(batch.epoch, batch.shape, one, batch.keys[:1]))
     firsts = [None] * len(crops) if batch.images is None else [view[0] for view in as_views(batch.images)]

@@ -7,15 +7,14 @@ in an index can be forged:
     sums      uint64 [samples]: the checksum of a record's pixels, 0 until they are written
     pixels    uint8 [height, width, 3] per record, in order, each at a multiple of 8 bytes
 
-The place of a record follows from the shard's index, and the records that are kept follow from the manifest, the index
-and the limit: each shard has its share of the limit, for its first records. So processes need not coordinate, and the
-limit holds by construction, for the files of one split and decoder: those of others do not count. Files have holes
-where nothing was written yet.
+The offset of a record follows from the shard's index. Each shard has a share of the limit, for its first records, so
+processes need not coordinate. The limit applies to the files of one split and decoder. Files are sparse: records that
+were not yet written take no space.
 
-Pixels are written before their checksum, and used only while it matches. If it does not (an unfinished write, a disk
-that lost it), the image is decoded and written again. Files are read with `pread(2)` and not mapped, so that a disk
-error is an exception and not a signal that ends the process. Only images that decode without complaint, from bytes
-whose CRC-32 was checked, are written.
+Pixels are written before their checksum, and used only if it matches. If it does not match, for example after an
+unfinished write, the image is decoded and written again. Files are read with `pread(2)` and not mapped, so that a disk
+error is an exception, not a signal that ends the process. Only images that decode without warnings, from bytes whose
+CRC-32 was checked, are written.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ logger = logging.getLogger(__name__)
 _OPEN_FILES = 128
 _WORD_BYTES = 8
 _INVERTED = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK_BYTES = 4096  # what a file takes of the disk is a multiple of this
+_BLOCK_BYTES = 4096  # disk space of a file is a multiple of this
 
 Words = npt.NDArray[np.uint64]
 
 
 class PixelCache:
-    """Decoded images of a split, for one decoder. Can be sent to other processes; each opens its own files.
+    """Decoded images of a split, for one decoder. It can be pickled: each process opens its own files.
 
-    Problems with the files are not errors: images are then decoded, as without the cache.
+    If the files cannot be read or written, images are decoded, as without the cache.
     """
 
     def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:
@@ -71,9 +70,9 @@ class PixelCache:
         self._full = False
 
     def read(self, shard: int, record: int, place: int) -> Pixels | None:
-        """Return the pixels of a record of a shard; None when they are not in the cache.
+        """Return the pixels of a record of a shard; None if they are not in the cache.
 
-        The next call with the same `place`, the number of the sample in its batch, overwrites them.
+        The next call with the same `place`, the position of the sample in its batch, overwrites them.
         """
         file = self._file(shard)
         if file is None or not file.has(record):
@@ -84,7 +83,7 @@ class PixelCache:
         return file.read(record, memory)
 
     def add(self, shard: int, record: int, payload: memoryview) -> Pixels | None:
-        """Decode an image, write its pixels and return them; None when it does not fit in, or is damaged."""
+        """Decode an image, write its pixels and return them; None if it exceeds the limit or is damaged."""
         file = None if self._full else self._file(shard)
         if file is None or not file.kept[record]:
             return None
@@ -100,7 +99,7 @@ class PixelCache:
         return pixels
 
     def _file(self, shard: int) -> _ShardPixels | None:
-        """Return the file of a shard; None when it cannot be opened."""
+        """Return the file of a shard; None if it cannot be opened."""
         if shard in self._files:
             self._files.move_to_end(shard)
             return self._files[shard]
@@ -121,8 +120,8 @@ class PixelCache:
         if not self._full:
             self._full = True
             logger.warning(
-                "no more decoded images are kept in %s (%s); the others are decoded whenever they are needed: free "
-                "some space, lower the limit for pixels, or choose a cache directory on another disk",
+                "no more decoded images are kept in %s (%s), so others are decoded whenever they are needed; free some "
+                "space, lower the limit for pixels, or choose a cache directory on another disk",
                 self._directory,
                 error.strerror,
             )
@@ -139,7 +138,7 @@ class _ShardPixels:
         self.words = -(-3 * sizes.prod(axis=1) // _WORD_BYTES)  # [samples], length of its pixels in words
         ends = (len(sizes) + self.words.cumsum()) * _WORD_BYTES
         self._begins = ends - self.words * _WORD_BYTES
-        # [samples], whether it fits into the shard's share of the limit
+        # [samples], whether the record fits into the shard's share of the limit
         self.kept = (self.words > 0) & (ends <= share_bytes // _BLOCK_BYTES * _BLOCK_BYTES)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         weakref.finalize(self, os.close, self._descriptor)
@@ -148,14 +147,14 @@ class _ShardPixels:
         os.preadv(self._descriptor, [self._sums.data], 0)
 
     def has(self, record: int) -> bool:
-        """Return whether the pixels of a record are written, as far as their checksum says."""
+        """Return whether the pixels of a record were written, according to their checksum."""
         if self.kept[record] and not self._sums[record]:
             with contextlib.suppress(OSError):  # pixels that cannot be read count as missing
                 os.preadv(self._descriptor, [self._sums[record : record + 1].data], record * _WORD_BYTES)
         return bool(self.kept[record] and self._sums[record])
 
     def read(self, record: int, memory: Words) -> Pixels | None:
-        """Read the pixels of a record into memory and return them; None when their checksum does not match."""
+        """Read the pixels of a record into memory and return them; None if their checksum does not match."""
         words = memory[: self.words[record]]
         try:
             whole = os.preadv(self._descriptor, [words.data], self._begins[record]) == words.nbytes
@@ -180,10 +179,10 @@ class _ShardPixels:
 
 
 def _sum(words: Words) -> np.uint64:
-    """Return the sum modulo 2^64, some bits of it inverted; 1 in place of 0, which marks a missing record.
+    """Return the sum modulo 2^64 with some bits inverted; 1 instead of 0, which marks a missing record.
 
-    Without the inversion, one flipped bit in the sums would make a missing record, which is a hole in the file, a black
-    picture. The sum costs a quarter of a CRC-32.
+    Without the inversion, one flipped bit in the sums would turn a missing record, which is a hole in the file, into a
+    black image. The sum takes a quarter of the time of a CRC-32.
     """
     total: np.uint64 = words.sum(dtype=np.uint64) ^ _INVERTED
     return total or np.uint64(1)

@@ -13,18 +13,18 @@ from shardflow.order.keyed_rng import I64
 
 
 class RaggedImages:
-    """Concatenated images, each [C, H, W] in memory, or patch by patch, [C, patch, patch] each.
+    """Concatenated images, in memory [C, H, W] each, or patch by patch, [C, patch, patch] each.
 
-    Of an image in patches, `images[0]` is a copy.
+    Indexing returns a view of a whole image, but a copy of an image in patches.
 
     Args:
-        sizes: Height and width of each, int64 [B, 2]; with `patch` multiples of it.
-        channels, dtype: Those of all.
-        allocate: Returns uint8 memory.
-        patch: Height and width of a patch; None for whole images.
+        sizes: Height and width of each image, int64 [B, 2]; with `patch` multiples of it.
+        channels, dtype: Number of channels and dtype of all images.
+        allocate: Returns uint8 memory of a shape.
+        patch: Height and width of a patch in pixels; None for whole images.
 
     Attributes:
-        memory: uint8, all values.
+        memory: The values of all images as bytes, uint8 [bytes].
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class RaggedImages:
 
     @property
     def places(self) -> I64:
-        """Where each image begins in the memory, its width and its height: int64 [B, 3]."""
+        """Offset of each image in the memory in bytes, and its width and height: int64 [B, 3]."""
         return np.column_stack([self._ends[:-1], self.sizes[:, ::-1]])
 
     @property
     def patches(self) -> torch.Tensor:
-        """The patches of all images, image after image and row after row: [T, C·patch²], channel, row, column."""
+        """The patches of all images, row by row: [T, C·patch²], in order of channel, row, column."""
         assert self.patch is not None
         return self.memory.view(self.dtype).view(-1, self.channels * self.patch**2)
 
@@ -71,7 +71,7 @@ class RaggedImages:
         rows[:] = image.contiguous().view(torch.uint8).numpy().reshape(-1).view(rows.dtype).reshape(rows.shape)
 
     def _rows(self, index: int) -> npt.NDArray[np.void]:
-        """Return the rows of an image's patches, [C, H / patch, patch, W / patch], each to be moved as a whole."""
+        """Return the rows of an image's patches, [C, H / patch, patch, W / patch], each one element."""
         assert self.patch is not None
         own = self.memory[self._ends[index] : self._ends[index + 1]].numpy()
         height, width = (self.sizes[index] // self.patch).tolist()
@@ -83,18 +83,21 @@ class RaggedImages:
 def cut_patches(
     images: Sequence[torch.Tensor], patch: int, allocate: Callable[[tuple[int, ...]], torch.Tensor]
 ) -> RaggedImages:
-    """Return images [C, H, W], of any sizes that are multiples of `patch` and of one dtype, in patches.
+    """Return images [C, H, W] in patches; their sizes are multiples of `patch`.
+
+    The images must have one dtype and number of channels.
 
     Raises:
         ConfigError: A transform returned other sizes, or several dtypes.
     """
     if wrong := [tuple(image.shape) for image in images if image.shape[-1] % patch or image.shape[-2] % patch]:
         raise ConfigError(
-            f"an image of shape {wrong[0]} does not consist of patches of {patch} pixels; do not resize it"
+            f"an image of shape {wrong[0]} cannot be cut into patches of {patch} pixels; do not resize in transforms"
         )
     if len(kinds := {(image.dtype, len(image)) for image in images}) > 1:
         raise ConfigError(
-            f"images of {sorted(map(str, kinds))} do not form a batch; let the transforms return one dtype"
+            f"images of (dtype, channels) {sorted(map(str, kinds))} do not form a batch; return one dtype from "
+            "transforms"
         )
     ((dtype, channels),) = kinds
     sizes = np.array([image.shape[-2:] for image in images], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A source: one split, and how its samples are chosen, read, decoded and transformed. A mix has several."""
+"""A source: one split, and the settings by which its samples are chosen, read, decoded and transformed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from .whole_sample import WholeSample
 
 Transform = Callable[[torch.Tensor], Any]
 Transforms = Transform | Sequence[Transform | None] | None
-"""One for all views of an image, or one for each."""
-
+"""One for all views of an image, or one per view."""
 
 IMAGES = "images"
 """The field of a sample's further images."""
@@ -38,22 +37,22 @@ class EpochStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One split, as a loader was asked to read it."""
+    """One split with a loader's settings. A mix has several sources."""
 
     split: Split
-    limit: int | None = None  # only so many of its samples take part
+    limit: int | None = None  # of its first samples
     epochs: Epochs  # the order of its samples
     partition: RankPartition  # the part of this rank in an epoch
     fields: tuple[str, ...] = ("image",)  # read of each sample; a `WholeSample` may return others
-    classes: int = 0  # how many the labels have
-    images: tuple[str, ...] = ()  # the declared further images, where "images" is among the fields
+    classes: int = 0  # number of classes of the labels
+    images: tuple[str, ...] = ()  # the declared further images, if "images" is among the fields
     decoder: Decoder
     transform: Transforms = None
     batch_transform: Callable[..., Any] | None = None
     pixel_cache: PixelCache | None = None
     annotations: AnnotationFields  # which of the fields follow the crops, and which boxes stay
     columns: ColumnFields  # which of the fields are columns
-    max_errors: int = 0  # with 0, none of its samples may be replaced by another
+    max_errors: int = 0  # 0 if no sample may be replaced by another
 
     @property
     def returns(self) -> tuple[str, ...]:
@@ -62,17 +61,17 @@ class Source:
         return self.fields if given is None else given
 
     def after(self, start: EpochStart, steps: int) -> EpochStart:
-        """Return the start of an iteration that continues `steps` batches after one that begins at `start`."""
+        """Return the start that is `steps` batches after another one."""
         if steps < (left := self.partition.steps(start.position)):
             return EpochStart(start.epoch, self.partition.after(start.position, steps), start.streams)
         epochs, step = divmod(steps - left, self.partition.steps())
         return EpochStart(start.epoch + 1 + epochs, self.partition.after(0, step), start.streams)
 
     def stream_position(self, start: EpochStart) -> int:
-        """Return the place of a start in the endless stream of the source's epochs."""
+        """Return the position of a start in the endless stream of the source's epochs."""
         return start.epoch * self.epochs.length + start.position
 
     def at(self, position: int, streams: int) -> EpochStart:
-        """Return the start at a place of that stream."""
+        """Return the start at a position of the endless stream."""
         epoch, within = divmod(position, self.epochs.length)
         return EpochStart(epoch, within, streams)

@@ -1,4 +1,4 @@
-"""A sample as torchvision's v2 transforms take it: a dict of an image and its annotations, as tv_tensors.
+"""A sample for torchvision's v2 transforms: a dict of an image and its annotations, as tv_tensors.
 
 Source: docs.pytorch.org/vision/stable/transforms.html, "What are TVTensors?"
 """
@@ -23,7 +23,7 @@ from .source import IMAGES
 from .whole_sample import WholeSample
 
 VISIBILITY = "keypoint_visibility"
-"""The third numbers of the keypoints: `KeyPoints` has room for two."""
+"""The visibility of keypoints, which `KeyPoints` of torchvision lacks."""
 
 
 def transform_sample(
@@ -33,17 +33,17 @@ def transform_sample(
     index: int,
     masks: Collection[str],
 ) -> Any:
-    """Return the transformed image of a sample, and put its transformed annotations in the place of those it had.
+    """Return the transformed image of a sample, and replace its annotations by the transformed ones.
 
     Args:
         transform: Takes and returns a dict.
         image: The image, or one view of it.
         annotations: Field → the masks, boxes, ... of each sample of the batch, in this view.
-        index: The number of the sample in the batch.
+        index: The position of the sample in the batch.
         masks: Which of the fields are masks.
 
     Raises:
-        ConfigError: The transform returns other fields than it was given, or boxes and fields of different lengths.
+        ConfigError: The transform returns fields other than the given ones, or boxes and fields of different lengths.
     """
     given = _to_dict(image, {field: values[index] for field, values in annotations.items()}, masks)
     returned = transform(dict(given))
@@ -66,13 +66,13 @@ def transform_whole(
     Args:
         transform: The transform.
         batch: The batch; its images are lists.
-        row: The number of the sample in the batch.
+        row: The position of the sample in the batch.
         others: The other fields of the sample.
         names: The fields that the transform must return.
         masks: Which of the fields are masks.
 
     Raises:
-        ConfigError: It does not return these, or others numbers of boxes and of their fields.
+        ConfigError: The transform lacks a field of `names`, or returns boxes and fields of different lengths.
     """
     images = [] if batch.images is None else as_views(batch.images)
     annotations = batch.annotations or ({},) * len(images)
@@ -120,14 +120,14 @@ def _put_back(
         kind = getattr(returned[field], "format", None)
         if field == BOXES and kind is not None and kind.name != "XYXY":
             raise ConfigError(
-                f"the transform returned {BOXES!r} as {kind.name}, and the field has left, top, right and bottom: "
-                "convert boxes in batch_transform, or add them under another name, by WholeSample(..., returns=...)"
+                f"the transform returned {BOXES!r} as {kind.name}, but the field has left, top, right, bottom; convert "
+                "boxes in batch_transform, or add them under another name with WholeSample(..., returns=...)"
             )
         if field in masks and value.dim() == 2:
             value = value[None]
         elif field == KEYPOINTS and VISIBILITY in given:
             if VISIBILITY not in returned:
-                raise ConfigError(f"the transform returned {KEYPOINTS!r} without {VISIBILITY!r}, which goes with it")
+                raise ConfigError(f"the transform returned {KEYPOINTS!r} without {VISIBILITY!r}; return both")
             value = torch.cat([value, _plain(returned[VISIBILITY])[..., None]], dim=-1)
         annotations[field][index] = value
 
@@ -140,7 +140,7 @@ def _to_dict(
     sample: dict[str, torch.Tensor] = {"image": tv_tensors.Image(image)}
     for field, value in annotations.items():
         if field in masks:
-            # Of [1, H, W], SanitizeBoundingBoxes would take the 1 for the number of boxes.
+            # SanitizeBoundingBoxes would take the 1 of [1, H, W] for the number of boxes.
             value = tv_tensors.Mask(value[0] if len(value) == 1 else value)
         elif value.dim() == 3 and field != KEYPOINTS:  # the masks of the boxes
             value = tv_tensors.Mask(value)
@@ -160,34 +160,34 @@ def _tv_tensors() -> ModuleType:
 
 
 def check_movable(fields: Sequence[str]) -> None:
-    """Check that transforms can move these fields, and import their types: before workers are forked.
+    """Check that transforms can move these fields, and import their types before workers are forked.
 
     Raises:
         ConfigError: Keypoints are among the fields, and the installed torchvision does not know them.
     """
     if not hasattr(_tv_tensors(), "KeyPoints") and KEYPOINTS in fields:
         raise ConfigError(
-            "transforms move keypoints as of torchvision 0.23: update it, or leave the transform or 'keypoints' out"
+            "transforms of keypoints need torchvision 0.23 or later; update it, or leave the transform or 'keypoints' "
+            "out"
         )
 
 
 def _check(returned: Any, given: dict[str, Any]) -> None:
-    """Check that exactly the given fields came back."""
+    """Check that a transform returned exactly the given fields."""
     if not isinstance(returned, dict) or (missing := given.keys() - returned.keys()):
         found = f"a dict without {', '.join(missing)}" if isinstance(returned, dict) else type(returned).__qualname__
         raise ConfigError(
-            f"with annotations among the fields, a transform gets and returns a dict of {', '.join(given)}; got {found}"
+            f"with annotations, a transform takes and must return a dict of {', '.join(given)}; got {found}"
         )
     if added := returned.keys() - given.keys():
         raise ConfigError(
-            f"the transform added {', '.join(map(repr, sorted(added, key=str)))}, which would be lost: a batch has "
-            "only the loader's fields; remove it at the end of the transform, or add it by WholeSample(transform, "
-            "returns=(..., name))"
+            f"the transform added {', '.join(map(repr, sorted(added, key=str)))}, but a batch has only the loader's "
+            "fields; remove it at the end of the transform, or use WholeSample(transform, returns=(..., name))"
         )
 
 
 def _check_parallel(returned: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check that the fields of boxes still are as long as the boxes, if both came back."""
+    """Check that returned boxes and their fields have one length."""
     if BOXES not in given or BOXES not in returned:
         return
     boxes = len(returned[BOXES])

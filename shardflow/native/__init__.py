@@ -1,21 +1,21 @@
-"""The native kernel: decode, crop, resize and flip a batch of JPEGs into an array of the caller, in one call.
+"""The native kernel: decodes, crops, resizes and flips a batch of JPEGs into an array of the caller, in one call.
 
-The kernel is optional: the wheels have it, and from source it is built where a C compiler is. `describe()` names the
-library that was found, or the missing symbols.
+The kernel is optional: wheels include it, and installing from source builds it if there is a C compiler. `describe()`
+names the library that it uses, or says why the kernel is missing.
 
 It computes torchvision's `decode_jpeg(mode=RGB)`, `resized_crop(antialias=True)` and `hflip` on uint8, without decoding
-the rest of the image. The resampling arithmetic is PyTorch's, bit by bit. Where the two hold different versions of
+the rest of the image. The resampling arithmetic equals PyTorch's, bit by bit. If torchvision uses another version of
 libjpeg-turbo, rare pixels may differ by one level.
 
-- Crops lie inside the image, from 1 x 1 pixel up, and are enlarged or reduced to any size. Any other crop is a problem
-  of that image, as is a file that is not a JPEG: its pixels are zero, and the other images of the batch are complete.
-- The kernel itself decodes baseline JPEGs in the samplings that photographs have; libjpeg-turbo decodes progressive,
-  rare and faulty ones, by its public interface: any version will do.
+- Crops of 1 x 1 pixel or more inside the image are resized to any size. Another crop, or a file that is not a JPEG, is
+  a problem of that image: its pixels are zero, and the other images of the batch are complete.
+- The kernel decodes baseline JPEGs with the samplings of photographs. libjpeg-turbo, in any version, decodes
+  progressive, rare and faulty ones, through its public interface.
 - Grey is replicated to RGB. CMYK, 12 bits and arithmetic coding are `Status.UNSUPPORTED`: use a general decoder.
-- A file that is cut short is `Status.TRUNCATED`, even where the crop lies above the cut. Corrupt data after which
-  libjpeg-turbo continues, as in Pillow and torchvision, is `Status.DAMAGED`; the pixels are there, and the caller
-  decides whether to use them. Damage below the crop is not found, because it is not decoded. In a JPEG with a seek
-  table (`formats.seek_table`), damage above and to the sides of the crop is not found either; its pixels are the same.
+- A truncated file is `Status.TRUNCATED`, even if the crop is above the cut. Corrupt data after which libjpeg-turbo
+  continues, as in Pillow and torchvision, is `Status.DAMAGED`; its pixels are complete, and the caller decides whether
+  to use them. Damage below the crop is not found, because it is not decoded. In a JPEG with a seek table
+  (`formats.seek_table`), damage above and beside the crop is not found either; the crop's pixels are the same.
 - EXIF orientation is ignored.
 
 Every function may be called from any thread; each thread has its own working memory.
@@ -65,8 +65,9 @@ _MOST_SIDE = 65_500  # MAX_DIMENSION
 
 MATRIX_BITS = 14  # SF_MATRIX_BITS
 COLOUR_TABLES = np.dtype([("linear", "u2", (3, 256)), ("matrix", "i4", (3, 3)), ("encoded", "u1", (1 << 15,))])
-"""How RGB of another space becomes sRGB, sf_colour_tables of kernel.h: `linear` light of each channel's levels, times
-`matrix` in units of 1/2^MATRIX_BITS, whose rows have sums of magnitudes below 4; and the level of each light."""
+"""The conversion of another RGB space to sRGB, sf_colour_tables of kernel.h: `linear` has the light of each channel's
+levels, `matrix` is in units of 1/2^MATRIX_BITS, with sums of magnitudes below 4 per row, and `encoded` has the level
+of each light."""
 
 
 def available() -> bool:
@@ -85,9 +86,8 @@ def describe() -> str:
 def version() -> str:
     """Return the version of the libjpeg-turbo that the kernel uses, "none" without a kernel.
 
-    Nothing else changes the pixels: not the path of the library, and not the instructions in use. But x86 and aarch64
-    decode damaged files whose coefficients exceed an encoder's range, which libjpeg-turbo decodes, to different pixels:
-    its loops saturate there in different steps.
+    The pixels depend on nothing else, such as the instructions in use, with one exception: libjpeg-turbo decodes
+    damaged files whose coefficients exceed an encoder's range to different pixels on x86 and aarch64.
     """
     kernel = binding.load()
     return "none" if isinstance(kernel, str) else kernel.version
@@ -109,24 +109,24 @@ def decode_crops(
     """Decode a crop of each JPEG, resize it with antialiasing, and write it into `out`, flipped where `flips` is set.
 
     Args:
-        payloads: N encoded images, which are read in place, slices of a memory map for example. Or decoded images,
-            uint8 [H, W, 3], RGB, contiguous, which are cropped, resized and flipped alike.
+        payloads: N encoded images, which are read in place, such as slices of a memory map; or decoded images, uint8
+            [H, W, 3], RGB, contiguous, which are cropped, resized and flipped in the same way.
         boxes: int32 [N, 4], crops as x, y, width, height in pixels of the encoded image; None for the whole images.
         flips: bool or uint8 [N], whether to flip horizontally.
-        out: uint8 [N, 3, H, W], RGB; each image is contiguous, either so or as [H, W, 3] (channels last).
+        out: uint8 [N, 3, H, W], RGB; each image is contiguous as [3, H, W] or as [H, W, 3] (channels last).
         resized: int32 [N, 4], width, height, left, top: the crop is resized to width x height, and the H x W window at
-            (left, top) of that is written, as by torchvision's `Resize` and `CenterCrop`. None resizes the crop to
-            H x W.
+            (left, top) of the result is written, as by torchvision's `Resize` and `CenterCrop`. None resizes the crop
+            to H x W.
         interpolation: The filter; all are antialiased.
-        expected: int32 [N, 2], width and height that each box was chosen for, 0 where not known. An image of another
-            size is `Status.WRONG_SIZE`.
-        seek_tables: bool [N], whether the seek table of an image may be used, if it has one: because the caller knows
-            that it was made from this very image. One made to deceive gives other pixels. None uses no table.
+        expected: int32 [N, 2], width and height for which each box was chosen, 0 if unknown. An image of another size
+            is `Status.WRONG_SIZE`.
+        seek_tables: bool [N], whether an image's seek table may be used, if it has one. Allow it only if it is known to
+            be made from this image: a forged table gives other pixels. None uses no table.
         oversampling: 0 decodes at full scale, which gives torchvision's pixels. n > 0 decodes at the smallest of the
-            scales 1, 1/2, 1/4 and 1/8 at which the crop is still n times as large as wanted, each way. 2 saves a third
-            of the time on photographs of 12 megapixels, and pixels differ by a few levels (54 dB).
-        max_pixels: Larger images are `Status.TOO_LARGE` before memory is allocated for them, as are those that exceed a
-            limit that follows from it (`formats.image_limits`).
+            scales 1, 1/2, 1/4 and 1/8 at which both sides of the crop are still n times as long as wanted. 2 saves a
+            third of the time on photographs of 12 megapixels, and pixels differ by a few levels (54 dB).
+        max_pixels: Larger images are `Status.TOO_LARGE` before memory is allocated for them, as are images that exceed
+            a limit derived from it (`formats.image_limits`).
 
     Returns:
         The images with a problem, by ascending index.
@@ -141,10 +141,11 @@ def decode_crops(
 
 
 class View(NamedTuple):
-    """A crop of each image of a batch, as the arguments of `decode_crops` describe it.
+    """A crop of each image of a batch; for the fields, see the arguments of `decode_crops`.
 
-    With `places`, int64 [N, 3], images have different sizes: where each begins in `out`, uint8 [bytes], its width and
-    its height. `patch` writes each as its patches, row after row, [3, patch, patch] each; its sides are multiples.
+    For images of different sizes, `out` is uint8 [bytes], and `places`, int64 [N, 3], has the offset, width and height
+    of each image. With `patch`, images are written as patches [3, patch, patch], row by row; their sides must be
+    multiples.
     """
 
     boxes: NDArray[np.int32] | None
@@ -164,12 +165,12 @@ def decode_views(
     seek_tables: NDArray[np.bool_] | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> list[Problem]:
-    """Decode each image once, as much of it as all of its views need, and crop every view from that.
+    """Decode each image once, as far as its views need it, and crop all views from the result.
 
-    Each view has the pixels that `decode_crops` gives it. A problem concerns an image, in all of its views: with
-    several, damage is found wherever one of them would find it.
+    Each view has the pixels of `decode_crops`. A problem applies to all views of an image: damage is found if it is in
+    the decoded part of any view.
 
-    Images can be `in_files`; their payloads are empty. One whose file cannot be read, or has another CRC-32, is
+    Images may be `in_files`; their payloads are empty. An image whose file cannot be read, or has another CRC-32, is
     `Status.UNREAD`.
     """
     options = {"filter": FILTERS["bilinear"], "oversampling": 0}
@@ -228,7 +229,7 @@ def _decode(
 
 
 def _layout(view: View, address: Callable[[NDArray[Any] | None], int | None]) -> dict[str, Any]:
-    """Return the fields of a batch that say where its images are written, and how large they are."""
+    """Return the fields of a batch for the place and size of its images."""
     if view.places is not None:
         return {"places": address(view.places), "patch": view.patch}
     out = view.out
@@ -295,7 +296,7 @@ def decode_resized(
 ) -> Problem | None:
     """Decode a whole JPEG and resize it, with antialiasing, to the size of `out`: uint8 [H, W, 3], RGB, contiguous.
 
-    It is for packing, so `oversampling` is on. Returns the problem of the image, and raises as `decode_crops` does.
+    It is for packing, so `oversampling` is on by default. Returns the problem of the image; raises as `decode_crops`.
     """
     if out.ndim != 3 or out.shape[2] != 3 or not out.flags.c_contiguous:
         raise ConfigError(f"out: expected a contiguous uint8 [H, W, 3], found {out.dtype} {list(out.shape)}")
@@ -324,10 +325,10 @@ def convert_colours(pixels: NDArray[np.uint8], tables: NDArray[np.void]) -> None
 
 
 def seek_table(payload: bytes | memoryview, *, max_pixels: int = MAX_PIXELS) -> bytes | None:
-    """Return the segment with the seek table of a JPEG (`formats.seek_table`), whether or not the JPEG holds one.
+    """Return the segment with a new seek table of a JPEG (`formats.seek_table`).
 
-    None if it can have none: it is damaged or progressive, has restart markers or several scans, or `decode_crops` does
-    not decode it; and where none is small enough: more than 1 % of the scan.
+    None if the JPEG can have no table, because it is damaged or progressive, has restart markers or several scans, or
+    `decode_crops` cannot decode it; or if the table would exceed 1 % of the scan.
     """
     return binding.thread_decoder().seek_table(payload, binding.Limits(*limits(max_pixels))) or None
 

@@ -1,8 +1,8 @@
-"""The binding of the native kernel: kernel.h in ctypes, and the search for the two libraries that it needs.
+"""The binding of the native kernel: kernel.h in ctypes, and the search for the kernel and libjpeg-turbo.
 
-The kernel is a shared library without Python in it (`setup.py` builds it), so ctypes loads it and releases the GIL for
-the length of a call. libjpeg-turbo is loaded at run time: from Pillow's wheel first, because that one is recent and
-belongs to the environment, then from torchvision's, then from the conda environment or the system.
+The kernel is a shared library without Python code (`setup.py` builds it); ctypes loads it, and releases the GIL during
+a call. libjpeg-turbo is loaded at run time: first from Pillow's wheel, which is recent and belongs to the environment,
+then from torchvision's, then from the conda environment or the system.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 
 _SWITCH = "SHARDFLOW_KERNEL"
-"""The environment variable that turns the kernel off: for all processes of a run, and without a change of its code."""
+"""The environment variable that turns the kernel off for all processes of a run."""
 
-# pip would install the wheel that it built and kept when there was no compiler.
+# Without --no-cache-dir, pip would install its cached wheel, built without a compiler.
 _AGAIN = "install shardflow again, with pip's --no-cache-dir --force-reinstall --no-deps"
 
 _PACKAGES = {  # by the ID of os-release
@@ -51,12 +51,12 @@ _PACKAGES = {  # by the ID of os-release
 
 
 class Status(enum.IntEnum):
-    """The problem of an image. With `DAMAGED` its pixels are complete, with all others they are zero."""
+    """The problem of an image. Its pixels are complete if it is `DAMAGED`, and zero otherwise."""
 
     DAMAGED = 1  # corrupt data after which libjpeg-turbo continued
     CORRUPT = 2  # not a JPEG, or not one that can be decoded
     TRUNCATED = 3  # the bytes end before the image does
-    UNSUPPORTED = 4  # for a general decoder: CMYK, 12 bits, arithmetic coding
+    UNSUPPORTED = 4  # CMYK, 12 bits, arithmetic coding: use a general decoder
     TOO_LARGE = 5  # more pixels, scans or working memory than allowed
     BAD_BOX = 6  # a crop outside of the image, or a window outside of the resized crop
     NO_MEMORY = 7
@@ -66,7 +66,7 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The problem of an image of a batch, and the position of that image in the batch."""
+    """A problem, and the position of its image in the batch."""
 
     index: int
     status: Status
@@ -79,22 +79,22 @@ class Header:
 
     width: int  # in pixels, before any EXIF orientation
     height: int
-    components: int  # 1 of grey, 3 of colour, 4 of CMYK images
+    components: int  # 1 grey, 3 colour, 4 CMYK
     progressive: bool
 
 
 @dataclass(slots=True, eq=False)
 class ImageInFile:
-    """An encoded image in its file: the kernel reads it, checks it and decodes it while it is in the cache.
+    """An encoded image in its file: the kernel reads, checks and decodes it while it is in the CPU cache.
 
     Other parts of its sample may be read with it; they are checked too, and copied to memory.
 
     Attributes:
-        descriptor, begin, size: The bytes that are read of a file.
-        parts: The address that a part is copied to, or 0 for the image, its offset in the file, its size and CRC-32.
-        part_bytes: The sizes of all parts together.
-        read: Returns the image, read and checked without the kernel.
-        owners: The objects that keep the file open, and the memory that parts are copied to.
+        descriptor, begin, size: The file, and the bytes to read from it.
+        parts: Per part, the address to copy it to (0 for the image), its offset in the file, its size and CRC-32.
+        part_bytes: The total size of all parts.
+        read: Reads and checks the image without the kernel, and returns it.
+        owners: The objects that keep the file open, and the memory to which parts are copied.
     """
 
     descriptor: int
@@ -143,15 +143,15 @@ class _Header(ctypes.Structure):  # sf_header
 
 
 class Way(enum.IntEnum):
-    """How JPEGs are decoded; the pixels and the problems are the same."""
+    """How JPEGs are decoded; the pixels and problems do not depend on it."""
 
     LIBRARY = 0  # by libjpeg-turbo alone
-    PLAIN = 1  # by the kernel in plain C where it can
-    FAST = 2  # those, in vectors
+    PLAIN = 1  # by the kernel if it can, in plain C
+    FAST = 2  # by the kernel if it can, with vector instructions
 
 
 class Kernel:
-    """The loaded kernel, and the libjpeg-turbo it uses, with its file and its version."""
+    """The loaded kernel, and the libjpeg-turbo that it uses."""
 
     def __init__(self, dll: ctypes.CDLL, library: int, libjpeg: str) -> None:
         self.dll = dll
@@ -178,24 +178,24 @@ class Decoder:
 
     @property
     def faults(self) -> int:
-        """Number of images that libjpeg-turbo decoded again, because of a fault in their Huffman codes."""
+        """Number of images that libjpeg-turbo decoded again because of faulty Huffman codes."""
         return int(self._dll.sf_workspace_faults(self._handle))
 
     def decode(self, *views: Batch) -> list[Problem]:
-        """Decode one view of the images or several, and return the problems by ascending index."""
+        """Decode one or several views of the images; return the problems by ascending index."""
         if len(self._problems) < views[0].count:
             self._problems = (_Problem * views[0].count)()
         found = self._dll.sf_decode(self._handle, (Batch * len(views))(*views), len(views), self._problems)
         return [_problem(problem) for problem in self._problems[:found]]
 
     def transcode(self, asked: ctypes.Structure, made: ctypes.Structure) -> Problem | None:
-        """Transcode an image as asked, and return its problem; the result is valid until the next call."""
+        """Transcode an image; return its problem, or fill in `made`, which is valid until the next call."""
         problem = _Problem()
         found = self._dll.sf_transcode(self._handle, ctypes.byref(asked), ctypes.byref(made), ctypes.byref(problem))
         return _problem(problem) if found else None
 
     def convert_colours(self, pixels: int, count: int, tables: int) -> None:
-        """Convert pixels in place, by the tables at an address."""
+        """Convert pixels in place; `pixels` and `tables` are addresses."""
         self._dll.sf_convert_colours(pixels, count, tables)
 
     def read_header(self, payload: bytes | memoryview) -> Header:
@@ -214,7 +214,7 @@ class Decoder:
         return Header(header.width, header.height, header.components, bool(header.progressive))
 
     def seek_table(self, payload: bytes | memoryview, limits: Limits) -> bytes:
-        """Return the segment with the seek table of a JPEG, b"" where it can have none."""
+        """Return the segment with the seek table of a JPEG; b"" if it can have none."""
         images, sizes = addresses([payload])
         segment, size, problem = ctypes.create_string_buffer(_SEGMENT_BYTES), ctypes.c_size_t(), _Problem()
         found = self._dll.sf_seek_table_of(
@@ -236,12 +236,12 @@ def _problem(found: _Problem) -> Problem:
 def addresses(
     payloads: Sequence[Payload],
 ) -> tuple[ctypes.Array[Any], ctypes.Array[ctypes.c_size_t]]:
-    """Return addresses and sizes of payloads. Nothing is copied: they are valid as long as the caller holds them."""
+    """Return addresses and sizes of payloads, without copying: they are valid while the caller keeps the payloads."""
     count = len(payloads)
     sizes = (ctypes.c_size_t * count)(*map(len, payloads))
     strings: Callable[..., ctypes.Array[ctypes.c_char_p]] = ctypes.c_char_p * count
     try:
-        return strings(*payloads), sizes  # 0.2 us each, but takes nothing other than `bytes`
+        return strings(*payloads), sizes  # 0.2 us each, but only for `bytes`
     except TypeError:
         pass
     images = (ctypes.c_void_p * count)()
@@ -254,7 +254,7 @@ def addresses(
 def places(
     images: Sequence[ImageInFile | None],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
-    """Return sf_file and sf_part of images, by columns; None where none is in a file."""
+    """Return sf_file and sf_part of images as int64 arrays; None if no image is in a file."""
     files, parts = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for image in images:
         if image is None:
@@ -289,7 +289,7 @@ def load() -> Kernel | str:
     if switch := os.environ.get(_SWITCH, ""):
         if switch != "off":
             raise ConfigError(f"the environment variable {_SWITCH} is {switch!r}; allowed is off, or leave it unset")
-        return f"the native kernel is turned off by {_SWITCH}={switch} in the environment: unset it"
+        return f"the native kernel is turned off by {_SWITCH}={switch} in the environment; unset it"
     return open_kernel(Path(__file__).parent, libjpeg_candidates())
 
 
@@ -298,15 +298,15 @@ def open_kernel(folder: Path, candidates: Iterable[str]) -> Kernel | str:
     path = folder / "_kernel.so"
     if not path.exists():
         return (
-            "the native kernel was not built: install a C compiler (on Debian and Ubuntu: apt install gcc libc6-dev), "
+            "the native kernel was not built; install a C compiler (on Debian and Ubuntu: apt install gcc libc6-dev), "
             f"then {_AGAIN}"
         )
     try:
         dll = _declare(ctypes.CDLL(str(path)))
     except (AttributeError, OSError) as error:
-        return f"the native kernel {path} cannot be loaded ({error}): {_AGAIN}"
+        return f"the native kernel {path} cannot be loaded ({error}); {_AGAIN}"
     if dll.sf_abi() != _ABI:
-        return f"the native kernel {path} was built from other sources: {_AGAIN}"
+        return f"the native kernel {path} was built from other sources; {_AGAIN}"
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     refused = []
     for candidate in candidates:
@@ -314,11 +314,11 @@ def open_kernel(folder: Path, candidates: Iterable[str]) -> Kernel | str:
         if library:
             return Kernel(dll, library, str(Path(message.value.decode()).resolve()))
         refused.append(f"{candidate}: {message.value.decode(errors='replace')}")
-    return f"no libjpeg-turbo that the native kernel can use ({'; '.join(refused)}): {libjpeg_remedy()}"
+    return f"no libjpeg-turbo that the native kernel can use ({'; '.join(refused)}); {libjpeg_remedy()}"
 
 
 def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the types of the functions of kernel.h; an AttributeError says that the library lacks one."""
+    """Declare the types of the functions of kernel.h; AttributeError if the library lacks one."""
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     dll.sf_abi.argtypes = []
     dll.sf_crc32.argtypes, dll.sf_crc32.restype = [pointer, ctypes.c_size_t, integer], ctypes.c_uint32
@@ -347,7 +347,7 @@ def libjpeg_candidates() -> Iterator[str]:
 
 
 def libjpeg_remedy() -> str:
-    """Return how a libjpeg-turbo comes into this environment."""
+    """Return the command that installs libjpeg-turbo in this environment."""
     if Path(sys.prefix, "conda-meta").exists():
         return "conda install -c conda-forge libjpeg-turbo"
     try:

@@ -1,11 +1,11 @@
-"""Transcoding: a JPEG becomes a smaller one without leaving its own colours.
+"""Transcoding: resizes a JPEG in its own colour space.
 
-It is decoded to planes of luma and chroma, at a reduced scale if twice the target is left for the filter. Each plane is
-resized, turned, cropped and encoded again. Nothing is converted to RGB and back, and chroma is not upsampled to be
-downsampled again: that is both faster and nearer to the original.
+It is decoded to planes of luma and chroma, at a reduced scale if that is still twice the target size. Each plane is
+resized, turned, cropped and encoded. Skipping the conversion to RGB and the upsampling of chroma is faster, and closer
+to the original.
 
-Grey images get neutral chroma. RGB without YCbCr, CMYK, 12 bits, arithmetic and lossless coding are
-`Status.UNSUPPORTED`, and damage is a problem: use a general decoder.
+Grey images get neutral chroma. JPEGs in RGB, CMYK, 12 bits, arithmetic or lossless coding are `Status.UNSUPPORTED`, and
+damage is a problem: use a general decoder.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .binding import FILTERS, Limits, Problem, addresses, thread_decoder
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
 SAMPLINGS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2)}
-"""Chroma subsamplings: how many samples of luma there are to one of chroma, across and down."""
+"""Chroma subsampling → the number of luma samples per chroma sample, horizontally and vertically."""
 
 TRANSCODING = "planes 1"
-"""The computation: raised with every change of the bytes that come of a JPEG."""
+"""The version of the computation, raised with every change of its output bytes."""
 
 _OVERSAMPLING = 2
 
@@ -33,8 +33,8 @@ class Transcoded(NamedTuple):
     """A transcoded image."""
 
     image: bytes
-    sums: tuple[int, ...]  # over its pixels before they were encoded, as RGB, each with the chroma that it shares
-    squares: tuple[int, ...]
+    sums: tuple[int, ...]  # per channel in RGB, over the pixels before encoding, with subsampled chroma
+    squares: tuple[int, ...]  # sums of squares
 
 
 class _Transcoding(ctypes.Structure):  # sf_transcoding
@@ -74,22 +74,22 @@ def transcode(
     with_seek_table: bool,
     max_pixels: int = MAX_PIXELS,
 ) -> Transcoded | Problem:
-    """Resize a JPEG, turn it upright, and encode a window of that as a baseline JPEG.
+    """Resize a JPEG, turn it upright, and encode a window of it as a baseline JPEG.
 
     Args:
         payload: The encoded image.
         stored: Its width and height in pixels.
-        resized: Stored width and height after the resize, 1 … 65500 each.
-        orientation: The orientation, 1 … 8, as in EXIF.
+        resized: Width and height after the resize, before turning, 1 … 65500 each.
+        orientation: The EXIF orientation, 1 … 8.
         window: Left, top, right and bottom in the upright resized image.
         interpolation: The filter; all are antialiased.
         quality: 1 … 100.
         subsampling: "4:4:4", "4:2:2" or "4:2:0", of the encoded image.
-        with_seek_table: Write its seek table (`formats.seek_table`), where it can have one that is small enough.
-        max_pixels: As of `decode_crops`.
+        with_seek_table: Write a seek table (`formats.seek_table`), if it is small enough.
+        max_pixels: As for `decode_crops`.
 
     Returns:
-        The image, or the problem that it has.
+        The image, or its problem.
 
     Raises:
         ConfigError: An argument is out of its range.

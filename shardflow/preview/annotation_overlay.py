@@ -1,7 +1,7 @@
-"""The annotation overlay: masks, boxes and keypoints, drawn over the picture of a sample as the dataset declares them.
+"""The annotation overlay: the declared masks, boxes and keypoints of a sample, drawn over its picture.
 
-Classes of a mask and labels of boxes have the colours of one palette, which tells apart what lies side by side; a mask
-with very many values, such as a depth, is one colour of many strengths.
+Classes of a mask and labels of boxes have the colours of one palette. A mask with many values, such as depth, has one
+colour in many strengths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardflow.geometry.crops import Crops
 from shardflow.geometry.segment_masks import segment_mask
 
 PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#7fdb4c", "#b07aff", "#ff5a5f")
-"""Colours that are told apart on pictures, also by most colour-blind people: Okabe and Ito's, and some more."""
+"""Okabe and Ito's colours, which most colour-blind people can distinguish, and three more."""
 
 _MASK_STRENGTH = 0.5
 _MOST_CLASSES = 64  # values of a mask up to which each has its own colour
@@ -41,17 +41,17 @@ class Overlay(NamedTuple):
 def draw_annotations(
     picture: Image.Image, size: tuple[int, int], parts: Mapping[str, bytes], annotations: Annotations
 ) -> Overlay:
-    """Draw the annotations of a sample over its picture in RGB, which may be smaller than its image of this size.
+    """Draw the annotations of a sample over its picture in RGB; `size` is that of the image, (width, height).
 
     Raises:
         DecodeError: The sample lacks a declared part, or the part differs from its declaration.
-        TooLargeError: A mask is larger than is decoded by default.
+        TooLargeError: A mask exceeds the default limit for decoding.
     """
     if missing := annotations.missing(parts):
         raise DecodeError(missing)
     for mask in annotations.masks:
         with map_codec_errors(DecodeError), open_mask(parts[mask], size) as image:
-            load_mask(image)  # which refuses values that have no meaning
+            load_mask(image)  # refuses invalid values
             picture = _with_mask(picture, image)
     found, whole = read_coordinates(annotations, parts.get, size), Crops.of([size])
     for segments in found.box_fields.values():
@@ -62,7 +62,7 @@ def draw_annotations(
 
 
 def draw_arrays(picture: Image.Image, masks: Sequence[Array], found: Coordinates) -> Overlay:
-    """Draw masks, [1 or 3, H, W] as large as a picture in RGB, and coordinates in its pixels over it."""
+    """Draw masks [1 or 3, H, W] and coordinates in pixels over an RGB picture of size [H, W]."""
     of_boxes = [values for values in found.box_fields.values() if values.ndim == 3 and len(values)]
     numbered = [(values * np.arange(1, len(values) + 1)[:, None, None]).max(0, keepdims=True) for values in of_boxes]
     for mask in [*masks, *numbered]:
@@ -96,10 +96,10 @@ def _with_mask(picture: Image.Image, image: Image.Image) -> Image.Image:
 
 
 def _draw_coordinates(pen: ImageDraw.ImageDraw, found: Coordinates, scale: npt.NDArray[np.float64]) -> str:
-    """Draw boxes and keypoints; return how many boxes there are, or points where no boxes are declared."""
+    """Draw boxes and keypoints; return the number of boxes, such as "2 boxes", or of keypoints without boxes."""
     boxes = np.empty((0, 4)) if found.boxes is None else found.boxes * np.tile(scale, 2)
     labels = found.box_fields.get("labels", np.arange(len(boxes)))
-    shown = (boxes[:, :2] < boxes[:, 2:]).all(1)  # packing leaves zeros in place of a box that was cut off
+    shown = (boxes[:, :2] < boxes[:, 2:]).all(1)  # a box that packing cut off is all zeros
     for box, label in zip(boxes[shown].tolist(), labels[shown].tolist(), strict=True):
         left, top, right, bottom = box
         outline = (left, top, max(left, right - 1), max(top, bottom - 1))

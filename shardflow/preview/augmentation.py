@@ -40,16 +40,17 @@ def training_loader(url: str | os.PathLike[str], split: str, seed: int = 0) -> L
 
 
 def augment_sample(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
-    """Return a sample as packed, and as this loader's workers make it in each epoch, with the annotations it returns.
+    """Return a sample as packed, and as the loader's workers make it in each epoch, with its annotations.
 
-    The loader is not iterated. Steps that work on whole batches are not shown: padding, `batch_transform`, and
-    transforms on a device. If the loader has `samples_per_epoch`, the epochs are passes over the split.
+    The loader is not iterated. Steps on whole batches are not shown: padding, `batch_transform`, and transforms on a
+    device. If the loader has `samples_per_epoch`, an epoch here is a pass over the split.
 
     Raises:
-        ConfigError: It is not a `Loader`, the sample does not exist, or the loader does not make pictures.
+        ConfigError: `loader` is not a `Loader`, the sample does not exist, or the loader does not return pictures.
+        DecodeError: The sample has no image.
     """
     if not isinstance(loader, Loader):
-        raise ConfigError(f"the preview shows the samples of one Loader, found {loader!r:.80}; of a Mix, give a loader")
+        raise ConfigError(f"the preview needs a Loader, found {loader!r:.80}; for a Mix, give one of its loaders")
     source, dataset, split = loader.source, loader.dataset.dataset, loader.split.name
     sample = _read_sample(dataset, split, number, len(loader.dataset))
     found = [loader.explain(number, epoch=epoch, sample=sample) for epoch in range(epochs)]
@@ -78,14 +79,14 @@ def augment_sample(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
             detail = f"{image.shape[2]} x {image.shape[1]}, {_dtype(image)}"
             tiles.append(Tile(f"epoch {epoch}, {IMAGES}[{place}]", detail, _picture(image, low, high)))
     title = f"Sample {number} of {split}"
-    with contextlib.suppress(ShardflowError):  # tars of other tools do not tell
+    with contextlib.suppress(ShardflowError):  # tars of other tools have no receipts
         title += f", from {dataset[split].source(number)}"
     return ContactSheet(title, subtitle + scale, tiles)
 
 
 def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> Sample:
     if not 0 <= number < total:
-        raise ConfigError(f"split {split!r} has the samples 0 to {total - 1}, and not {number}")
+        raise ConfigError(f"split {split!r} has no sample {number}; its samples are 0 to {total - 1}")
     sample = SampleReader(dataset, split).read(number)
     if not IMAGE_PARTS.intersection(sample.parts) and not dataset.manifest.annotations.images:
         raise DecodeError(f"sample {sample.key} has no image, only {', '.join(sample.parts)}")
@@ -97,13 +98,13 @@ def _pictures(image: object) -> list[torch.Tensor]:
         return list(image if image.ndim == 4 else image[None])
     found = f"{_dtype(image)} {list(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
     raise ConfigError(
-        f"the loader turns a sample into {found}, which is not a picture: expected a tensor [3, H, W], [1, H, W] or "
+        f"the loader turns a sample into {found}, not a picture; expected a tensor [3, H, W], [1, H, W] or "
         "[views, 3, H, W]; for images that are decoded on a device, use decoders.RandomResizedCrop in the preview"
     )
 
 
 def _scale(images: Sequence[torch.Tensor]) -> tuple[float, float, str]:
-    """Return which values are black and white, the same for all images, and a note if they are not 0 and 255."""
+    """Return the values shown as black and white in all images, and a note if they are not 0 and 255."""
     if all(image.dtype == torch.uint8 for image in images):
         return 0.0, 255.0, ""
     values = torch.cat([image.flatten().double() for image in images])

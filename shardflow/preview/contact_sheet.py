@@ -26,21 +26,21 @@ from .sample_reader import RawSample
 
 PAPER, INK, FAINT, FRAME = "#f7f6f3", "#1d1d1f", "#6b6a6f", "#e6e4df"
 
-SIDE = 176  # pixels of a tile's picture, each way
+SIDE = 176  # width and height of a tile's picture in pixels
 COLUMNS = 6
 _GAP, _MARGIN, _HEADER, _TITLE, _LINE = 14, 36, 104, 44, 16
 _PROBLEM_CHARACTERS, _PROBLEM_LINES = 24, 4
-_MOST_CAPTION = 4000  # characters: a page with 10,000 samples stays small enough for a browser
+_MOST_CAPTION = 4000  # characters, so that browsers can open a page with 10,000 samples
 _LEAST_COLUMNS = 4
 _FORMATS = {".png": "PNG", "": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _JPEG_QUALITY = 92
 
 
 class Tile(NamedTuple):
-    """A picture of one sample or file, in RGB and of any size, with two lines about it, and its problem.
+    """A picture of a sample or file, in RGB and of any size, with two lines of text, and its problem.
 
-    That of a sample also has its number in the split, its key, its classes, the size and the bytes of its image, and
-    the text of its caption.
+    The tile of a sample also has the sample's number in the split, key, classes and caption, and the width, height and
+    bytes of its image.
     """
 
     title: str
@@ -66,7 +66,7 @@ class ContactSheet(NamedTuple):
 def sample_tiles(
     samples: Iterable[RawSample], classes: Sequence[str] | None, annotations: Annotations = NOTHING
 ) -> Iterator[Tile]:
-    """Yield the tile of each sample, its annotations drawn over it; the title is its number and its classes."""
+    """Yield a tile per sample, with its annotations drawn over it; the title is its number and classes."""
     stems = {image_stem(part) for part in annotations.images}
     for sample in samples:
         further = [data for part, data in sample.parts.items() if image_stem(part) in stems]
@@ -109,10 +109,10 @@ def sample_tiles(
 
 
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
-    """Return an encoded image upright, decoded no larger than tiles need, and its size; None if it cannot be decoded.
+    """Return an image upright, scaled down for a tile, and its full size; None if it cannot be decoded.
 
     Raises:
-        TooLargeError: It is larger than is decoded by default.
+        TooLargeError: The image exceeds the default limit for decoding.
     """
     try:
         if image_array.is_array(payload):
@@ -131,7 +131,7 @@ def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None
 
 
 def _array_picture(payload: bytes) -> Image.Image:
-    """Return the first three channels of an array, or the first, in 8 bits."""
+    """Return the first three channels of an array, or the first if it has fewer, in 8 bits."""
     check_image(payload)
     pixels = image_array.pixels(payload)
     shown = pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0]
@@ -170,10 +170,10 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
 
 
 def picture_format(path: str | os.PathLike[str]) -> str:
-    """Return the format of a picture that the suffix of its file stands for: PNG, without a suffix too, or JPEG."""
+    """Return the format of a picture by the suffix of its file: PNG, also without a suffix, or JPEG."""
     suffix = Path(path).suffix.lower()
     if suffix not in _FORMATS:
-        raise ConfigError(f"{path}: a picture is written as .png or .jpg, not as {suffix}")
+        raise ConfigError(f"{path}: pictures cannot be written as {suffix}; choose .png or .jpg")
     return _FORMATS[suffix]
 
 

@@ -21,9 +21,9 @@ _MOST_BYTES = 64_000_000  # that are read of a quarantined file
 
 
 def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> Iterator[Tile]:
-    """Yield the tile of each input; its picture is read from the source, if that is known."""
+    """Yield the tile of each input, with its picture if the source is known."""
     root = None if source is None else source.local_path("")
-    above = "" if root is None else os.path.join(root.absolute(), "")  # an input of a table may have an absolute path
+    above = "" if root is None else os.path.join(root.absolute(), "")  # inputs of a table may have absolute paths
     for each in inputs:
         picture, detail = None, each.stage
         name = each.path.removeprefix(above) if above else each.path
@@ -36,14 +36,14 @@ def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> I
                 decoded = _decode_truncated(payload)
                 picture = None if decoded is None else decoded[0]
             except TooLargeError:
-                pass  # most likely the reason why it was not packed
-            except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
+                pass  # most likely why the input was not packed
+            except (ShardflowError, ValueError):  # ValueError: a path that the storage refuses
                 detail = f"{each.stage}, no longer in the source"
         yield Tile("/".join(name.split("/")[-2:]), detail, picture, each.reason)  # cameras repeat names in each folder
 
 
 def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
-    """Decode an image that may be truncated; Pillow's switch for it is global, so it is set only for a moment."""
+    """Decode an image that may be truncated; Pillow's global switch for it is set only meanwhile."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
@@ -55,7 +55,7 @@ def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | N
 
 @contextlib.contextmanager
 def _silent_codecs() -> Iterator[None]:
-    """Keep messages of codecs in C, such as libtiff, from the terminal: the reason is on the sheet."""
+    """Hide messages of C codecs, such as libtiff: the reason is on the sheet."""
     sys.stderr.flush()
     before = os.dup(2)
     try:

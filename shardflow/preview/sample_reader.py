@@ -1,7 +1,7 @@
-"""The sample reader: reads single samples, and of a remote dataset no whole shards.
+"""The sample reader: reads single samples without downloading whole shards.
 
-The index of a shard has the place and checksums of each sample, and the manifest the checksum of the index. So each
-sample is read by one ranged request, and checked.
+The index of a shard has the offset and checksums of each sample, and the manifest has the checksum of the index. So
+one ranged request reads a sample, which is then checked.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RawSample(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """The text of its part txt, or else of `caption` or `captions` in json, a line each; "" without one."""
+        """The text of the part txt, or else of `caption` or `captions` in json, one per line; "" without one."""
         if (text := self.parts.get("txt")) is not None:
             return text.decode(errors="replace")
         found: Any = None
@@ -57,7 +57,7 @@ class RawSample(NamedTuple):
 
     @property
     def labels(self) -> list[int]:
-        """The numbers of its classes: one, several, or none, also where its label cannot be parsed."""
+        """The numbers of the sample's classes; empty without a label, or if it cannot be parsed."""
         with contextlib.suppress(DecodeError):
             return list(sample_labels(self.parts.get) or ())
         return []
@@ -85,16 +85,16 @@ class SampleReader:
             return self._indexes[shard]
 
     def samples(self, numbers: Iterable[int]) -> Iterator[RawSample]:
-        """Yield samples of the split by number, in the order of the numbers; several are read at a time."""
+        """Yield samples of the split by number, in the given order; several are read in parallel."""
         rest = iter(numbers)
         with ThreadPoolExecutor(_THREADS) as pool:
             while some := list(itertools.islice(rest, _AT_A_TIME)):
                 yield from pool.map(self._sample, some)
 
     def spread_shards(self, count: int = 1) -> list[int]:
-        """Return the numbers of up to four shards, evenly spread over the split: few, because each needs its index.
+        """Return the numbers of up to four shards, or more if `count` samples need more, evenly spread over the split.
 
-        There are more of them if `count` samples need more.
+        They are few, because each needs its index.
         """
         shards = len(self.split.shards)
         return _spread(shards, max(_SHARDS, -(-count * shards // max(1, len(self.split)))))
@@ -131,11 +131,11 @@ class SampleReader:
         """Return a sample of the split by number, as `Split` returns it.
 
         Raises:
-            IntegrityError, FormatError: It is damaged.
-            NotFoundError: Its shard is missing.
+            IntegrityError, FormatError: The sample is damaged.
+            NotFoundError: The sample's shard is missing.
         """
         shard, record = self.split.locate(number)
-        if (rows := self.index_rows(shard)) is None:  # the whole shard has to be read
+        if (rows := self.index_rows(shard)) is None:  # without an index, the whole shard must be read
             return self.split.reader.read(shard, record)
         span = self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record))
         data = memoryview(bytearray(span))  # writable, as decoders expect

@@ -28,17 +28,17 @@ from .local_files import (
     write_verified,
 )
 
-_REMOVED = ".nfs"  # of files that NFS keeps until the last process has closed them
+_REMOVED = ".nfs"  # prefix of removed files that NFS keeps until the last process closes them
 
 
 class LocalStorage:
-    """Files below a directory; see Storage. Several processes may use it at once."""
+    """Files below a directory; see Storage. Several processes may use one at the same time."""
 
     idle_timeout_s = IDLE_TIMEOUT_S
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._locked: os.stat_result | None = None  # the root, while a writer has it locked
+        self._locked: os.stat_result | None = None  # the root, while a writer holds its lock
 
     def __str__(self) -> str:
         return str(self.root)
@@ -82,7 +82,7 @@ class LocalStorage:
             return None
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob of known content into a new file. It is read once: the page cache would return the same again."""
+        """Copy a blob of known content into a new file. There is no retry: the page cache would return the same."""
         path = self.local_path(name)
 
         def copy() -> None:
@@ -93,10 +93,7 @@ class LocalStorage:
         reread(path, copy)
 
     def put(self, name: str, content: bytes | Path, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob; one that is replaced under the condition of its tag is locked meanwhile.
-
-        A file on the same disk is renamed, not copied.
-        """
+        """Publish a blob. With `replaces`, the old one is locked meanwhile. A file on the same disk is renamed."""
         with self._locked_blob(name, replaces), self.writing(name, create_only=new) as temporary:
             if isinstance(content, Path):
                 move(content, temporary)
@@ -105,7 +102,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _locked_blob(self, name: str, tag: str | None) -> Iterator[None]:
-        """Lock the blob that has a tag, which must be the current one, while the body runs; none without a tag."""
+        """Lock a blob while the body runs, if `tag` is given, which must be the blob's current tag."""
         if tag is None:
             yield
             return
@@ -113,8 +110,8 @@ class LocalStorage:
         with map_os_errors(path), contextlib.ExitStack() as held:
             self._check_root()
             is_current = False
-            with contextlib.suppress(FileNotFoundError):  # not of the body, which has its own errors
-                # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
+            with contextlib.suppress(FileNotFoundError):  # not raised by the body
+                # After another writer released its lock, the path has a new file, so the tag is compared after locking.
                 # NFS locks only files that are open for writing.
                 old = held.enter_context(open(path, "r+b" if os.access(path, os.W_OK) else "rb"))
                 tags = {_version(os.fstat(old.fileno())).tag, _version(path.stat()).tag}
@@ -130,7 +127,7 @@ class LocalStorage:
         final = self.local_path(name)
         temporary = final.with_name(f"{TEMPORARY}{final.name}.{secrets.token_hex(4)}")
         with map_os_errors(final):
-            self._check_root()  # or a manifest would be published into a new directory, without its shards
+            self._check_root()  # otherwise, a manifest could be published into a new directory without its shards
             final.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield temporary
@@ -150,7 +147,7 @@ class LocalStorage:
         walk = os.walk(self.root, onerror=_refuse_unless_closed)
         paths = (Path(folder, file) for folder, _, files in walk for file in files if not file.startswith(_REMOVED))
         for path in itertools.islice(paths, most):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a dangling link
                 status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
                 found[name] = BlobVersion(status.st_size, modified_ns=status.st_mtime_ns)
         return dict(sorted(found.items()))
@@ -165,7 +162,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def exclusive_writer(self) -> Iterator[Writer]:
-        """Create the root if it does not exist, and lock it: it is its own staging directory."""
+        """Create the root if it does not exist, and lock it. It is also the staging directory."""
         with map_os_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
         with lock_directory(self.root) as lock:
@@ -176,15 +173,14 @@ class LocalStorage:
                 self._locked = None
 
     def _check_root(self) -> None:
-        """Check that the root is still the directory that a writer has locked, if one has."""
+        """Check that the root is still the directory that the writer locked, if there is one."""
         try:
             same = self._locked is None or os.path.samestat(self._locked, self.root.stat())
         except FileNotFoundError:
             same = False
         if not same:
             raise NotFoundError(
-                f"{self.root} vanished, or was replaced, while it was written to; put it back and run the same command "
-                "again"
+                f"{self.root} vanished or was replaced during a write; put it back and run the same command again"
             )
 
 
@@ -193,6 +189,6 @@ def _version(status: os.stat_result) -> BlobVersion:
 
 
 def _refuse_unless_closed(error: OSError) -> None:
-    """Raise an error of a listing, unless a directory is gone, or this user may not list it."""
+    """Raise the error of a listing, unless a directory was removed, or this user may not list it."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
         raise error

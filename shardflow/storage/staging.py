@@ -1,4 +1,4 @@
-"""Staging directories: temporary local directories in which files become whole before they are published."""
+"""Staging directories: temporary local directories for files that are not yet published."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIX = f"shardflow-staging-{os.getuid()}-"
 
 @contextlib.contextmanager
 def temporary_staging() -> Iterator[tuple[Path, int]]:
-    """Provide a temporary directory and the descriptor of the lock on it; remove those that killed processes left."""
+    """Provide a temporary directory and the descriptor of its lock; remove directories of killed processes."""
     remove_abandoned()
     while True:
         with map_os_errors(Path(tempfile.gettempdir())):
@@ -38,15 +38,15 @@ def temporary_staging() -> Iterator[tuple[Path, int]]:
 
 
 def remove_abandoned() -> None:
-    """Remove the temporary directories that killed processes of this user left, as far as possible.
+    """Remove temporary directories left by killed processes of this user, as far as possible.
 
-    Not those on a file system of several machines, which do not see each other's locks.
+    On a shared file system none are removed, because machines do not see each other's locks.
     """
     with contextlib.suppress(OSError):
         if is_shared(Path(tempfile.gettempdir())):
             return
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            # Such as: a process holds the directory; another process removes it at this moment.
+            # For example, a process holds the lock, or another one just removed the directory.
             with contextlib.suppress(OSError):
                 if not folder.is_symlink() and folder.stat().st_uid == os.getuid():
                     with lock_directory(folder, timeout_s=0):

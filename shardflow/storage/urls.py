@@ -1,4 +1,4 @@
-"""URLs: which are remote, how one is divided into root and name, and how a message shows one without its secrets."""
+"""URLs: which are remote, how to divide one into root and name, and how messages show one without secrets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shardflow.errors import ConfigError
 from .stores import Rights, has_record, store_of
 
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
-_QUOTINGS = 4  # of one text, each within the other, that are undone
-_MOST_SECRET_CHARACTERS = 16  # that are compared: an answer may be cut off within a secret
+_QUOTINGS = 4  # nested levels of quoting that are undone
+_MOST_SECRET_CHARACTERS = 16  # that are compared, because an answer may be cut off within a secret
 _USER = re.compile(r"//[^/]*@")
 _MAY_BE_SIGNED = re.compile(r"""://[^\s"'<>]*\?[^\s"'<>]|\bbearer\s+\S""", re.IGNORECASE)
 
 
 def url_text(url: str | os.PathLike[str]) -> str:
-    """Return a path or URL as all code expects it: `~` is the home directory, a scheme is in lower case."""
+    """Return a path or URL as text, with the home directory for `~`, and the scheme in lower case."""
     try:
         text = os.fspath(url)
     except TypeError:
@@ -34,7 +34,7 @@ def url_text(url: str | os.PathLike[str]) -> str:
         raise ConfigError(f"a URL cannot begin with 'pipe:', because no command is ever started; {remedy}")
     if separator and has_record(scheme.lower()):
         start = f"{scheme}:{'/' if rest.startswith('/') else ''}"
-        message = f"a URL begins with '{scheme.lower()}://', this one with '{start}'"
+        message = f"a URL must begin with '{scheme.lower()}://', found '{start}'"
         raise ConfigError(f"{message}; write both slashes, or './{start}…' for a directory of that name")
     return os.path.expanduser(text)
 
@@ -46,30 +46,30 @@ def strip_file_scheme(url: str | os.PathLike[str]) -> str:
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
-    """Return whether this is a URL of anything but this machine's disks."""
+    """Return whether this is a URL of something other than this machine's disks."""
     text = url_text(url)
     return "://" in text and not text.startswith("file:")
 
 
 def remote_options(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the options for a URL, None for a directory: there they are for another argument of the same command."""
+    """Return the options for a URL; None for a directory, for which they are not meant."""
     return storage_options if is_remote(url) else None
 
 
 def canonical_root(root: str) -> str:
-    """Return the one name of a directory or URL, whichever links or relative path lead there."""
+    """Return a directory without links and relative steps, or a URL."""
     return url_text(root) if is_remote(root) else os.path.realpath(url_text(root))
 
 
 class DividedUrl(NamedTuple):
-    """A path or URL, and its query with the question mark, which of a web URL can be a signature; "" without one."""
+    """A path or URL, and its query with the question mark; "" without one. The query may be a signature."""
 
     place: str
     query: str
 
 
 def divide_query(url: str | os.PathLike[str]) -> DividedUrl:
-    """Return a path or URL without its query, and the query. Only web URLs have one: a key in a bucket may hold `?`."""
+    """Divide a path or URL from its query. Only web URLs have one: a key in a bucket may contain `?`."""
     text = url_text(url)
     if not store_of(text).has_query:
         return DividedUrl(text, "")
@@ -84,7 +84,7 @@ def join_name(root: str, name: str) -> str:
 
 
 def split_name(url: str) -> tuple[str, str]:
-    """Return the directory or URL in which a file lies, with the URL's query, and the file's name in it."""
+    """Return the directory or URL of a file, with the URL's query, and the file's name in it."""
     place, query = divide_query(url)
     folder, slash, name = place.rpartition("/")
     return (folder or slash or ".") + query, name
@@ -95,23 +95,23 @@ def shown_url(url: str | os.PathLike[str]) -> str:
     text = url_text(url)
     if not is_remote(text):
         return text
-    if "::" in text:  # an archive within another place: zip://FILE::https://USER:PASSWORD@HOST/x.zip
+    if "::" in text:  # a chain: zip://FILE::https://USER:PASSWORD@HOST/x.zip
         return _USER.sub("//", text.partition("?")[0]).rstrip("/")
     try:
         scheme, netloc, path, _, _ = urlsplit(text)
     except ValueError:
         return text.partition("?")[0].rpartition("@")[2]
-    return f"{scheme}://{public_host(scheme, netloc)}{path.rstrip('/')}"  # with "//" also where there is no host
+    return f"{scheme}://{public_host(scheme, netloc)}{path.rstrip('/')}"  # with "//" even without a host
 
 
 def public_host(scheme: str, netloc: str) -> str:
-    """Return the host of a URL without user and password. Azure has a container there: abfss://CONTAINER@ACCOUNT/."""
+    """Return the host of a URL without user and password, but with Azure's container: abfss://CONTAINER@ACCOUNT/."""
     user, _, host = netloc.rpartition("@")
     return netloc if store_of(f"{scheme}://").user_is_container and ":" not in user else host
 
 
 def blob_url(root: str, name: str) -> str:
-    """Return the URL of a blob below a root as messages show it: without a query; the root itself without a name."""
+    """Return the URL of a blob below a root, without a query, for messages; with an empty name, that of the root."""
     return divide_query(f"{root}/{name}" if name else root).place
 
 
@@ -129,7 +129,7 @@ class RemoteUrl:
             self.scheme = ""
         if not re.fullmatch(r"[a-z][a-z0-9+.-]*", self.scheme):
             text = url.partition("?")[0].rpartition("@")[2]
-            raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
+            raise ConfigError(f"{text}: not a URL; expected one such as s3://bucket/prefix")
         self.store = store_of(url)
         self.shown = shown_url(url)
         if self.store.bucket_alone:
@@ -137,7 +137,7 @@ class RemoteUrl:
                 remedy = "credentials and queries belong in storage_options, not in a bucket's URL"
                 raise ConfigError(f"{self.shown}: {remedy}")
             if "#" in url:
-                raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
+                raise ConfigError(f"{self.shown}: a dataset's URL cannot contain '#'; choose a prefix without it")
             if not place:
                 raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
         texts = _texts(self.options, self.store.harmless_options)
@@ -147,13 +147,13 @@ class RemoteUrl:
         return self.shown
 
     def check_writable(self) -> None:
-        """Raise a ConfigError if such a place can only be read."""
+        """Raise a ConfigError if the URL's scheme is read-only."""
         if self.store.rights is Rights.READ:
-            rule = f"{self.scheme}:// URLs can be read here, but not written"
+            rule = f"{self.scheme}:// URLs can be read, but not written"
             raise ConfigError(f"{self}: {rule}; write to a disk, and {self.store.remedy}")
 
     def without_secrets(self) -> RemoteUrl:
-        """Return the URL and the options without any that may be secret."""
+        """Return the URL and the options without possible secrets."""
         harmless = self.store.harmless_options
         kept = {name: value for name, value in self.options.items() if name in harmless and not _suspicious(value)}
         return RemoteUrl(self.shown, kept)
@@ -164,7 +164,7 @@ class RemoteUrl:
         return (bare.url, bare.options) != (self.url.rstrip("/"), self.options)
 
     def leaks_in(self, error: BaseException | None, more: Iterable[str] = ()) -> bool:
-        """Return whether the text of an exception, or of one of its causes, holds a secret, or one of `more` texts.
+        """Return whether the text of an exception or one of its causes contains a secret, or one of `more` texts.
 
         A client or server may quote, escape or cut off a URL in its own way, so only letters and digits are compared.
         """
@@ -185,14 +185,14 @@ def query_values(query: str) -> list[str]:
 
 
 def _comparable(secrets: Iterable[str]) -> frozenset[str]:
-    """Return secrets as `_plain` texts hold them, and one of few letters and digits as it is."""
+    """Return secrets in the form of `_plain`, except those with few letters and digits."""
     long = (secret for secret in secrets if len(secret) >= _LEAST_SECRET_CHARACTERS)
     found = (plain if len(plain := _plain(secret)) >= _LEAST_SECRET_CHARACTERS else secret for secret in long)
     return frozenset(secret[:_MOST_SECRET_CHARACTERS] for secret in found)
 
 
 def _plain(text: str) -> str:
-    """Return the letters and digits of a text, whose quoting as a URL, in HTML or in JSON is undone, several times."""
+    """Return the letters and digits of a text, after undoing up to four levels of URL, HTML or JSON quoting."""
     for _ in range(_QUOTINGS):
         before = text
         text = re.sub(r"\\(?:u00|x)([0-9a-fA-F]{2})", r"%\1", text)

@@ -1,4 +1,4 @@
-"""Virtual storage: the storage of a dataset whose tars lie elsewhere, in its roots; no other module needs to know."""
+"""Virtual storage: the storage of a dataset whose tars are elsewhere, in its roots. Other modules need not know."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class VirtualStorage(StorageWrapper):
 
     @property
     def idle_timeout_s(self) -> float:
-        """The longest time-out of the roots, which have the tars."""
+        """The longest timeout of the roots."""
         return max(root.idle_timeout_s for root in self._roots.values())
 
     def abort_uploads(self, names: Collection[str]) -> None:
-        """Abort the unfinished uploads of these blobs, with one call for each storage that has any."""
+        """Abort the unfinished uploads of these blobs, with one call per storage."""
         located = [self._locate(name) for name in names]
         for storage in (self._inner, *self._roots.values()):
             if here := {name for holder, name in located if holder is storage}:
@@ -56,12 +56,13 @@ def virtual_storage(
     *,
     must_exist: bool = False,
 ) -> Storage:
-    """Return the storage of a dataset whose manifest is in `storage` and names these roots; itself without any.
+    """Return the storage of a dataset with these roots, whose manifest is in `storage`; `storage` itself without roots.
 
-    `url` is the one by which the storage was opened: roots are below the same container, and have the same signature.
+    `url` is that of `storage`, whose container and signature apply to the roots too.
 
     Raises:
-        NotFoundError: A root on this machine, which `must_exist`, has moved or is gone.
+        ConfigError: `storage_options` are given, but the tars are in several places or all in directories.
+        NotFoundError: With `must_exist`, a root on this machine has moved or is gone.
     """
     where = url_text(url) if is_remote(url) else str(storage)
     urls = {name: root_url(where, root) for name, root in roots.items()}
@@ -74,14 +75,14 @@ def virtual_storage(
     for place in urls.values():
         if must_exist and not is_remote(place) and not os.path.isdir(place):
             remedy = "put that back, or make the view again with its new place (`shardflow subset`, `split`, `merge`)"
-            message = f"{storage} is a view of {os.path.abspath(place)}, which has moved or is gone"
+            message = f"{storage} is a view of {os.path.abspath(place)}, which was moved or removed"
             raise NotFoundError(f"{message}; {remedy}")
     opened = {name: open_storage(url, remote_options(url, storage_options)) for name, url in urls.items()}
     return VirtualStorage(storage, opened)
 
 
 def root_url(url: str, root: Root) -> str:
-    """Return the path or URL of a root of the dataset at `url`; a remote one must stay in its own bucket or host."""
+    """Return the path or URL of a root of the dataset at `url`; that of a remote dataset is in its bucket or host."""
     if not is_remote(url):
         return str(Path(url, root.url)) if root.is_relative else root.url
     place, query = divide_query(url)
@@ -90,21 +91,25 @@ def root_url(url: str, root: Root) -> str:
     above = root.url.split("/").count("..")
     is_clean = is_below("/".join(part for part in root.url.split("/") if part != ".."))
     if not root.is_relative or above > len(parts) or not is_clean:
-        rule = f"its shards are in {root.url}, and a remote dataset may only lead to its own bucket or host"
-        raise ConfigError(f"{shown_url(url)}: {rule}; copy its manifest and indexes to a local disk if you trust it")
+        rule = f"its shards are in {root.url}, but a remote dataset may only name its own bucket or host"
+        raise ConfigError(f"{shown_url(url)}: {rule}; if you trust it, copy its manifest and indexes to a local disk")
     joined = posixpath.normpath(posixpath.join("/", *parts, root.url)).rstrip("/")
     return f"{scheme}://{host}{joined}{query}"
 
 
 def relative_root(storage: Storage, target: Storage) -> str:
-    """Return the path or URL by which a dataset in `storage` names `target` as a root, if a reader would follow it."""
+    """Return the path or URL by which a dataset in `storage` names `target` as a root.
+
+    Raises:
+        ConfigError: A reader would refuse that root.
+    """
     here, there = storage.local_path(""), target.local_path("")
-    if here is not None and str(target).startswith("local://"):  # fsspec's name of a directory of this machine
+    if here is not None and str(target).startswith("local://"):  # fsspec's scheme for local directories
         there = Path(urlsplit(str(target)).path)
     if there is not None:
         if here is None:
             raise ConfigError(f"{storage} cannot name {target} on this machine; `shardflow sync` it there first")
-        # Resolved, because a path relative to a link is relative to the target of the link.
+        # Resolved, because `..` after a link leads to the parent of the link's target.
         return os.path.relpath(os.path.realpath(there), os.path.realpath(here))
     if here is not None:
         return str(target)

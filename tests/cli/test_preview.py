@@ -191,7 +191,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file.write_text(USER_CODE.format(url=url))
     for arguments, code, message in (
         ([url, "--class", "dog"], 2, "no class 'dog'"),
-        ([url, "--augment", "8"], 2, "samples 0 to 7"),
+        ([url, "--augment", "8"], 2, "samples are 0 to 7"),
         ([url, "--quarantine"], 2, "an empty quarantine"),
         ([url, "--split", "test"], 2, "no split 'test'"),
         ([url, "--class", "class0", "--augment", "1"], 2, "give one of them"),
@@ -201,7 +201,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([url, "--loader", f"{file}:make_loader"], 2, "--loader requires --augment"),
         ([url, "--loader", f"{file}:make_loader", "--augment", "1"], 2, "URL cannot be used with --loader"),
         (["--loader", f"{file}:make_loader", "--augment", "1", "--seed", "3"], 2, "--seed cannot be used with"),
-        (["--loader", f"{file}:make_loader", "--augment", "8"], 2, "samples 0 to 7"),
+        (["--loader", f"{file}:make_loader", "--augment", "8"], 2, "samples are 0 to 7"),
         (["--loader", f"{file}:mixed", "--augment", "1"], 2, "return one of the loaders of the Mix"),
         (["--loader", f"{file}:failing", "--augment", "1"], 2, "line 9: ValueError: too dark"),
         (["--loader", f"{file}:no_such", "--augment", "1"], 2, "no function 'no_such'"),

@@ -245,9 +245,9 @@ def test_what_cannot_follow_is_refused() -> None:
         (
             {"boxes": [each[:, [2, 3, 0, 1]] for each in batch["boxes"]]},
             FLIP,
-            "'boxes' are left, top, right and bottom",
+            "'boxes' must be left, top, right, bottom",
         ),
-        ({"pixel_mask": batch["mask"][:, 0] > 0}, FLIP, "moves the padding of images too, and pixel_mask would be"),
+        ({"pixel_mask": batch["mask"][:, 0] > 0}, FLIP, "moves the padding of images too, so pixel_mask would be"),
         ({}, v2.Compose([v2.ColorJitter(), v2.RandomHorizontalFlip()]), r"^RandomHorizontalFlip .*mask, boxes"),
         ({}, resize, r"Resize.* changed the size of the images, which mask, boxes, .* in batch_transform"),
     ):

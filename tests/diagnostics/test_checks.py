@@ -87,7 +87,7 @@ def test_pinning_without_a_gpu(url: Path) -> None:
 def test_a_cache_that_is_too_small(url: Path, tmp_path: Path) -> None:
     """A cache smaller than the split fails the check, a larger one does not."""
     far = f"local://{url}"
-    assert "raise its limit" in failures(far, cache=shardflow.Cache(tmp_path / "cache", 9000))["cache"]
+    assert "raise the limit" in failures(far, cache=shardflow.Cache(tmp_path / "cache", 9000))["cache"]
     assert "cache" not in failures(far, cache=tmp_path / "cache")
 
 

@@ -228,7 +228,7 @@ def test_every_truncation_is_found() -> None:
             manifest.from_bytes(data[:length])
 
 
-NEWER = "written by a newer shardflow; update"
+NEWER = "update shardflow"
 
 
 @pytest.mark.parametrize("version", [2, 7])
@@ -236,7 +236,7 @@ NEWER = "written by a newer shardflow; update"
 def test_newer_versions_are_named(version: int, form: Callable[[Any], bytes | None]) -> None:
     """A manifest of a newer version, which may have any content, is refused with both versions and the remedy."""
     data = form(lambda content: content.update(version=version)) or json.dumps({"version": version}).encode()
-    with pytest.raises(ManifestError, match=rf"{version},.*1: .*{NEWER}"):
+    with pytest.raises(ManifestError, match=rf"{version},.*1; {NEWER}"):
         manifest.from_bytes(data)
 
 
@@ -246,7 +246,7 @@ def test_versions_that_never_were_are_refused(version: Any) -> None:
     data = edited(lambda content: content.update(version=version))
     with pytest.raises(ManifestError, match="edited or damaged"):
         manifest.from_bytes(data)
-    with pytest.raises(ManifestError, match="edited: restore"):
+    with pytest.raises(ManifestError, match="edited; restore"):
         manifest.from_bytes(fingerprinted(json.loads(data)))
 
 
@@ -340,7 +340,7 @@ def test_values_of_a_shard_are_checked(slot: str, value: Any) -> None:
 
 def test_a_dataset_names_each_shard_once() -> None:
     """No split at all, and a shard in two places, are refused."""
-    with pytest.raises(ManifestError, match="at least one split"):
+    with pytest.raises(ManifestError, match="it has no split"):
         example(splits={})
     with pytest.raises(ManifestError, match="twice"):
         example(splits={"train": (shard(), shard())})

@@ -230,8 +230,8 @@ def test_views_are_shown_one_by_one(url: Path) -> None:
     [
         ({"decoder": shardflow.decoders.Raw()}, r"into uint8 \[\d+\]"),
         ({"transform": lambda image: image.permute(1, 2, 0)}, r"into uint8 \[224, 224, 3\]"),
-        ({"transform": lambda image: {"image": image}}, "into dict, which is not a picture"),
-        ({"limit": 7}, "samples 0 to 6"),
+        ({"transform": lambda image: {"image": image}}, "into dict, not a picture"),
+        ({"limit": 7}, "samples are 0 to 6"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(url: Path, options: dict[str, Any], message: str) -> None:

@@ -44,7 +44,7 @@ def test_names_that_no_file_has_are_refused(path: str) -> None:
 def test_a_place_to_write() -> None:
     """A place that can only be read is refused where it is to be written, and nowhere else."""
     assert str(open_storage("https://host/a")) == "https://host/a"
-    with pytest.raises(ConfigError, match="can be read here, but not written"):
+    with pytest.raises(ConfigError, match="can be read, but not written"):
         open_storage("https://host/a", to_write=True)
 
 

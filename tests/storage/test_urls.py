@@ -62,7 +62,7 @@ def test_invalid_urls_are_refused(url: str, shown: str) -> None:
     """The message shows the text up to a query, without a possible password."""
     with pytest.raises(ConfigError) as caught:
         RemoteUrl(url, {})
-    assert str(caught.value) == f"{shown}: this is not a URL; expected one such as s3://bucket/prefix"
+    assert str(caught.value) == f"{shown}: not a URL; expected one such as s3://bucket/prefix"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_invalid_urls_are_refused(url: str, shown: str) -> None:
 )
 def test_a_missing_slash_is_no_directory(url: str, begin: str) -> None:
     """A URL with too few slashes is refused, instead of taken for a directory of that name; `./` makes it one."""
-    with pytest.raises(ConfigError, match=f"a URL begins with '[a-z0-9]+://', this one with '{begin}'; write both"):
+    with pytest.raises(ConfigError, match=f"a URL must begin with '[a-z0-9]+://', found '{begin}'; write both"):
         open_storage(url)
     assert url_text(f"./{url}") == f"./{url}"
 

@@ -121,7 +121,7 @@ WRITES: dict[str, Callable[[Path, Path, str], object]] = {
 def test_what_can_only_be_read_is_refused_at_the_start(write: str, local: Path, tmp_path: Path) -> None:
     """A web server and the Hub are refused as destinations before an input is read or a request is made."""
     for url in ("http://127.0.0.1:1/set", "https://example.invalid/set", "hf://datasets/someone/photos"):
-        with pytest.raises(ConfigError, match=r"can be read here, but not written; write to a disk"):
+        with pytest.raises(ConfigError, match=r"can be read, but not written; write to a disk"):
             WRITES[write](tmp_path / "missing", local, url)
 
 
