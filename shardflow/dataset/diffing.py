@@ -126,9 +126,11 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitD
     first, second = (Counter[Any](side.sources if by_source else side.images) for side in sides)
     images = parts = 0
     if by_source:
-        theirs = dict(zip(sides[1].sources or (), zip(sides[1].images, sides[1].others, strict=True), strict=True))
+        theirs: dict[str, list[tuple[int, int]]] = {}  # a path can be packed twice
+        for source, image, others in zip(sides[1].sources or (), sides[1].images, sides[1].others, strict=True):
+            theirs.setdefault(source, []).append((image, others))
         for source, image, others in zip(sides[0].sources or (), sides[0].images, sides[0].others, strict=True):
-            their_image, their_others = theirs.get(source, (image, others))
+            their_image, their_others = theirs[source].pop(0) if theirs.get(source) else (image, others)
             images += image != their_image
             parts += image == their_image and others != their_others
     only = (first - second, second - first)

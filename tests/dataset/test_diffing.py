@@ -31,6 +31,17 @@ def test_packs_of_one_source(tmp_path: Path) -> None:
     assert sf.diff(tmp_path / "b", tmp_path / "c").recipe == {"quality": (90, 70)}
 
 
+def test_a_path_that_was_packed_twice(tmp_path: Path) -> None:
+    """Two samples of one path are compared in their order: copies of a dataset have no changed image."""
+    src = image_folder(tmp_path / "src", 6)
+    sf.pack(src, tmp_path / "a", short_side=32, executor="serial")
+    sorted(src.rglob("*.jpg"))[0].write_bytes(photo(99))
+    sf.extend(src, tmp_path / "a", on_conflict="add")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    split = sf.diff(tmp_path / "a", tmp_path / "b").splits["train"]
+    assert (split.by, split.both, split.changed_images, split.changed_parts) == ("source", 7, 0, 0)
+
+
 def test_the_same_and_a_part(tmp_path: Path) -> None:
     """A copy is the same; a subset shares the tars and has no other samples; splits may be missing."""
     dataset = make_dataset(tmp_path / "a", {"train": [10, 10], "val": [4]})
