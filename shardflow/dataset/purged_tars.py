@@ -16,12 +16,12 @@ def purged_tars(storage: Storage, names: Iterable[str]) -> dict[str, str]:
     remedy = "make it again (`shardflow subset`, `split`, `merge`)"
     for split, root, path in (name.split("/", 2) for name in names if name.count("/") > 1):
         name = f"{split}/{root}/{path}"
-        with contextlib.suppress(ShardflowError):  # a root may be an index of tars, or out of reach
+        with contextlib.suppress(ShardflowError):  # a root may have tars alone, or be out of reach
             if root not in bases:
                 bases[root] = None
                 base = manifest.from_bytes(storage.read(f"{split}/{root}/{manifest.FILE_NAME}"))
                 cause = "`remove --purge` ran there" if base.removals else "that was packed again"
-                bases[root] = base.file_names(), cause
+                bases[root] = None if base.roots else (base.file_names(), cause)  # an index next to its tars owns none
             if (known := bases[root]) is not None and path not in known[0] and storage.version(name) is None:
                 reason = f"{storage.url(name)} is gone: since {storage} was made from its dataset, {known[1]}"
                 found[name] = f"{reason}; {remedy}"
@@ -30,10 +30,13 @@ def purged_tars(storage: Storage, names: Iterable[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def opening_tar(storage: Storage, name: str) -> Iterator[None]:
-    """Give the NotFoundError of a tar that was purged its reason, and the remedy."""
+    """Give the NotFoundError of a virtual dataset's tar the remedy, and the reason if it was purged."""
     try:
         yield
     except NotFoundError as error:
         if reason := purged_tars(storage, [name]).get(name):
             raise NotFoundError(reason) from error
+        if name.count("/") > 1:
+            remedy = f"restore it, or make the dataset {storage} again without it"
+            raise NotFoundError(f"{storage.url(name)} does not exist; {remedy}") from error
         raise

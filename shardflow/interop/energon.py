@@ -40,7 +40,7 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
     if dataset.manifest.roots:
         raise ConfigError(
             f"{dataset.url} has parts of another dataset's shards, but Energon reads whole shards; "
-            "make a copy with `shardflow sync` first"
+            f"export the dataset that `shardflow pack {dataset.url} DST --preset original` makes"
         )
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()

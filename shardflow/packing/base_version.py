@@ -152,14 +152,15 @@ class BaseVersion:
     def _refuse_other_names(self, source: Source) -> None:
         """Refuse tars that were packed differently: samples have numbers in an index, but keys in a tar."""
         if source.is_dataset:
-            before, now, packed_by, remedy = "/", "#", "their names", "a pattern of tars"
+            before, now, packed_by, remedy = "/", "#", "their names", "a pattern of tars, as before"
         else:
-            before, now, packed_by, remedy = "#", "/", "an index", "that index"
+            before, now, packed_by = "#", "/", "an index"
+            remedy = "an index of all tars, old and new (`shardflow index --to`)"
         packed = _tars((path for receipt in self.receipts.values() for path in receipt.sources), before)
         if packed and (both := packed & _tars((item.path for items in source.splits.values() for item in items), now)):
             raise ConfigError(
                 f"{min(both)!r} was packed by {packed_by}, but the source names its samples differently, so new ones "
-                f"cannot be told from old ones; extend with {remedy}, as before"
+                f"cannot be told from old ones; extend with {remedy}"
             )
 
     def _refuse_other_dataset(self, source: Source) -> None:
@@ -171,15 +172,27 @@ class BaseVersion:
                     continue  # its digest includes unknown inputs
                 paths = receipt.inputs()
                 found = items.take(np.array([rows[path] for path in paths if path in rows], dtype=np.int64))
-                if len(found) and (len(found) < len(paths) or digest_of(found, receipt.first) != receipt.items_sha256):
-                    raise ConfigError(
-                        f"the source is not the dataset from which shard {name} was packed, but its sample "
-                        f"{found[0].path!r} has the same name, so new samples cannot be told from old ones; pack it "
-                        "separately, and combine both with `shardflow merge`"
-                    )
+                if not len(found) or (len(found) == len(paths) and _is_same(found, receipt, source.reader)):
+                    continue
+                raise ConfigError(
+                    f"the source is not the dataset from which shard {name} was packed, but its sample "
+                    f"{found[0].path!r} has the same name, so new samples cannot be told from old ones; pack it "
+                    "separately, and combine both with `shardflow merge`"
+                )
 
     def _of_split(self, split: str) -> Iterator[tuple[str, Receipt]]:
         return ((name, receipt) for name, receipt in self.receipts.items() if name.partition("/")[0] == split)
+
+
+def _is_same(found: Items, receipt: Receipt, reader: Reader) -> bool:
+    """Return whether these are the inputs of a receipt.
+
+    An index that was made in another directory names its tars differently; then the content of two samples decides.
+    """
+    if digest_of(found, receipt.first) == receipt.items_sha256:
+        return True
+    known = _KnownInputs([receipt])
+    return all(_state_by_content(found[row], known, reader) == State.KNOWN for row in (0, -1))
 
 
 def _parts(split: Split) -> frozenset[str]:

@@ -28,6 +28,12 @@ _log = logging.getLogger(__name__)
 COPY_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 2.0
 _POLL_S = 0.02
+COPY_AGAIN = (
+    "the copy is damaged, or belongs to another dataset: copy it again from an intact one; "
+    "if a tar was rewritten, index it again (`shardflow index`)"
+)
+"""The remedy for a file whose bytes are not those that the manifest names."""
+
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 
@@ -75,13 +81,11 @@ def write_verified(chunks: Iterable[bytes], file: IO[bytes], url: str, *, size: 
         done += len(chunk)
         if done > size:
             break
-    remedy = "the copy is damaged, or belongs to another dataset: copy it again from an intact one"
-    remedy += "; if a tar was rewritten, index it again (`shardflow index`)"
     if done != size:
         found = f"more than {size}" if done > size else str(done)
-        raise IntegrityError(f"{url}: expected {size} bytes, found {found}; {remedy}")
+        raise IntegrityError(f"{url}: expected {size} bytes, found {found}; {COPY_AGAIN}")
     if digest.hexdigest() != sha256:
-        raise IntegrityError(f"{url}: expected SHA-256 {sha256}, found {digest.hexdigest()}; {remedy}")
+        raise IntegrityError(f"{url}: expected SHA-256 {sha256}, found {digest.hexdigest()}; {COPY_AGAIN}")
 
 
 class map_os_errors:  # noqa: N801 - used as a function is, like contextlib.suppress

@@ -31,7 +31,7 @@ from shardflow.errors import ConfigError, DeadlineError, IntegrityError, Shardfl
 
 from .error_mapping import classify
 from .interface import MAX_READ_BYTES, BlobTooLargeError, BlobVersion, Storage, Writer
-from .local_files import map_os_errors, new_file, write_verified
+from .local_files import COPY_AGAIN, map_os_errors, new_file, write_verified
 from .rereading import RereadingStorage
 from .retry import Contact, Failure, RetryPolicy
 from .staging import temporary_staging
@@ -179,7 +179,7 @@ class RemoteStorage:
                 in_flight.popleft()
                 if found.size != head.size:
                     found_bytes = f"expected {head.size} bytes, found {found.size}"
-                    raise IntegrityError(f"{self.url(name)}: {found_bytes}; copy it again")
+                    raise IntegrityError(f"{self.url(name)}: {found_bytes}; {COPY_AGAIN}")
                 head = found
                 yield from chunks
         finally:
