@@ -198,36 +198,40 @@ class Cache:
         return self._files.list_decoded()
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
-        """Evict shards and decoded images down to a limit, and remove leftovers; return the evicted files."""
-        with map_os_errors(self.directory):
-            try:
-                self._files.create()
-                return self._evictor.prune(limit_bytes)
-            except OSError as error:
-                if not self._files.is_deleted(error):
-                    raise
-                return []
+        """Evict shards and decoded images until they are within a limit, remove leftovers; return the evicted files."""
+        return self._unless_deleted(lambda: self._evictor.prune(limit_bytes))
 
     def prune_damaged(self) -> list[CachedFile]:
-        """Read all blobs, remove those whose SHA-256 differs from their name, and return them."""
-        with map_os_errors(self.directory):
-            self._files.create()
-            return [blob for blob in self.blobs() if self._is_damaged(blob.path) and self._files.remove(blob.path)]
+        """Read all blobs, remove those that do not have the SHA-256 of their name, and return them."""
+        return self._unless_deleted(
+            lambda: [blob for blob in self.blobs() if self._is_damaged(blob.path) and self._files.remove(blob.path)]
+        )
 
     def remove_contents(self, sha256s: Container[str]) -> list[CachedFile]:
-        """Remove the files of these contents, and all decoded images, which may show them; return the removed files.
+        """Remove the files of these contents, and all decoded images, whose names do not say which images they hold.
 
-        Processes that have such a file open can still read it.
+        Return the files that were removed. A process that reads one can read it to the end.
         """
-        if not self.directory.is_dir():
-            return []
-        with map_os_errors(self.directory):
-            self._files.create()
+
+        def remove() -> list[CachedFile]:
             for partials in (paths for sha256, paths in self._files.partials().items() if sha256 in sha256s):
                 for path in partials:
                     self._files.remove(path)
             files = [*(blob for blob in self.blobs() if blob.path.name in sha256s), *self.decoded()]
             return [file for file in files if self._files.remove(file.path)]
+
+        return self._unless_deleted(remove) if self.directory.is_dir() else []
+
+    def _unless_deleted(self, work: Callable[[], list[CachedFile]]) -> list[CachedFile]:
+        """Create the directories and return the result of `work`; nothing if the cache is deleted meanwhile."""
+        with map_os_errors(self.directory):
+            try:
+                self._files.create()
+                return work()
+            except OSError as error:
+                if not self._files.is_deleted(error):
+                    raise
+                return []
 
     def discard(self, sha256: str, damaged: os.stat_result) -> None:
         """Remove a damaged blob, unless another file has replaced it."""

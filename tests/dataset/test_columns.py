@@ -509,7 +509,7 @@ def test_views_have_the_values_of_their_samples(
 
 
 @given(given_values=CHOICES, seed=st.integers(0, 99), share=st.sampled_from([0.5, 0.7]))
-@examples(60)
+@examples(100)
 def test_columns_commute(
     tmp_path_factory: pytest.TempPathFactory, given_values: list[int | None], seed: int, share: float
 ) -> None:
