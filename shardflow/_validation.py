@@ -75,7 +75,7 @@ def check_range(
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return " (did you mean …?)" with the closest of the words, or "" if none is close."""
-    close = difflib.get_close_matches(word, list(words), n=1)
+    close = difflib.get_close_matches(str(word), list(words), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

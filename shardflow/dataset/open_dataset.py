@@ -362,7 +362,10 @@ def open_dataset(
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
         if root.exists():
             command, inputs = ("index", "tars") if root.suffix == ".tar" else ("pack", "images")
-            raise NotFoundError(f"{storage} is a file; make a dataset of {inputs} with `shardflow {command}`") from None
+            remedy = f"make a dataset of {inputs} with `shardflow {command}`"
+            if root.name == manifest.FILE_NAME:
+                remedy = f"name the dataset's folder, {root.parent}"
+            raise NotFoundError(f"{storage} is a file; {remedy}") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)

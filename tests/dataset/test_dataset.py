@@ -184,6 +184,8 @@ def test_missing_split_is_named(root: Path) -> None:
     """A split that does not exist is a ConfigError that names the splits."""
     with pytest.raises(ConfigError, match=r"no split 'test'; it has (train, val|val, train)"):
         shardflow.open(root)["test"]
+    with pytest.raises(ConfigError, match="no split None; it has"):
+        shardflow.Loader(root, split=None, batch_size=1)  # type: ignore[arg-type]
 
 
 def test_validation_by_another_name(tmp_path: Path) -> None:
@@ -229,8 +231,11 @@ def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
     """A path that does not exist, a file, and a directory without a manifest get different messages with a remedy."""
     with pytest.raises(NotFoundError, match=r"exist; check"):
         shardflow.open(tmp_path / "none")
-    with pytest.raises(NotFoundError, match=r"file; make a dataset of images with `shardflow pack`"):
+    with pytest.raises(NotFoundError, match=f"file; name the dataset's folder, {root}"):
         shardflow.open(root / FILE_NAME)
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(NotFoundError, match=r"file; make a dataset of images with `shardflow pack`"):
+        shardflow.open(tmp_path / "photo.jpg")
     with pytest.raises(NotFoundError, match=r"file; make a dataset of tars with `shardflow index`"):
         shardflow.open(root / "train/000000.tar")
     with pytest.raises(NotFoundError, match=rf"{root}x.*{root}\?"):
