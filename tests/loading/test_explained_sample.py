@@ -154,7 +154,7 @@ def test_a_sample_that_was_read_is_the_one_that_is_asked_for(url: Path) -> None:
     assert made is not None
     assert again is not None
     assert torch.equal(made.images[0], again.images[0])
-    with pytest.raises(ConfigError, match="not 2"):
+    with pytest.raises(ConfigError, match="not sample 2"):
         loader.explain(2, sample=read[1])
 
 
