@@ -326,7 +326,7 @@ def scheduled(place: Place, commands: Mapping[str, Command]) -> Iterator[Schedul
         patch.setattr("shardflow.dataset.syncing._SHARDS_AT_A_TIME", 1)
         patch.setattr("shardflow.dataset.columns._FILES_AT_A_TIME", 1)
         patch.setattr("shardflow.dataset.image_copies._INDEXES_AT_A_TIME", 1)
-        patch.setattr("shardflow.packing.ledger._RECEIPTS_AT_A_TIME", 1, raising=False)
+        patch.setattr("shardflow.packing.ledger._AT_A_TIME", 1)
         try:
             yield schedule
         finally:
