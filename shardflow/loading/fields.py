@@ -144,7 +144,7 @@ def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str
         remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy + split.json_remedy(field)
         if field in _CAPTIONS and "txt" in parts:
             remedy = "; captions are the part 'txt', unless `shardflow.columns.add` added a column"
-    return None if is_there else f"field {field!r}: no part {part!r}, but {', '.join(sorted(parts))}{remedy}"
+    return None if is_there else f"field {field!r}: no part {part!r} among {', '.join(sorted(parts))}{remedy}"
 
 
 def _undeclared(field: str, parts: set[str], declared: Annotations) -> str | None:

@@ -492,7 +492,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"group": 1}, ConfigError, r"group must be \(rank, size\)"),
         ({"group": (2, 2)}, ConfigError, "rank must be 0"),
         ({"split": "test"}, ConfigError, "has no split 'test'; it has train, val"),
-        ({"fields": ("image", "txt")}, ConfigError, "has no part 'txt', it has cls, jpg"),
+        ({"fields": ("image", "txt")}, ConfigError, "no part 'txt' among cls, jpg"),
         ({"limit": 0}, ConfigError, "limit must be 1 or more"),
         ({"num_workers": -1}, ConfigError, "num_workers must be 0 or more"),
         ({"seed": "a"}, ConfigError, "seed must be a whole number, found 'a'"),
@@ -618,9 +618,9 @@ def test_a_loader_says_what_it_does(dataset: Path) -> None:
     [
         (
             ("image", "lable"),
-            r"field 'lable': has no part 'lable', it has cls, jpg \(did you mean 'label'\?\); fields are",
+            r"field 'lable': no part 'lable' among cls, jpg \(did you mean 'label'\?\); fields are",
         ),
-        (("image", "json"), "has no part 'json', it has cls, jpg"),
+        (("image", "json"), "no part 'json' among cls, jpg"),
     ],
 )
 def test_unknown_fields_are_named_when_the_loader_is_made(dataset: Path, fields: tuple[str, ...], message: str) -> None:
@@ -633,7 +633,7 @@ def test_missing_labels_are_named_when_the_loader_is_made(tmp_path: Path) -> Non
     """A dataset without labels refuses the fields of labels before the first batch."""
     bare = make_dataset(tmp_path / "bare", [4], labelled=False)
     for field in ("label", "labels"):
-        with pytest.raises(ConfigError, match=f"field '{field}': has no part 'cls', it has jpg; leave '{field}' out"):
+        with pytest.raises(ConfigError, match=f"field '{field}': no part 'cls' among jpg; leave '{field}' out"):
             shardflow.Loader(bare, batch_size=2, fields=("image", field))
 
 

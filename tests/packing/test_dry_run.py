@@ -79,7 +79,7 @@ def test_command(tmp_path: Path) -> None:
     assert result.output.splitlines() == [
         "train        30 inputs in 3 classes of 10",
         "would write  2 shards",
-        "skipped      1 .psd, such as 'b/old.psd' (convert them to JPEG or PNG); or leave them out with --max-errors 1",
+        "skipped      1 .psd, such as 'b/old.psd' (convert them to JPEG or PNG); to leave them out, use --max-errors 1",
         "left out     files that are not images: 1 .txt",
         f"destination  {tmp_path / 'dst'} is free",
     ]

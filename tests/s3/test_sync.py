@@ -150,7 +150,7 @@ def test_destinations_that_are_taken(dataset: Path, tmp_path: Path, server: Serv
     with pytest.raises(DatasetExistsError, match="already holds another dataset"):
         sf.sync(dataset, tmp_path / "other")
     assert contents(tmp_path / "other") == before
-    with pytest.raises(ConfigError, match="is not empty: it holds"):
+    with pytest.raises(ConfigError, match="is not empty: it has"):
         sf.sync(dataset, tmp_path / "src")
     storage = server.storage(prefix)
     storage.put(LOCK, b"another's")

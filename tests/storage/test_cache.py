@@ -628,7 +628,7 @@ def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert files(cache) == {}
     assert not list(elsewhere.iterdir())
     assert len(caplog.records) == 1
-    with pytest.raises(StoreError, match=r"neither.*1000"):
+    with pytest.raises(StoreError, match=r"neither.*1,000"):
         cache.open(sha(X), SIZE, full_disk)
 
 

@@ -177,7 +177,7 @@ def test_transformers_trainer_evaluates_each_sample_once(hugging_face: HuggingFa
     assert trainer.evaluate({"again": trainer.eval_dataset})["eval_again_top1"] == right / 17
     uneven = hugging_face.loader("val", shuffle=False, group=(0, 2))
     for evaluated in (trainer.evaluate, trainer.predict):
-        with pytest.raises(ConfigError, match=r"17 samples .* 2 ranks: .* tail='pad'"):
+        with pytest.raises(ConfigError, match=r"17 samples .* 2 ranks; .* tail='pad'"):
             evaluated(uneven)
 
 
