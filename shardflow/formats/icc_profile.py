@@ -1,4 +1,4 @@
-"""ICC profiles that are three curves and a matrix, as for cameras, screens and RGB spaces.
+"""ICC profiles of three curves and a matrix, as cameras, screens and RGB spaces have them.
 
 Source: ICC.1:2022, 7.2 (header), 7.3 (tags), 8.3.3 (matrix models), 10.6 and 10.18 (curves), 10.31 (XYZ numbers).
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 _COLUMNS = (b"rXYZ", b"gXYZ", b"bXYZ")
 _CURVES = (b"rTRC", b"gTRC", b"bTRC")
-_TABLES = (b"A2B", b"D2B")  # tags that begin so count before curves and a matrix
+_TABLES = (b"A2B", b"D2B")  # tags with these prefixes take precedence over curves and a matrix
 _PARAMETERS = (1, 3, 4, 5, 7)
 """Number of parameters of each type of parametric curve."""
 
@@ -26,7 +26,7 @@ class MatrixProfile(NamedTuple):
 
 
 def matrix_profile(profile: bytes) -> MatrixProfile | None:
-    """Return the curves and the matrix of an RGB profile; None of one that is damaged, or of another kind."""
+    """Return the curves and the matrix of an RGB profile; None if the profile is damaged or of another kind."""
     if profile[16:24] != b"RGB XYZ " or profile[36:40] != b"acsp":
         return None
     try:
@@ -47,7 +47,7 @@ def matrix_profile(profile: bytes) -> MatrixProfile | None:
 
 
 def _curve(tag: bytes) -> npt.NDArray[np.float64]:
-    """Return the values of a curve at the 8-bit levels."""
+    """Return the values of a curve at the 256 8-bit levels; ValueError or struct.error if the tag is damaged."""
     kind, number = struct.unpack_from(">4s4xH", tag)
     levels = np.linspace(0, 1, 256)
     if kind == b"curv":
@@ -66,7 +66,7 @@ def _curve(tag: bytes) -> npt.NDArray[np.float64]:
 
 
 def _parameters(number: int, given: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    """Return g, a, b, c, d, e and f of Y = (aX + b)^g + e where X is at least d, and cX + f below."""
+    """Return g, a, b, c, d, e and f of the curve Y = (aX + b)^g + e for X >= d, and Y = cX + f for X < d."""
     numbers: list[float] = given.tolist()
     g, a, b, c, d, e, f = numbers + [0.0] * (7 - len(numbers))
     if number == 0:

@@ -1,14 +1,14 @@
 """Image limits: how large an image may be, decided from its header, before anything is allocated for it.
 
-A few hundred bytes can announce gigabytes of pixels, or thousands of passes over them. So every decoder asks here
-first, whether it is the native kernel, torchvision, Pillow or a GPU, and one number, `max_pixels`, scales all limits:
+A few hundred bytes can announce gigabytes of pixels, or thousands of passes over them. So every decoder checks these
+limits first: the native kernel, torchvision, Pillow and the GPU. One number, `max_pixels`, scales all but the last:
 
     pixels           `max_pixels`, by default 110 million: phones take 108
-    memory           9 bytes for each allowed pixel, by default 0.99 GB; the formats differ in their needs
-    pixels x scans   15 for each allowed pixel: progressive JPEGs are decoded in passes, most in 10, those of CMYK in 18
+    memory           9 bytes for each allowed pixel, by default 0.99 GB; the formats need different amounts
+    pixels x scans   15 for each allowed pixel: most progressive JPEGs have 10 scans, and CMYK JPEGs have 18
     scans            500, however small the image is
 
-Of TIFF, BMP, PPM and AVIF only Pillow knows the size; it is checked between opening and decoding (`_pillow`).
+Only Pillow knows the size of a TIFF, BMP, PPM, AVIF or HEIF image. `_pillow` checks it between opening and decoding.
 
 Sources: ITU-T T.81, B.2 (JPEG); GIF89a specification, section 18.
 """
@@ -22,7 +22,7 @@ from .image_types import ImageType, image_size, image_type
 from .jpeg_header import SOS, frame_in, segments
 
 MAX_PIXELS = 110_000_000
-"""Pixels of an image that are decoded by default."""
+"""The default limit for the pixels of an image."""
 
 REMEDY = "raise max_pixels if the image is meant to be so large"
 """The advice of messages about the limit."""
@@ -43,12 +43,12 @@ def check_size(kind: ImageType, width: int, height: int, max_pixels: int = MAX_P
 
 
 def check_array(height: int, width: int, channels: int, value_bytes: int, max_pixels: int = MAX_PIXELS) -> None:
-    """Raise TooLargeError if an array of an image must not be cropped: in floating point, four bytes more per value."""
+    """Raise TooLargeError if an image array must not be cropped; cropping takes four more bytes per value (float32)."""
     _check(width, height, (value_bytes + 4) * channels * width * height, max_pixels)
 
 
 def check_image(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> None:
-    """Raise TooLargeError if an encoded image must not be decoded, as far as its header says."""
+    """Raise TooLargeError if the header of an encoded image exceeds a limit."""
     kind = image_type(payload)
     if kind is None:
         return
@@ -86,7 +86,7 @@ def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -
             components = bytes(payload[segment.begin + 4 : segment.end])[:1]
             if scans == 1 and not frame.is_progressive and components == bytes([frame.components]):
                 return  # decoded row by row
-            # Two bytes of each component are kept from scan to scan; that subsampling saves some of them is ignored.
+            # Two bytes of each component are kept between scans; the estimate ignores what subsampling saves.
             bytes_per_pixel = kind.decode_bytes + 2 * frame.components
             _check(frame.width, frame.height, bytes_per_pixel * frame.pixels, max_pixels)
             size, most = f"{frame.width:,} x {frame.height:,} pixels", _SCANS_PER_PIXEL * max_pixels

@@ -1,11 +1,11 @@
-"""Image types: one table of the formats that are read, and the facts in an image's first bytes.
+"""Image types: a table of the formats that shardflow reads, and the facts in an image's first bytes.
 
-To add a format, add a row: folders, tars and samples then know it. Pillow decodes every format here but JPEG, which the
-native kernel decodes, and torchvision where the kernel cannot, and arrays (`image_array`). `pack` writes those that
-have a name for it (`packed_as`).
+To add a format, add a row: folders, tars and samples then know it. Loaders decode JPEG with the native kernel, or with
+torchvision as its fallback, arrays with `image_array`, and other formats with Pillow. `pack` writes the formats that
+have a `packed_as` name.
 
-Width and height are read from the headers of JPEG (`jpeg_header`), PNG (W3C PNG 11.2.2, IHDR) and WebP (RFC 9649).
-They are a hint for planning a crop; the decoder has the last word.
+Width and height are read from the headers of JPEG (`jpeg_header`), PNG (W3C PNG 11.2.2, IHDR) and WebP (RFC 9649), and
+of arrays. They are a hint for planning a crop; the decoder has the last word.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ class ImageType:
     """An image format."""
 
     name: str  # Pillow's name of the format: "JPEG"
-    parts: tuple[str, ...]  # names of parts of a sample that hold such an image, and extensions of files: "jpg"
+    parts: tuple[str, ...]  # part names and file extensions of such an image: "jpg"
     signature: re.Pattern[bytes]  # matches the first bytes
     # Returns width and height from the header; None where only a decoder knows them.
     read_size: Callable[[memoryview | bytes], tuple[int, int]] | None = None
-    in_shards: bool = False  # whether readers of a dataset take such a part for the image; `pack` takes all of them
+    in_shards: bool = False  # whether readers of a dataset take such a part for the image; `pack` takes every format
     animated: bool = False  # whether a file can hold an animation or several pages, of which the first is packed
-    for_masks: bool = False  # whether a mask can be such a file: it has to be lossless
-    # Memory that decoding and cropping take at their peak, in bytes per pixel; for JPEGs of several scans see
-    # `image_limits`.
+    for_masks: bool = False  # whether a mask can have this format, which must be lossless
+    # Peak memory of decoding and cropping, in bytes per pixel; for JPEGs of several scans see `image_limits`.
     decode_bytes: int = 10
     pillow_feature: str | None = None  # Pillow's name of the codec, if some builds of Pillow lack it
     extra: str | None = None  # the extra of shardflow without which Pillow cannot read the format: "heic"
@@ -41,7 +40,7 @@ class ImageType:
     by_pillow: bool = True  # whether Pillow decodes it
     packed_as: str = ""  # what a recipe calls the format: "jpeg"; empty where `pack` does not write it
     longest: int = 0  # the longest side in pixels that a packed image can have
-    is_lossy: bool = False  # whether files of it seldom have the exact pixels: its encoder has a `quality`
+    is_lossy: bool = False  # whether its encoder has a `quality`, and most files differ from the original pixels
 
 
 def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:
@@ -56,7 +55,7 @@ def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
 
 
 def _webp_size(payload: memoryview | bytes) -> tuple[int, int]:
-    """Return width and height of the canvas; (0, 0) if no image begins with its first chunk."""
+    """Return width and height of the canvas; (0, 0) if the first chunk does not begin an image."""
     chunk, data = bytes(payload[12:16]), bytes(payload[20:30])
     if len(data) < 10:
         return 0, 0
@@ -153,16 +152,16 @@ PACKED_TYPES = {each.packed_as: each for each in IMAGE_TYPES if each.packed_as}
 """The formats that `pack` writes, by a recipe's names of them."""
 
 SOURCE_PARTS = tuple(part for each in IMAGE_TYPES for part in each.parts)
-"""Parts of a sample, and extensions of files, that `pack` takes for images."""
+"""Part names and file extensions that `pack` takes for images."""
 
 UNREAD_EXTENSIONS = frozenset(
     {"apng", "arw", "bpg", "cr2", "cr3", "dcm", "dds", "dib", "dng", "exr", "j2k", "jfif", "jif", "jp2", "jpe", "jpf"}
     | {"jpx", "jxl", "jxr", "nef", "orf", "pam", "pbm", "pcx", "pnm", "psd", "raf", "rw2", "tga", "xcf"}
 )
-"""Extensions of other kinds of images, which `pack` does not read: it counts such files, and says so."""
+"""Extensions of image formats that `pack` does not read: it counts and reports such files."""
 
 IMAGE_PARTS = frozenset(part for each in IMAGE_TYPES if each.in_shards for part in each.parts)
-"""Parts that hold an image in a dataset; the first of these in a sample is its image."""
+"""Parts that hold an image in a dataset; the first such part of a sample is its image."""
 
 
 _BY_PART = {part: each for each in IMAGE_TYPES for part in each.parts}
@@ -180,12 +179,12 @@ def type_of_part(part: str) -> ImageType | None:
 
 
 def image_type(payload: memoryview | bytes) -> ImageType | None:
-    """Return the format as which an encoded image begins; None if `IMAGE_TYPES` lacks it."""
+    """Return the format whose signature an encoded image begins with; None if `IMAGE_TYPES` lacks it."""
     return next((each for each in IMAGE_TYPES if each.signature.match(payload)), None)
 
 
 def is_jpeg(payload: memoryview | bytes) -> bool:
-    """Return whether an encoded image begins as a JPEG does."""
+    """Return whether an encoded image begins with the signature of a JPEG."""
     return _JPEG.match(payload) is not None
 
 
@@ -199,5 +198,5 @@ def image_size(payload: memoryview | bytes) -> tuple[int, int]:
     """Return (width, height) in pixels as stored, before any EXIF orientation; (0, 0) when they are not known."""
     found = image_type(payload)
     width, height = found.read_size(payload) if found is not None and found.read_size is not None else (0, 0)
-    # A JPEG may give its height after its first scan (DNL) and say 0 until then.
+    # A JPEG may state its height after its first scan (DNL); its header then has a height of 0.
     return (width, height) if width and height else (0, 0)

@@ -1,7 +1,7 @@
-"""Seek tables: a segment of a JPEG that says where stretches of its MCUs begin in the entropy-coded data.
+"""Seek tables: a JPEG segment that locates the starts of stretches of MCUs in the entropy-coded data.
 
-With it a crop is decoded without the rest of the image; readers that do not know the segment pass over it. The native
-kernel makes and uses tables; this part needs no decoding: to find and to insert one. docs/format.md specifies the
+With a seek table, a crop is decoded without the rest of the image. Other readers skip the segment. The native kernel
+makes and uses seek tables; this module finds and inserts them, which takes no decoding. docs/format.md specifies the
 bytes.
 """
 
@@ -10,16 +10,16 @@ from __future__ import annotations
 from .jpeg_header import header_segments
 
 VERSION = 1
-"""Of the segment, and of the choice of stretches: raised when either changes, for then packed bytes change."""
+"""The version of the segment and of the choice of stretches. A change of either changes packed bytes, and raises it."""
 
 _APP9 = 0xE9
 _NAME = b"sf-seek\0"
 
 
 def find(jpeg: bytes | memoryview) -> bytes | None:
-    """Return the segment of the seek table that a JPEG is decoded with, None if it has none.
+    """Return the segment of the seek table that the decoder uses: the first of this version; None if there is none.
 
-    It is the first one of this version. Where there are other bytes than segments in front of the scan, none counts.
+    A JPEG with bytes before its scan that do not belong to a segment does not have a usable table.
     """
     name = _NAME + bytes([VERSION])
     found = (bytes(jpeg[start:end]) for _, start, end in header_segments(jpeg) if _is_table(jpeg[start:end]))
@@ -27,9 +27,9 @@ def find(jpeg: bytes | memoryview) -> bytes | None:
 
 
 def insert(jpeg: bytes, segment: bytes) -> bytes:
-    """Return a JPEG with this seek table, in front of its scan, in place of those that it has; with b"" without any.
+    """Return a JPEG with this seek table before its scan, instead of its earlier tables; b"" only removes them.
 
-    A JPEG in which no table would count (`find`), because of other bytes between its segments, is returned unchanged.
+    A JPEG that has other bytes between its segments is returned unchanged: `find` would not find a table in it.
     """
     found = header_segments(jpeg)
     if not found:

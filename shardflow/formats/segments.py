@@ -1,8 +1,8 @@
 """Segments: the area of an object in an image, as COCO writes it in JSON: polygons, or runs of the pixels of a mask.
 
-    polygons  [[x, y, x, y, ...], ...]                     together they are the object; [] is an object without area
+    polygons  [[x, y, x, y, ...], ...]                     the object is their union; [] is an object without area
     runs      {"size": [height, width], "counts": [...]}   pixels outside, inside, outside, ..., column by column
-              {"size": [height, width], "counts": "..."}   the same in COCO's text of six bits a letter
+              {"size": [height, width], "counts": "..."}   the same as COCO's string of six bits per character
 
 Source: cocodataset.org, "Data format"; the text has the form of `rleToString` in its API.
 """
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_LETTER, _MORE, _SIGN, _BITS = 48, 32, 16, 5  # of the text: the letter of 0, and the parts of its six bits
-_MOST_LETTERS = 7  # of a number, 35 bits: more than an image has pixels
+_LETTER, _MORE, _SIGN, _BITS = 48, 32, 16, 5  # the character of 0; flags and number of value bits of a character
+_MOST_LETTERS = 7  # per number: 35 bits, enough for the pixels of any image
 _MAX = float(np.finfo(np.float32).max)
 _DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """The area of an object: polygons, or runs where these are not None.
+    """The area of an object: its runs or, if `runs` is None, its polygons.
 
     Attributes:
         polygons: float64 [V, 2] each: x and y of the corners, in pixels of the image.
@@ -39,9 +39,9 @@ class Segment:
 
     @classmethod
     def parse(cls, value: Any, size: tuple[int, int], scale: tuple[float, float] = (1, 1)) -> Segment:
-        """Return the segment that a JSON has for an object in an image of this size; ValueError if it is none.
+        """Return the segment of an object in an image of this size from its JSON value; ValueError if it is invalid.
 
-        The numbers of polygons are in pixels if they are multiplied by `scale`.
+        Coordinates of polygons times `scale` are pixels.
         """
         if isinstance(value, dict):
             return cls(runs=_runs(value, size), size=size)
@@ -57,14 +57,14 @@ class Segment:
 
     @classmethod
     def of_mask(cls, mask: npt.NDArray[Any]) -> Segment:
-        """Return the runs of a mask, [H, W], where it is not 0."""
+        """Return the segment, as runs, of the nonzero pixels of a mask [H, W]."""
         pixels = np.concatenate([[False], mask.T.ravel() != 0])  # runs begin outside
         bounds = np.flatnonzero(pixels[1:] != pixels[:-1])
         runs = np.diff(np.concatenate([[0], bounds, [mask.size]]))
         return cls(runs=runs, size=(mask.shape[1], mask.shape[0]))
 
     def to_json(self, scale: tuple[float, float] = (1, 1)) -> Any:
-        """Return it as JSON has it, the numbers of polygons divided by `scale`."""
+        """Return the JSON value of the segment; the coordinates of polygons are divided by `scale`."""
         if self.runs is not None:
             return {"size": [self.size[1], self.size[0]], "counts": self.runs.tolist()}
         digits = _DIGITS if scale == (1, 1) else 2 * _DIGITS + 1
@@ -72,7 +72,7 @@ class Segment:
 
     @property
     def corners(self) -> int:
-        """The number of all corners."""
+        """Number of corners of all polygons."""
         return sum(map(len, self.polygons))
 
     def run_mask(self) -> npt.NDArray[np.uint8]:
@@ -85,7 +85,7 @@ class Segment:
 
 
 def _runs(value: dict[str, Any], size: tuple[int, int]) -> npt.NDArray[np.int64]:
-    """Return the runs of an object in a JSON, which fill the image."""
+    """Return the runs of a JSON object; ValueError unless they fill the image."""
     width, height = size
     if value.get("size") != [height, width]:
         raise ValueError(f"runs of size {value.get('size')!r:.40} do not fit an image [{height}, {width}]")
@@ -100,7 +100,7 @@ def _runs(value: dict[str, Any], size: tuple[int, int]) -> npt.NDArray[np.int64]
 
 
 def _parse_text(text: str) -> list[int]:
-    """Return the counts in COCO's text; from the fourth on it has the difference to the last but one."""
+    """Return the counts in COCO's string, which codes the fourth and later ones as differences to the last but one."""
     if not text.isascii():
         raise ValueError("the text of runs has letters that are not COCO's")
     letters = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) - _LETTER
@@ -115,7 +115,7 @@ def _parse_text(text: str) -> list[int]:
     numbers = np.add.reduceat(bits, np.cumsum(lengths) - lengths) if len(lengths) else bits
     is_negative = letters[is_last] & _SIGN > 0
     numbers[is_negative] -= 1 << (_BITS * lengths[is_negative])
-    # Sums of Python's integers, which do not overflow.
+    # Python's integers do not overflow.
     odd, even = (list(itertools.accumulate(numbers[first::2].tolist())) for first in (1, 2))
     counts = [0] * len(numbers)
     counts[:1], counts[1::2], counts[2::2] = numbers[:1].tolist(), odd, even

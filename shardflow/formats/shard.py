@@ -15,7 +15,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_SAMPLES = 2**32 - 1  # an index counts records in 32 bits
 MAX_BYTES = 2**63 - 1
 MAX_SAMPLE_BYTES = 1 << 29
-"""The most bytes of a sample in a tar, and of one input: headers can claim terabytes, and sparse files have them."""
+"""The most bytes of a sample in a tar, and of one input: headers can claim terabytes, and so can sparse files."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
@@ -55,11 +55,11 @@ class Shard(JsonObject):
 
 
 OnShard: TypeAlias = Callable[[Shard], None] | None
-"""Callback after each shard, of a function that works shard by shard."""
+"""A callback that a function calls after each shard."""
 
 
 def is_name(value: Any) -> bool:
-    """Return whether a value can name a file of a dataset: a path of A-Z a-z 0-9 . _ - that does not leave it."""
+    """Return whether a value is a valid file name in a dataset: a path of A-Z a-z 0-9 . _ - that stays below it."""
     return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
 
 

@@ -1,7 +1,7 @@
-"""The index of a shard: one row per member, so that a sample is a slice of a memory map, and no tar is searched.
+"""The index of a shard: one row per member, so that a sample is a range of bytes, and no tar is searched.
 
 The file is a plain `.npy` of a structured little-endian array (numpy.lib.format version 1.0); `numpy.load` loads it.
-Its header is written here, because the bytes must not depend on the version of numpy: the manifest has their SHA-256.
+This module writes the header, because its bytes must not depend on the version of numpy: the manifest has the SHA-256.
 An index can be rebuilt from its shard.
 """
 
@@ -24,7 +24,7 @@ from .tar_samples import split_member_name
 from .ustar import BLOCK, padding
 
 KEY_PART = b""
-"""The part of a row that is not a member but the key of its sample, where the headers are not plain ones."""
+"""The part of a row that locates the key of a sample instead of a member, where the key is not in a plain header."""
 
 DTYPE = np.dtype(
     [
@@ -33,14 +33,14 @@ DTYPE = np.dtype(
         ("offset", "<u8"),  # of the payload, from the start of the shard
         ("size", "<u4"),  # of the payload, in bytes
         ("crc32", "<u4"),  # of the payload (zlib's CRC-32)
-        ("width", "<u2"),  # in pixels; 0 where not an image or not known
+        ("width", "<u2"),  # in pixels; 0 if the member is not an image or its size is not known
         ("height", "<u2"),
     ]
 )
 Index = npt.NDArray[Any]  # a 1-d array of DTYPE
 
 MAX_ROWS = 1 << 22
-"""The most rows of an index, which has 0.2 GB then."""
+"""The most rows of an index: 0.2 GB."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _MAX_U2 = 0xFFFF
@@ -74,7 +74,7 @@ def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -
 
 
 def read_row(tar: TarBytes, record: int, part: str, offset: int, size: int) -> Row:
-    """Return the row of a member of a tar. Its size must be below the limit: an image is read at once."""
+    """Return the row of a member of a tar. The caller checks `size`: an image is read into memory whole."""
     if _is_image(part):
         return make_row(record, part, offset, tar.read(offset, size))
     return make_row(record, part, offset, b"")._replace(size=size, crc32=crc32(tar, offset, size))
@@ -88,7 +88,7 @@ def read_rows(tar: TarBytes) -> Iterator[tuple[str, Row]]:
     """Yield the key and the row of each member of a shard, in order.
 
     Raises:
-        TarError: The tar is damaged, or is not one that shardflow writes.
+        TarError: The tar is damaged, or shardflow did not write it.
     """
     records: dict[str, int] = {}  # key → record
     parts: set[str] = set()  # of the last record
@@ -127,7 +127,7 @@ def build(tar: TarBytes) -> tuple[Index, list[str]]:
 
 
 class IndexRows:
-    """The rows of an index that is being made: a tenth of the memory of a list of them."""
+    """The rows of an index that is being built, in a tenth of the memory of a list of rows."""
 
     def __init__(self) -> None:
         self._done: list[Index] = []
@@ -146,7 +146,7 @@ class IndexRows:
 
 
 def rebuild(tar: TarBytes, sha256: str) -> bytes:
-    """Return the contents of a lost index, rebuilt from its shard and checked."""
+    """Return the contents of a lost index, rebuilt from its shard; raise IntegrityError if the SHA-256 differs."""
     data = to_bytes(build(tar)[0])
     if hashlib.sha256(data).hexdigest() != sha256:
         raise IntegrityError(
@@ -156,7 +156,7 @@ def rebuild(tar: TarBytes, sha256: str) -> bytes:
 
 
 def from_rows(rows: Sequence[Row]) -> Index:
-    """Return rows as an index."""
+    """Return an index of these rows."""
     return np.array(rows, dtype=DTYPE)
 
 
@@ -169,9 +169,9 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
     """Read an index and check that it can belong to a shard of `samples` samples and `tar_bytes` bytes.
 
     Raises:
-        ShardIndexError: It is not an index, or belongs to another shard.
+        ShardIndexError: The data is not an index, or belongs to another shard.
     """
-    # Headers have one form, so none is parsed: the number of rows follows from the length of the file.
+    # All headers have one form and need no parsing: the number of rows follows from the length of the file.
     for length in {(len(data) - len(_header(example))) // DTYPE.itemsize for example in (0, 10**9)}:
         header = _header(max(0, length))
         if data.startswith(header) and len(data) == len(header) + length * DTYPE.itemsize:
@@ -182,7 +182,7 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
 
 
 def most_bytes(samples: int, tar_bytes: int) -> int:
-    """Return the most bytes that the index of such a shard has: each member and each key has a header in the tar."""
+    """Return the most bytes that the index of such a shard can have: each member has a header of `BLOCK` bytes."""
     return len(_header(10**9)) + DTYPE.itemsize * (tar_bytes // BLOCK + samples)
 
 
@@ -193,7 +193,7 @@ def _header(length: int) -> bytes:
 
 
 def is_index(head: bytes) -> bool:
-    """Return whether a file that begins like this is an index, of any length."""
+    """Return whether a file that begins with these bytes is an index, of any length."""
     return head.startswith(_MAGIC) and head[len(_MAGIC) + 2 :].startswith(f"{{'descr': {DTYPE.descr!r}".encode())
 
 

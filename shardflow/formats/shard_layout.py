@@ -1,4 +1,4 @@
-"""Sharding: how the inputs of a dataset were divided into shards. Later inputs are divided in the same way."""
+"""Sharding: how the inputs of a dataset are divided into shards. Later inputs are divided in the same way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .json_object import JsonObject, entry
 from .shard import is_name
 
 MOST_JOBS = 1 << 22
-"""The most jobs of a split: eight times the shards of the largest manifest. Readers ask for the receipt of each job."""
+"""The most jobs of a split: eight times the shards of the largest manifest. Readers request the receipt of each job."""
 
 _COUNTS: Any = {"write": dict, "read": lambda counts: dict(sorted(counts.items()))}
 
@@ -31,20 +31,20 @@ def sample_key(ordinal: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding(JsonObject):
-    """How inputs were dealt out to jobs. Each job packed one shard, or none where all of its inputs were quarantined.
+    """How inputs were assigned to jobs. Each job packed one shard, or none if all of its inputs were quarantined.
 
     Raises:
         ManifestError: A value is out of its range.
     """
 
     shard_samples: int  # inputs per job, 1 or more. The last job of a `pack` or an `extend` may have fewer
-    shuffle: bool  # whether the inputs of a `pack` or an `extend` were shuffled before they were cut
+    shuffle: bool  # whether the inputs of a `pack` or an `extend` were shuffled before they were divided
     seed: int  # seed of the shuffle
     jobs: Mapping[str, int] = field(metadata=entry(**_COUNTS))  # split → number of jobs, 1 or more
     inputs: Mapping[str, int] = field(metadata=entry(**_COUNTS))  # split → inputs, quarantined and removed ones too
     removed: Mapping[str, int] = field(default_factory=dict, metadata=entry(**_COUNTS, optional=True))  # of those
     retired: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
-    """Names of the jobs whose shards were rewritten without removed samples, by later jobs."""
+    """Names of the jobs whose shards later jobs rewrote without removed samples."""
 
     def __post_init__(self) -> None:
         counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values(), *self.removed.values())
@@ -70,7 +70,7 @@ class Sharding(JsonObject):
         return sum(self.inputs.values()) - sum(self.removed.values())
 
     def extended(self, jobs: Mapping[str, int], inputs: Mapping[str, int]) -> Sharding:
-        """Return the sharding after so many jobs with so many inputs were added to each split."""
+        """Return the sharding with these numbers of jobs and inputs added to each split."""
         splits = sorted({*self.jobs, *jobs})
         return replace(
             self,
@@ -79,7 +79,7 @@ class Sharding(JsonObject):
         )
 
     def without(self, removed: Mapping[str, int], retired: Sequence[str]) -> Sharding:
-        """Return the sharding after inputs of each split were removed, and new jobs took the places of the retired."""
+        """Return the sharding without the removed inputs of each split, with a new job in place of each retired one."""
         jobs = Counter(name.partition("/")[0] for name in retired)
         return replace(
             self,

@@ -1,7 +1,7 @@
-"""The shards of a split in columns: 100 bytes for each, where objects take 700; `shardflow.json` is read into them.
+"""The shards of a split in columns: 100 bytes per shard instead of 700 for objects; `shardflow.json` is read into them.
 
 A dataset of 500,000 shards has a manifest of 128 MB. As JSON objects it would take a rank 7 CPU-seconds and over a
-gigabyte, and each forked worker would copy the objects as soon as it counted a reference.
+gigabyte, and each forked worker would copy the objects as soon as it touched their reference counts.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _TAR = r"([A-Za-z0-9._/-]*\.tar)"
 _WRITTEN_ENTRY = re.compile((_ENTRY % (_COUNT, _SHA256, _TAR, _COUNT, _SHA256)).encode() + b"(,?)")
 _SPLITS = b'\n "splits": {'
 _SPLIT = re.compile(rb'\n  "([A-Za-z0-9._-]+)": \[')
-_PIECE = 1000  # entries that are written at a time
+_PIECE = 1000  # entries per chunk of JSON
 
 
 class ShardTable(Sequence[Shard]):
-    """The shards of a split, in order. A `Shard` is made when it is asked for; a slice is a tuple of them.
+    """The shards of a split, in order. Indexing creates a `Shard`; a slice is a tuple of shards.
 
     Attributes:
         samples: int64 [N], number of samples of each, read-only.
@@ -49,7 +49,7 @@ class ShardTable(Sequence[Shard]):
     """
 
     def __init__(self, names: bytes, samples: array[int], sizes: array[int], digests: bytes) -> None:
-        """Take columns that were checked: names that end in newlines, and 64 bytes of digests for each shard."""
+        """Take checked columns: names that end in newlines, and 64 bytes of digests for each shard."""
         self.samples: I64 = np.array(samples, dtype=np.int64)
         self.bytes: I64 = np.array(sizes, dtype=np.int64)
         self.samples.flags.writeable = self.bytes.flags.writeable = False
@@ -59,7 +59,7 @@ class ShardTable(Sequence[Shard]):
 
     @classmethod
     def of(cls, shards: Iterable[Shard]) -> ShardTable:
-        """Return the table of some shards; a table as it is."""
+        """Return the table of these shards; a table is returned unchanged."""
         if isinstance(shards, cls):
             return shards
         columns = _Columns()
@@ -115,7 +115,7 @@ class ShardTable(Sequence[Shard]):
         return f"ShardTable({list(self)!r})"
 
     def canonical(self) -> Iterator[bytes]:
-        """Yield the entries as a list in compact JSON with sorted keys, in pieces."""
+        """Yield the chunks of a JSON list of the entries, compact and with sorted keys."""
         names, samples, sizes = self.names, self.samples.tolist(), self.bytes.tolist()
         for first in range(0, len(self), _PIECE):
             yield b"," if first else b"["
@@ -128,14 +128,14 @@ class ShardTable(Sequence[Shard]):
 
 
 class _Columns:
-    """The columns of a table, to which shards are added one by one."""
+    """The columns of a table that is being built, shard by shard."""
 
     def __init__(self) -> None:
         self.samples, self.sizes = array("q"), array("q")
         self.names, self.digests = bytearray(), bytearray()
 
     def add(self, name: bytes, samples: int, size: int, sha256: Any, index_sha256: Any) -> None:
-        """Add a shard, its digests in hexadecimal; raise an OverflowError if a number has more than 63 bits."""
+        """Add a shard with hexadecimal digests; raise an OverflowError if a number has more than 63 bits."""
         self.names += name + b"\n"
         self.samples.append(samples)
         self.sizes.append(size)
@@ -147,7 +147,7 @@ class _Columns:
 
 
 class _Contents(Container[str]):
-    """A set of SHA-256s, without an object for each."""
+    """A set of SHA-256s that does not hold an object for each digest."""
 
     def __init__(self, digests: bytes) -> None:
         self._digests = digests
@@ -171,8 +171,8 @@ class _Contents(Container[str]):
 def cut_tables(data: bytes) -> tuple[bytes, dict[str, ShardTable]] | None:
     """Cut the shards out of a manifest in the form that `Manifest.to_bytes` writes.
 
-    Return the manifest with an empty list in the place of each split's shards, which is not checked, and the shards,
-    whose values are in their ranges. Return None if no shards have that form.
+    Return the unchecked manifest with an empty list in the place of each split's shards, and the shards, whose values
+    are in their ranges. Return None if a list of shards has another form, or there is none.
     """
     kept = data.find(_SPLITS)
     rest, tables, at = [data[: max(0, kept)]], dict[str, ShardTable](), kept + len(_SPLITS)
@@ -187,7 +187,7 @@ def cut_tables(data: bytes) -> tuple[bytes, dict[str, ShardTable]] | None:
 
 
 def _cut_entries(data: bytes, at: int) -> tuple[ShardTable | None, int]:
-    """Return the shards of a list, and the place of its end, from the place after its beginning."""
+    """Return the shards of the list whose entries begin at `at`, and the place where the list ends."""
     columns, comma = _Columns(), b""
     while entry := _WRITTEN_ENTRY.match(data, at):
         size, index_sha256, name, samples, sha256, comma = entry.groups()

@@ -1,10 +1,10 @@
-"""The members of any tar: pax and GNU headers and directories are allowed, links are named.
+"""The members of any tar: pax and GNU headers are read, directories are skipped, and links are marked.
 
 Sources: POSIX.1-2017, pax utility, "pax Interchange Format" and "ustar Interchange Format"; the GNU tar manual, "Basic
 Tar Format".
 
-Python's `tarfile` reads these as well. But it reads an extended header of any length into memory, skips a damaged one,
-takes a damaged header for the end of the tar, and hides the offset of a name, which an index stores.
+Python's `tarfile` reads these headers too. But it reads an extended header of any length into memory, skips a damaged
+one, takes a damaged header for the end of the tar, and hides the offset of a name, which an index stores.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _CHUNK_BYTES = 1 << 20
 _MAX_EXTENDED_BYTES = 1 << 20
 _FILES = (b"0", b"\0", b"7")
 _LINKS = (b"1", b"2")  # hard, symbolic
-_WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories; their size means nothing
+_WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, pipes; readers ignore their size
 _PAX, _PAX_GLOBAL = (b"x", b"X"), b"g"
 _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"L", b"K", b"S"
 
 
 class TarBytes(Protocol):
-    """The bytes of a tar, read by position: tars are walked by this interface alone, local or remote."""
+    """The bytes of a local or remote tar, read by position: the only interface that walks of a tar use."""
 
     @property
     def size(self) -> int:
@@ -35,20 +35,20 @@ class TarBytes(Protocol):
         ...
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return `size` bytes from an offset on, fewer where the tar ends before; none before its start.
+        """Return `size` bytes from an offset on, fewer at the end of the tar; none for a negative offset.
 
-        Memory is taken for these bytes: the caller checks a size that comes from a header.
+        The call allocates memory for these bytes: the caller checks a size that comes from a header.
         """
         ...
 
 
 class Member(NamedTuple):
-    """A regular file in a tar, whose payload may reach beyond the end of a tar that is cut short; or a link."""
+    """A regular file or a link in a tar. The payload can reach beyond the end of a tar that is cut short."""
 
-    name: str  # bytes that are not UTF-8 become surrogates, as in names of files
+    name: str  # bytes that are not UTF-8 become surrogates, as in file names
     offset: int
     size: int
-    name_offset: int | None = None  # of the name in the tar; None where POSIX's prefix splits it in two
+    name_offset: int | None = None  # of the name in the tar; None if the ustar prefix splits the name in two
     is_link: bool = False
 
 
@@ -69,7 +69,7 @@ class _Field(NamedTuple):
 
 
 def parse_header(block: bytes, position: int) -> Header:
-    """Return the fields of the header `block`, which stands at byte `position`; raise a TarError if it is damaged."""
+    """Return the fields of the header `block` at byte `position`; raise a TarError if the header is damaged."""
     where = f"the header at byte {position}"
     if len(block) < BLOCK:
         raise TarError(f"{where} is cut short")
@@ -77,14 +77,14 @@ def parse_header(block: bytes, position: int) -> Header:
     if _number(block[148:156], where) != sum(block) - sum(block[148:156]) + 8 * 0x20:
         raise TarError(f"{where} is damaged: it fails its checksum")
     name = block[0:100].split(b"\0", 1)[0]
-    # Before POSIX the prefix did not exist, and GNU tar has other fields in its place.
+    # Formats before POSIX lack the prefix, and GNU tar has other fields in its place.
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
     name = prefix + b"/" + name if prefix else name
     return Header(block[156:157], _number(block[124:136], where), name, bool(prefix))
 
 
 def members(tar: TarBytes) -> Iterator[Member]:
-    """Yield the regular files and links of a tar in order; directories and devices are skipped. Only headers are read.
+    """Yield the regular files and links of a tar in order, without directories and devices. Only headers are read.
 
     Raises:
         TarError: A header is damaged, or the tar is cut short; the message says where. The members before it are valid.
@@ -139,7 +139,7 @@ def members(tar: TarBytes) -> Iterator[Member]:
 
 
 def _records(text: bytes, offset: int, where: str) -> dict[str, _Field]:
-    """Return path and size in a pax header. Each is a record "LENGTH KEYWORD=VALUE\\n"; the last one counts."""
+    """Return path, size and a sparse marker of a pax header; of repeated records "LENGTH KEYWORD=VALUE\\n" the last."""
     found: dict[str, _Field] = {}
     text, position = text.rstrip(b"\0"), 0
     while position < len(text):
@@ -164,7 +164,7 @@ def _records(text: bytes, offset: int, where: str) -> dict[str, _Field]:
 
 
 def _number(field: bytes, where: str) -> int:
-    """Return a number: octal digits or, as GNU tar writes larger numbers, a byte 0x80 and binary."""
+    """Return a number: octal digits or, for large numbers of GNU tar, a byte 0x80 and a big-endian integer."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0", 1)[0].strip(b" ")
@@ -174,7 +174,7 @@ def _number(field: bytes, where: str) -> int:
 
 
 def first_nonzero(tar: TarBytes, offset: int) -> int | None:
-    """Return where a tar has a byte that is not zero, from an offset on; None where there is none."""
+    """Return the offset of the first nonzero byte of a tar from an offset on; None if all are zero."""
     for at in range(offset, tar.size, _CHUNK_BYTES):
         chunk = bytes(tar.read(at, _CHUNK_BYTES))
         if rest := chunk.lstrip(b"\0"):
@@ -183,7 +183,7 @@ def first_nonzero(tar: TarBytes, offset: int) -> int | None:
 
 
 def crc32(tar: TarBytes, offset: int, size: int) -> int:
-    """Return the CRC-32 of a range of a tar, which is read in pieces."""
+    """Return the CRC-32 of a range of a tar, which is read in chunks."""
     value = 0
     for at in range(offset, offset + size, _CHUNK_BYTES):
         value = zlib.crc32(tar.read(at, min(_CHUNK_BYTES, offset + size - at)), value)

@@ -1,4 +1,4 @@
-"""Samples of a tar: the WebDataset convention, by which members named KEY.PART that follow each other are one sample.
+"""Samples of a tar: in the WebDataset convention, consecutive members named KEY.PART with one key are a sample.
 
 Source: https://github.com/webdataset/webdataset, "The WebDataset Format".
 """
@@ -13,11 +13,11 @@ from shardflow.errors import TarError
 from .tar_members import TarBytes, members
 
 MAX_PARTS = 1000
-"""The most parts of a sample of another writer."""
+"""The most parts of a sample in a tar of another writer."""
 
 
 def split_member_name(name: str) -> tuple[str, str] | None:
-    """Return key and part of a member's name, cut at the first dot of its last segment; None where either is empty.
+    """Return key and part of a member's name, split at the first dot of its last segment; None if either is empty.
 
     >>> split_member_name("train/0001.seg.png")
     ('train/0001', 'seg.png')
@@ -31,14 +31,14 @@ def split_member_name(name: str) -> tuple[str, str] | None:
 class TarSample:
     """The members of a tar that share a key."""
 
-    key: str  # "" for everything behind the point where a tar is damaged
+    key: str  # "" for everything after the damage in a tar
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # in lower case → offset and size of the payload
-    key_offset: int | None = None  # where the key is, if it is in one piece
+    key_offset: int | None = None  # of the key in the tar; None if a header splits the name in two
     problem: str = ""  # why the sample cannot be used
 
 
 def read_samples(tar: TarBytes) -> Iterator[TarSample]:
-    """Yield the samples of a tar in order. Where the tar is damaged or cut short, the last sample says so."""
+    """Yield the samples of a tar in order. If the tar is damaged or cut short, a last sample without a key says so."""
     sample: TarSample | None = None
     damage = ""
     try:

@@ -1,7 +1,7 @@
 """ustar headers: the 512 bytes before each member of a shard.
 
-Source: POSIX.1-2017, pax utility, "ustar Interchange Format". Shards use its plainest part: regular files, no links, no
-extensions, and a fixed value in every field that could differ between two machines. `tar_members` reads headers.
+Source: POSIX.1-2017, pax utility, "ustar Interchange Format". Shards use its simplest subset: regular files, no links,
+no extensions, and a fixed value in every field that could differ between machines. `tar_members` reads headers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def header(name: str, size: int) -> bytes:
 
 
 def is_header(block: bytes) -> bool:
-    """Return whether a block is a header that `header` returns."""
+    """Return whether `header` returns exactly this block for some name and size."""
     with contextlib.suppress(ValueError, TarError):
         return header(block[:100].rstrip(b"\0").decode(), int(block[124:135], 8)) == block
     return False

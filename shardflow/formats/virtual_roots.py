@@ -1,11 +1,11 @@
 """Roots: places with tars that a dataset reads and does not own. A dataset with roots is a *virtual dataset*.
 
-Its shards are named SPLIT/ROOT/PATH.tar. The tar is PATH.tar in the root of that name. Under the name of the shard, the
-dataset itself has only an index, with its records of the tar. So every record is a slice of a tar, as in any dataset,
-and several splits can share a tar.
+Its shards are named SPLIT/ROOT/PATH.tar. The tar is PATH.tar in the root of that name. The dataset itself has only the
+index of the shard, with the records of the tar that belong to the split. So every record is a slice of a tar, as in any
+dataset, and several splits can share a tar.
 
 The place of a root is not part of the dataset's identity: a virtual dataset that was moved, or that reads copies of its
-roots, keeps its fingerprint. The writer of the manifest names the roots, and its reader opens them with their own
+roots, keeps its fingerprint. The writer of the manifest names the roots, but the reader opens them with the reader's
 rights. So the manifest of a remote dataset leads only to its own bucket or host, and no manifest leads to an absolute
 path.
 """
@@ -22,17 +22,17 @@ from .json_object import JsonObject
 
 _AZURE = frozenset({"abfs", "abfss", "az"})
 SCHEMES = _AZURE | {"gcs", "gs", "hf", "http", "https", "s3", "s3a"}
-"""Schemes of an absolute URL. None of them leads to the files of this machine, or into an archive."""
+"""Schemes of an absolute URL. None of them opens local files or the contents of an archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root(JsonObject):
-    """One place with tars.
+    """A place with tars.
 
     Args:
         url: A path relative to the directory of the manifest ("../photos256", or "." for that directory), or a URL
             without credentials ("s3://bucket/photos256").
-        fingerprint: Fingerprint of the dataset that was there when this one was written; None where there was none.
+        fingerprint: Fingerprint of the root's dataset at the time of writing; None if the root is not a dataset.
 
     Raises:
         ManifestError: The URL or the fingerprint is not valid.
@@ -53,12 +53,12 @@ class Root(JsonObject):
 
     @property
     def is_relative(self) -> bool:
-        """Whether it is a path relative to the manifest."""
+        """Whether the URL is a path relative to the manifest."""
         return "://" not in self.url
 
 
 def split_shard_name(name: str) -> tuple[str, str]:
-    """Return the root of a shard of a virtual dataset, and the path of its tar there."""
+    """Return the name of the root of a virtual dataset's shard, and the path of the tar below that root."""
     parts = name.split("/", 2)
     if len(parts) < 3:
         raise ManifestError(f"shard {name!r} of a virtual dataset is not named SPLIT/ROOT/PATH.tar")
@@ -66,7 +66,7 @@ def split_shard_name(name: str) -> tuple[str, str]:
 
 
 def _is_relative(url: str) -> bool:
-    """Return whether a URL is a relative path without a scheme, with ".." only at its beginning."""
+    """Return whether a URL is a relative path, with ".." only at its beginning."""
     parts = url.split("/")
     if ":" in parts[0]:
         return False
