@@ -1,8 +1,8 @@
 """The transport for Azure Blob Storage. It takes configuration and credentials from adlfs.
 
 The calls of adlfs set no conditions, return no byte before a body is complete, and repeat requests after pauses of 15 s
-and more. Blobs are read by requests of our own, which a shared access signature allows where the credential is an
-account key; all other requests use Azure's client, with its retries turned off.
+and more. The transport makes the requests that read blobs itself; if the credential is an account key, it signs them
+with a shared access signature. All other requests use Azure's client, with its retries turned off.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, 
 from .interface import BlobVersion
 from .transport import Answer, Connection, Transport, Write
 
-_API_VERSION = "2021-08-06"  # of the requests of our own; it knows all that they need
-_BLOCK_BYTES = 16 << 20  # that are sent at once
+_API_VERSION = "2021-08-06"  # of the requests that read blobs
+_BLOCK_BYTES = 16 << 20  # per request
 _SCOPE = "https://storage.azure.com/.default"
 _SIGNATURE_S = 3600.0
 
@@ -30,7 +30,7 @@ _SIGNATURE_S = 3600.0
 class AzureTransport(Transport):
     """The blobs below a prefix of a container; see Transport.
 
-    Azure itself removes the blocks of unfinished uploads after a week, and no other upload has their names.
+    Azure removes the blocks of an unfinished upload after a week, and their names are unique to the upload.
     """
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:
@@ -57,8 +57,8 @@ class AzureTransport(Transport):
         if len(data) <= _BLOCK_BYTES:
             await super()._publish(write)
             return
-        # Blocks of one blob that have the same name replace each other, whichever upload sent them. All names of them
-        # must have one length, and this is the one of those that the client gives.
+        # Blocks of a blob that have the same name replace each other, even from different uploads. All block names of a
+        # blob must have one length: that of the names which the client gives.
         blocks = {
             f"{write.metadata['writer']}-{start:031d}": data[start : start + _BLOCK_BYTES]
             for start in range(0, len(data), _BLOCK_BYTES)
@@ -98,7 +98,7 @@ class AzureTransport(Transport):
         return self._service.get_blob_client(self._bucket, self._prefix + name)
 
     async def _write(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
-        """Make a request that writes, with a checksum of its body, which the server compares."""
+        """Make a write request with a checksum of its body, which the server checks."""
         async with self._blob(name) as blob:
             work = getattr(blob, method)(*content, **arguments, validate_content=True, **self._limits)
             await self._in_time(work, name, _BLOCK_BYTES)
@@ -114,7 +114,7 @@ class AzureTransport(Transport):
         return await session.get(url, headers=own)
 
     def _sign(self, credential: Any) -> str:
-        """Return the signature that allows reading blobs of this container for some hours."""
+        """Return a signature that allows reading the blobs of this container for one to two hours."""
         from azure.storage.blob import generate_container_sas
 
         if time.monotonic() - self._signed >= _SIGNATURE_S:
@@ -144,7 +144,7 @@ def _condition(write: Write) -> dict[str, Any]:
 
 
 def _quoted(tag: str) -> str:
-    """Return an ETag as a header has it: in listings it has no quotes."""
+    """Return an ETag in quotes, as in headers: listings omit the quotes."""
     return f'"{tag.strip(chr(34))}"'
 
 

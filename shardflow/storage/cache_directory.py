@@ -5,19 +5,19 @@
     blobs/SHA256               complete and verified; the modification time is the time of the last use, and the access
                                time is 0 from when a run has read it for this epoch until it is read again
     partial/NAME.TOKEN         a download that is not complete; it belongs to the process that holds the lock NAME
-    locks/NAME                 locked (`flock(2)`) while a process downloads NAME, then deleted; its size, of which no
-                               byte is written, is the space that is reserved for NAME
+    locks/NAME                 locked (`flock(2)`) while a process downloads NAME, then deleted; a sparse file whose
+                               size is the space that is reserved for NAME
     locks/eviction             locked while a process counts and evicts
     decoded/NAME               decoded images of a shard, where a loader keeps them, within a separate limit
 
 The kernel releases a lock when its process ends, so a process that waits for a killed downloader continues at once.
-A process that was stopped keeps its locks. So a downloader touches its lock every second, and those that wait for a
-lock that has not changed for `STUCK_AFTER_S` delete it and take over. That is safe at any time, also if the other
-process continues: each writes another file, publishes it only while it holds the lock, and the bytes are verified.
+A stopped process keeps its locks. So a downloader touches its lock every second, and a waiting process deletes a lock
+that has not changed for `STUCK_AFTER_S`, and takes over. This is safe even if the stopped process continues: each
+process writes a separate file, publishes it only while it holds the lock, and verifies the bytes.
 
-The cache has no daemon, no shared memory, and no state except these files. All of them may be deleted at any time. One
-that cannot be used, for its mode or its owner, is deleted; one that cannot be deleted either stays and is named once.
-Files of other names, in the directory or below it, are neither counted nor touched.
+The cache has no daemon, no shared memory, and no state except these files. All of them may be deleted at any time. A
+file that cannot be used, for its mode or its owner, is deleted; if that fails too, it stays and is logged once. Files
+with other names, in the directory or below it, are neither counted nor touched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STUCK_AFTER_S = 5.0
 that touches a file every second."""
 
 _TOUCH_S = 1.0
-_LONGEST_LOOK_S = 0.5  # of the time between two looks at a lock; a waiting process may have been stopped meanwhile
+_LONGEST_LOOK_S = 0.5  # counted between two looks at a lock: the waiting process may have been stopped meanwhile
 _POLL_S = 0.02
 
 TAG_NAME = "CACHEDIR.TAG"
@@ -71,8 +71,8 @@ class CachedFile:
 
     path: Path
     bytes: int
-    used_ns: int  # when it was used last, or a run said last that it will be, since 1970
-    is_finished: bool = False  # whether the run that used it last does not need it before its next epoch
+    used_ns: int  # time of the last use or renewal, in ns since 1970
+    is_finished: bool = False  # whether the run that used it last needs it again only in its next epoch
 
 
 class CacheDirectory:
@@ -81,7 +81,7 @@ class CacheDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.blobs, self.partial, self.locks, self.decoded = (path / name for name in _FORMS)
-        # When the locks were looked at last, and for each its state then and for how many seconds it has been so.
+        # The time of the last look at the locks, and for each lock its state and the seconds without a change.
         self._seen: tuple[float, dict[str, tuple[_LockState, float]]] = 0.0, {}
         self._warned: set[str] = set()
 
@@ -103,10 +103,10 @@ class CacheDirectory:
             raise type(error)(f"{error}, {remedy}") from error
 
     def _mark(self) -> None:
-        """Mark the directory as a cache, unless it is marked; ConfigError where it holds other files."""
+        """Mark the directory as a cache unless it is marked; raise ConfigError if it holds other files."""
         if self._is_marked():
             return
-        # The tag is written first. Where it alone is gone, the cache is being deleted, or was by half.
+        # The tag is written first. If only the tag is missing, the cache is being deleted, or was deleted in part.
         if (other := self._other_file()) is not None and not self._is_marked():
             raise ConfigError(
                 f"{self.path} is not empty, and no {TAG_NAME} marks it as a cache of shardflow: it holds {other!r}; "
@@ -115,7 +115,7 @@ class CacheDirectory:
         self._write_tag()
 
     def _other_file(self) -> str | None:
-        """Return the name of a file that no cache has, None if there is none."""
+        """Return the name of a file that does not belong to a cache; None if there is none."""
         for name in sorted(set(os.listdir(self.path)) - {TAG_NAME, _UNFINISHED_TAG}):
             if (form := _FORMS.get(name)) is None:
                 return name
@@ -125,14 +125,14 @@ class CacheDirectory:
                     return name
                 with os.scandir(self.path / name) as entries:
                     for entry in entries:
-                        # An empty directory in the place of a file holds nothing of anybody: the cache works around it.
+                        # An empty directory in the place of a file cannot hold data: the cache works around it.
                         is_filled = entry.is_dir(follow_symlinks=False) and os.listdir(entry.path)
                         if not form.fullmatch(entry.name) or is_filled:
                             return f"{name}/{entry.name}"
         return None
 
     def _is_marked(self) -> bool:
-        """Return whether the tag is there; ConfigError if another program or a newer shardflow wrote it."""
+        """Return whether the tag exists; raise ConfigError if another program or a newer shardflow wrote it."""
         try:
             descriptor = os.open(self.path / TAG_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -146,7 +146,7 @@ class CacheDirectory:
         raise ConfigError(f"{self.path} is the cache of another program; choose another directory for the cache")
 
     def _write_tag(self) -> None:
-        """Publish the tag whole. All processes write the same bytes at the same place, so any may finish it."""
+        """Publish the whole tag. All processes write the same bytes to the same file, so any of them may finish it."""
         unfinished = self.path / _UNFINISHED_TAG
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "wb") as file:
@@ -162,13 +162,13 @@ class CacheDirectory:
         return isinstance(error, FileNotFoundError) and str(self.path) in str(error)
 
     def is_unusable(self, error: OSError) -> bool:
-        """Return whether an error comes from a file of the cache that cannot be used, for its mode, owner or kind."""
+        """Return whether an error comes from a cache file that cannot be used: its mode, owner, kind or disk."""
         if isinstance(error, StoreError) or str(self.path) not in str(error):
             return False
         return error.errno in (errno.EACCES, errno.EPERM, errno.EISDIR, errno.EIO, errno.ESTALE)
 
     def remove(self, path: str | Path) -> bool:
-        """Delete a file, if that is possible; return whether it is gone."""
+        """Delete a file if possible; return whether it is gone."""
         try:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
@@ -198,7 +198,7 @@ class CacheDirectory:
         return [name for name in os.listdir(self.blobs) if _BLOB.fullmatch(name)]
 
     def lock_names(self) -> list[str]:
-        """Return the names of all downloads that are locked, or whose locks were left."""
+        """Return the names of all downloads that have a lock file, also of killed processes."""
         return [name for name in os.listdir(self.locks) if _DOWNLOAD.fullmatch(name)]
 
     def list_decoded(self) -> list[CachedFile]:
@@ -217,8 +217,8 @@ class CacheDirectory:
     def lock(self, name: str, size: int, *, stall_timeout_s: float) -> Iterator[int | None]:
         """Hold the lock of a name, with `size` bytes reserved; yield its descriptor, None if another process keeps it.
 
-        It keeps the lock until the current wait has had no progress for `stall_timeout_s`, or it is stuck. Progress is
-        that its download is longer than it ever was.
+        Wait while the download of the other process grows, and give up when the current wait has had no progress for
+        `stall_timeout_s`. Take the lock over from a process that is stuck.
         """
         self.create()
         descriptor = self.try_lock(name)
@@ -240,7 +240,7 @@ class CacheDirectory:
             self.unlock(name, descriptor)
 
     def try_lock(self, name: str) -> int | None:
-        """Return a descriptor that holds the lock of a name, None if another process holds it and is not stuck."""
+        """Return a descriptor that holds the lock of a name; None if another process holds it and is not stuck."""
         path = f"{self.locks}/{name}"
         while True:
             try:
@@ -266,7 +266,7 @@ class CacheDirectory:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-            # One that is free was deleted by the previous holder when it released the lock: another is the lock now.
+            # A free lock that we do not hold was deleted by its previous holder: the lock is another file now.
             if not is_free and not (is_stuck and self.remove(path)):
                 return None
 
@@ -280,14 +280,14 @@ class CacheDirectory:
             os.close(descriptor)
 
     def holds(self, name: str, descriptor: int) -> bool:
-        """Return whether a locked file is the lock of a name: the file may have been deleted, by hand or by others."""
+        """Return whether a locked file is still the lock of a name: it may have been deleted."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.lstat(f"{self.locks}/{name}"))
         except FileNotFoundError:
             return False
 
     def _is_stuck(self, name: str, descriptor: int) -> bool:
-        """Return whether a held lock has not changed for so long that its process must have been stopped."""
+        """Return whether a held lock has not changed for `STUCK_AFTER_S`; log once that its process is stuck."""
         self._look_at_locks()
         state, unchanged_s = self._seen[1].get(name, (None, 0.0))
         if unchanged_s < STUCK_AFTER_S or state != _lock_state(os.fstat(descriptor)):
@@ -301,7 +301,7 @@ class CacheDirectory:
         return True
 
     def _look_at_locks(self) -> None:
-        """Note for how long each lock has not changed: of all, so that not each of several costs a wait."""
+        """Note for how long each lock has not changed; of all locks, so that several stuck ones cost only one wait."""
         looked, before = self._seen
         passed = time.monotonic() - looked
         if passed < _POLL_S / 2:
@@ -326,7 +326,7 @@ def _lock_state(status: os.stat_result) -> _LockState:
 
 
 def _holder(descriptor: int) -> str:
-    """Return the process that holds a lock, as far as the kernel tells; see proc_locks(5)."""
+    """Return the process that holds a lock, if the kernel tells; see proc_locks(5)."""
     inode = os.fstat(descriptor).st_ino
     with contextlib.suppress(OSError), open("/proc/locks") as locks:
         for line in locks:
@@ -337,9 +337,9 @@ def _holder(descriptor: int) -> str:
 
 
 class _Toucher:
-    """Touches files every second, in a thread that lives as long as there are any.
+    """Touches files every second, in a thread that lives as long as there are files to touch.
 
-    One thread for all: starting one for each lock would take longer than many downloads.
+    One thread serves all locks: starting a thread for each would take longer than many downloads.
     """
 
     def __init__(self) -> None:
@@ -373,7 +373,7 @@ class _Toucher:
                         os.utime(descriptor)
 
 
-_touchers: dict[int, _Toucher] = {}  # by process: in a forked one, a thread that is gone may hold the mutex
+_touchers: dict[int, _Toucher] = {}  # by process: after a fork, the mutex may belong to a thread that the child lacks
 
 
 def _list(directory: Path, size: Callable[[os.stat_result], int]) -> list[CachedFile]:
@@ -406,7 +406,7 @@ def size_of(path: str) -> int:
 
 
 def _create(path: Path, *, parents: bool = False) -> None:
-    """Create a directory for this user alone, or make sure that an existing one is safe."""
+    """Create a directory for this user alone, or raise ConfigError if an existing one is unsafe."""
     with map_os_errors(path):
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)

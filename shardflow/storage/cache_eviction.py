@@ -1,14 +1,14 @@
 """Cache eviction: the cache stays within its limit, and leaves some of the disk free.
 
-A process that has opened a file keeps its bytes. So eviction only deletes names, and need not ask the readers.
+A process that has opened a file can read it after its deletion. So eviction need not ask the readers.
 
-Where a dataset is larger than the cache, evicting the least recently used file would evict each just before the next
-epoch needs it. The order is instead:
+If a dataset is larger than the cache, LRU eviction would evict each file just before the next epoch needs it. The order
+is instead:
 
     1. files that no run has used or renewed for an hour, the least recently used first
-    2. files that a run has read for this epoch, in the reverse order of their SHA-256: so the same ones stay in each
-       epoch, in all runs over a dataset, and datasets that are in use share the cache in proportion to their sizes
-    3. files that are fetched ahead or being read, the least recently used first
+    2. files that a run has read for this epoch, in descending order of SHA-256: so the same files stay in each epoch,
+       in all runs over a dataset, and the datasets in use share the cache in proportion to their sizes
+    3. files that are prefetched or being read, the least recently used first
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _LEAST_FREE_SHARE = 0.02
 _LEAST_FREE_BYTES = 10 * 10**9
 _UNUSED_S = 3600
 RENEW_S = 1200
-"""How often a run renews its files: so that a slow one, or one that pauses for a while, does not lose them."""
+"""How often a run renews its files, so that a slow or paused run does not lose them."""
 
 _LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.001  # about as long as the files take to count
 
 
 class Evictor:
-    """Counts the files of a cache, and evicts some. For any number of threads and processes."""
+    """Counts the files of a cache, and evicts some. Any number of threads and processes may do so at once."""
 
     def __init__(self, directory: CacheDirectory) -> None:
         self._directory = directory
         self._sizes: dict[str, int] = {}
 
     def make_room(self, size: int, limit_bytes: int) -> bool:
-        """Evict until `size` more bytes, which are reserved already, fit into the limit; return whether they do."""
+        """Evict until `size` more bytes, which are already reserved, fit into the limit; return whether they fit."""
         if size > limit_bytes:
             return False
 
@@ -52,7 +52,7 @@ class Evictor:
             return fits(self._held_bytes()) or fits(self._evict(eviction_order(self._directory.list_blobs()), fits)[1])
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
-        """Evict blobs and decoded images until they are within a limit, the least recently used first, and leftovers.
+        """Remove leftovers, and evict blobs and decoded images, least recently used first, until they fit a limit.
 
         Return the evicted files.
         """
@@ -70,7 +70,7 @@ class Evictor:
         return sum(self._sizes.values())
 
     def _remove_leftovers(self) -> tuple[int, int]:
-        """Remove the files of killed processes; return the bytes that live ones reserved, and have written so far."""
+        """Remove the files of killed processes; return the bytes that live processes have reserved, and written."""
         partials = self._directory.partials()
         reserved = written = 0
         for name in {*self._directory.lock_names(), *partials}:
@@ -94,7 +94,7 @@ class Evictor:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Let one process at a time count and evict. After a timeout it continues, which may evict too much."""
+        """Let one process at a time count and evict. After a timeout, run without the lock and perhaps evict more."""
         deadline, descriptor = time.monotonic() + _LOCK_TIMEOUT_S, None
         try:
             while (descriptor := self._directory.try_lock(EVICTION_LOCK)) is None and time.monotonic() < deadline:
@@ -135,7 +135,7 @@ def eviction_order(blobs: Iterable[CachedFile]) -> list[CachedFile]:
 
 
 def spare_bytes(directory: Path) -> int:
-    """Return how many bytes may still be written to the disk of a directory; negative if too little is free already."""
+    """Return how many bytes may still be written to the disk of a directory; negative if too little is free."""
     disk = os.statvfs(directory)
     least = min(_LEAST_FREE_BYTES, int(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize))
     return disk.f_bavail * disk.f_frsize - least

@@ -1,6 +1,6 @@
 """The transport for schemes without a special one, on the methods that all of fsspec's file systems have.
 
-They have no conditional reads, so only its checksum shows that a file was replaced while it was read.
+These methods do not read conditionally, so only the checksum shows that a file was replaced while it was read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FsspecTransport(Transport):
         yield Answer(head=head, read=read)
 
     async def _describe(self, name: str) -> BlobVersion:
-        self._fs.invalidate_cache()  # of listings, from which it would answer
+        self._fs.invalidate_cache()  # `info` would answer from cached listings
         info = await self._call("info", name)
         if info.get("type") == "directory":
             raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
@@ -57,14 +57,14 @@ class FsspecTransport(Transport):
         return BlobVersion(size=info["size"])
 
     async def _send(self, write: Write) -> None:
-        """Write a file; most file systems have no metadata. A new one is created exclusively, if that is supported."""
+        """Write a file without metadata, which most file systems lack; create a new file exclusively if supported."""
         name, data = write.name, write.data
-        if not self._fs.async_impl:  # the asynchronous ones are object stores, which have no folders
+        if not self._fs.async_impl:  # the asynchronous file systems are object stores, which have no folders
             await self._call("makedirs", name.rpartition("/")[0], len(data), exist_ok=True)
         await self._call("pipe_file", name, len(data), data, **({"mode": "create"} if write.new else {}))
 
     async def upload(self, name: str, source: Path) -> None:
-        """Publish a local file, and check the size that has arrived."""
+        """Publish a local file; raise IntegrityError if the size of the published file differs."""
         data = await asyncio.to_thread(source.read_bytes)
         size = len(data)
         await self.put(name, data)
@@ -73,13 +73,13 @@ class FsspecTransport(Transport):
             raise IntegrityError(f"{self._url(name)}: {size} bytes were written, but the size differs; write it again")
 
     async def listing(self, most: int | None = None) -> dict[str, BlobVersion]:
-        """Return all files below the root by name; their size is -1 where the server does not send it.
+        """Return all files below the root by name; a size is -1 if the server does not send it.
 
-        With `most` none: such a server lists all at once.
+        With `most`, return an empty listing: such a server can only list all files at once.
         """
         if most is not None:
             return {}
-        if self._query:  # the links of a page have none
+        if self._query:  # the links of a page lack the query
             message = f"{self._url('')}: a place with a query in its URL, such as a signature, cannot be listed"
             raise StoreError(f"{message}; name the files, as in {{00000..00099}}.tar, or in a table")
         return await if_found(super().listing()) or {}
@@ -94,7 +94,7 @@ class FsspecTransport(Transport):
         await self._call("rm_file", name)
 
     async def _call(self, method: str, name: str, size: int = 0, *data: bytes, **arguments: Any) -> Any:
-        """Call a method of the file system. One that blocks runs in a thread, which continues after a timeout."""
+        """Call a method of the file system. A blocking method runs in a thread, which continues after a timeout."""
         place = (self._prefix + name if name else self._prefix.rstrip("/")) + self._query
         if self._fs.async_impl:
             work = getattr(self._fs, f"_{method}")(place, *data, **arguments)
@@ -109,9 +109,9 @@ def connect(connection: Connection) -> FsspecTransport:
 
 
 def file_system(connection: Connection, client: str = "", **ours: Any) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it, with some options of ours.
+    """Return fsspec's file system for a URL and the path in it; `ours` are options that override the caller's.
 
-    Its `client` is a large module, which it needs.
+    `client` is the large module that the file system needs, imported first.
 
     Raises:
         ImportError: A package is missing.

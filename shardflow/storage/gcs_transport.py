@@ -1,7 +1,7 @@
 """The transport for Google Cloud Storage. It takes configuration, credentials and connections from gcsfs.
 
-The requests are its own, of the JSON API (https://cloud.google.com/storage/docs/json_api): those of gcsfs return no
-byte before a body is complete, replace an object only unconditionally, and have their own retries. A tag is the
+The transport makes the requests itself, with the JSON API (https://cloud.google.com/storage/docs/json_api): gcsfs
+returns no byte before a body is complete, replaces objects only unconditionally, and has its own retries. A tag is the
 object's generation, in quotes like an ETag.
 """
 
@@ -28,12 +28,12 @@ from .interface import BlobVersion
 from .transport import Answer, Connection, Transport, Write
 
 _CODES = {"bucket does not exist": "NoSuchBucket", "doesn't match calculated": "BadDigest"}
-"""What the message of an answer says → the code of the same in S3."""
-_NO_GENERATION = "1"  # 0 would stand for an object that does not exist
+"""A part of an error message → S3's code of the same error."""
+_NO_GENERATION = "1"  # matches no object; 0 would mean that the object does not exist
 
 
 class _Client:
-    """All that is used of gcsfs: this is the only place for its private attributes."""
+    """The part of gcsfs that is used: this is the only place for its private attributes."""
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
@@ -46,7 +46,7 @@ class _Client:
 
 
 class GcsTransport(Transport):
-    """The objects below a prefix of a bucket; see Transport. Each is sent in one request."""
+    """The objects below a prefix of a bucket; see Transport. Each object is sent in one request."""
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:
         super().__init__(connection, path)

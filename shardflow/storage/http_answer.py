@@ -1,4 +1,4 @@
-"""Answers of HTTP servers, to requests that a transport makes with aiohttp."""
+"""Answers of HTTP servers to the requests that a transport makes with aiohttp."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .interface import BlobVersion
 from .retry import with_timeout
 from .transport import Answer, no_bytes, range_size
 
-_MOST_TEXT = 2000  # bytes that are read of what a refusal says
-RANGE_HEADERS = {"Accept-Encoding": "identity"}  # compressed, a body would have another length than the range
+_MOST_TEXT = 2000  # bytes to read of the body of an error
+RANGE_HEADERS = {"Accept-Encoding": "identity"}  # the length of a compressed body differs from the range
 
 
 def web_file_system() -> Any:
-    """Return a file system of fsspec whose session of aiohttp, `await set_session()`, makes requests of any URLs."""
+    """Return a file system of fsspec whose aiohttp session (`await set_session()`) makes requests for any URL."""
     return fsspec.filesystem("https", skip_instance_cache=True, asynchronous=True)
 
 
@@ -34,11 +34,11 @@ async def close_session(fs: Any) -> None:
 async def answer_to(
     send: Awaitable[Any], timeout_s: float, url: str, code: Callable[[Mapping[str, str], str], str] = lambda *_: ""
 ) -> AsyncIterator[Any]:
-    """Yield the answer to a request as soon as its head is there; afterwards its body is closed.
+    """Yield the answer to a request as soon as its headers arrive; close its body afterwards.
 
     Raises:
-        AnswerError: Its status is an error; `code` finds the error's code in headers and text.
-        DeadlineError: It takes longer than the timeout.
+        AnswerError: The status is an error; `code` finds the error's code in headers and text.
+        DeadlineError: The answer takes longer than the timeout.
     """
     answer = await with_timeout(send, timeout_s, f"{url}: expected an answer")
     try:
@@ -58,13 +58,13 @@ async def range_answer(
     head: Callable[[int, Mapping[str, str]], BlobVersion],
     head_at_end: Callable[[], Awaitable[BlobVersion | None]],
 ) -> AsyncIterator[Answer]:
-    """Yield the answer to the request of a range from `start`.
+    """Yield the answer to a request for a range that begins at `start`.
 
-    `head` returns the head of a blob from its size and the headers of the answer; `head_at_end` that of a blob whose
-    size a refusal does not say, and which must end at `start` or before.
+    `head` returns the head of a blob from its size and the headers of the answer. `head_at_end` returns the head if the
+    server refuses the range without the size of the blob, which must end at `start` or before.
 
     Raises:
-        WholeFileError: The answer is the whole file.
+        WholeFileError: The server sent the whole file.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -85,4 +85,4 @@ async def range_answer(
 
 
 class WholeFileError(StoreError):
-    """The server sent the whole file in place of a range."""
+    """The server sent the whole file instead of a range."""

@@ -1,7 +1,7 @@
 """The transport for https:// and other read-only files over HTTP.
 
-Connections, headers and credentials come from fsspec's file systems; the requests are our own, because theirs return no
-byte before a body is complete, send no `If-Match`, and have their own retries.
+Connections, headers and credentials come from fsspec's file systems. The transport makes the requests itself, because
+fsspec returns no byte before a body is complete, sends no `If-Match`, and has its own retries.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HttpTransport(FsspecTransport):
                 return await super().fetch(name, start, stop, head)
             except WholeFileError:
                 self._sends_ranges = False
-        # Every answer is the whole file, so one is enough for all pieces of it.
+        # Every answer is the whole file, so one request serves all ranges of it.
         async with self._locks[name]:
             if head is None:
                 head = await self._retry(partial(self._describe, name), name)
@@ -76,7 +76,7 @@ class HttpTransport(FsspecTransport):
         return range_answer(self._get(name, headers), start, _head, lambda: self._describe(name))
 
     async def _read(self, name: str, size: int) -> bytes:
-        """Return a whole file, of which at most one byte more is read than it should have."""
+        """Return a whole file; read at most one byte beyond `size`, and raise TransientError if the size differs."""
         async with self._get(name, {}) as answer:
 
             async def read() -> bytes:
@@ -113,6 +113,6 @@ def connect(connection: Connection) -> HttpTransport:
 
 
 def _head(size: int, headers: Mapping[str, str]) -> BlobVersion:
-    """Return the head of a file. A weak ETag is none: other bytes may have it too."""
+    """Return the head of a file. A weak ETag is ignored: other bytes may have the same one."""
     tag = headers.get("ETag", "")
     return BlobVersion(size=size, tag="" if tag.startswith("W/") else tag)

@@ -1,4 +1,4 @@
-"""The transport for the Hugging Face Hub, whose files are sent over HTTP, after redirections."""
+"""The transport for the Hugging Face Hub, which serves files over HTTP, after redirects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files on a local disk: created whole, verified, locked, synced; errors of the system become the project's own."""
+"""Files on a local disk: created whole, verified, locked, synced; OSErrors become the project's errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COPY_AGAIN = (
     "the copy is damaged, or belongs to another dataset: copy it again from an intact one; "
     "if a tar was rewritten, index it again (`shardflow index`)"
 )
-"""The remedy for a file whose bytes are not those that the manifest names."""
+"""The remedy for a file whose bytes differ from the manifest's digest."""
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -49,17 +49,17 @@ _SHARED = {
     0x01021997,  # 9P
     0x5346414F,  # AFS
 }
-"""The types of file systems, see statfs(2), on which other machines can write, or whose server can fail."""
+"""Types of file systems, see statfs(2), on which other machines can write, or whose server can fail."""
 
 _PASSING = {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EREMOTEIO}
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF}  # NFS locks what is open for writing alone
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF}  # NFS locks only files open for writing
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_FLAGS = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[IO[bytes]]:
-    """Open a file that must not exist for writing; remove it if the body fails."""
+    """Create a file for writing, which must not exist; remove it if the body fails."""
     with map_os_errors(target):
         file = open(target, "xb")  # noqa: SIM115 - closed below, where a failure removes the file
         try:
@@ -71,7 +71,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 
 
 def write_verified(chunks: Iterable[bytes], file: IO[bytes], url: str, *, size: int, sha256: str) -> None:
-    """Write chunks from the start of a file; IntegrityError if as a whole they have another size or SHA-256."""
+    """Write chunks from the start of a file; IntegrityError if their total size or SHA-256 differs."""
     file.seek(0)
     file.truncate()
     digest, done = hashlib.sha256(), 0
@@ -89,9 +89,9 @@ def write_verified(chunks: Iterable[bytes], file: IO[bytes], url: str, *, size: 
 
 
 class map_os_errors:  # noqa: N801 - used as a function is, like contextlib.suppress
-    """Turn errors of the operating system into the project's own, and name the path.
+    """Turn errors of the operating system into the project's errors, which name the path.
 
-    No generator: in Python 3.12 one that replaces an exception leaves a cycle, in which its callers' files stay open.
+    Not a generator: in Python 3.12 a generator that replaces an exception leaves a cycle that keeps files open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,31 +122,31 @@ def _own_error(error: OSError, path: Path) -> StoreError:
 
 
 def _place(error: OSError, path: Path) -> str:
-    """Return the path of an error, which is bytes where the call had bytes; the given one where it has none."""
+    """Return the path that an error names, as text; `path` if the error does not name one."""
     return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(path)
 
 
-@functools.lru_cache(maxsize=1 << 10)  # asked for while the server answers, and needed when it does not
+@functools.lru_cache(maxsize=1 << 10)  # keeps the answer for when the server fails
 def is_shared(directory: Path) -> bool:
-    """Return whether a directory is on a file system that several machines share, or that another process provides."""
-    status = ctypes.create_string_buffer(512)  # of the structure, whose first word is the type
+    """Return whether a directory is on a file system of several machines or of another process, or of unknown type."""
+    status = ctypes.create_string_buffer(512)  # the structure, whose first word is the type
     is_unknown = ctypes.CDLL(None).statfs(os.fsencode(directory), status) != 0
     return is_unknown or ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF in _SHARED
 
 
 def may_pass(error: BaseException | None, path: Path) -> bool:
-    """Return whether a file can perhaps be read once its path is opened again: its server fails, or has replaced it."""
+    """Return whether opening a file again may cure an error: its server fails, or has replaced the file."""
     code = error.errno if isinstance(error, OSError) else None
     return code in _PASSING or (code == errno.EIO and (is_shared(path.parent) or is_shared(path)))
 
 
 def reread(path: Path, read: Callable[[], T], passed_s: float = 0.0) -> T:
-    """Return the result of a `read` that opens a path; it is repeated while the server of the file system fails.
+    """Return the result of a `read` that opens a path; repeat it while the server of the file system fails.
 
-    The time that `passed_s` before counts, too.
+    The `passed_s` seconds before the call count towards the timeout.
 
     Raises:
-        DeadlineError: The server failed for the time that a wait may take.
+        DeadlineError: The server failed for longer than a wait may take.
         StoreError: The path cannot be read.
     """
     policy = RetryPolicy()
@@ -176,9 +176,9 @@ def file_sha256(path: Path) -> str:
 
 
 def flock(descriptor: int) -> bool:
-    """Lock a file or directory without waiting; return whether this succeeded.
+    """Lock a file or directory without waiting; return False if another process holds the lock.
 
-    It does where the file system has no locks: there, as where each machine has its own, callers need another way.
+    Return True on a file system without locks: there, and where each machine has its own locks, callers need more.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,8 +194,8 @@ def flock(descriptor: int) -> bool:
 def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[int]:
     """Lock a directory; yield the descriptor that holds the lock.
 
-    A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until its
-    last worker has ended: no worker can publish a file together with the next writer. The timeout gives such workers
+    A process that inherits the descriptor holds the lock too. So the lock of a killed writer stays until its last
+    worker has ended, and no worker publishes a file at the same time as the next writer. The timeout gives such workers
     time to end.
     """
     with map_os_errors(path):
@@ -212,7 +212,7 @@ def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[in
 
 
 def pause(seconds: float) -> None:
-    """Wait before the next look at a file or a lock.
+    """Wait before checking a file or a lock again.
 
     `time.sleep` waits for a point in time, and raises EINVAL where a tool that fakes the clock finds it in the past.
     """
@@ -220,9 +220,9 @@ def pause(seconds: float) -> None:
 
 
 def publish(temporary: Path, final: Path, *, create_only: bool = False) -> None:
-    """Give a file its final name in one step; with `create_only`, a FileExistsError if that exists.
+    """Give a file its final name in one step; with `create_only`, raise FileExistsError if that name exists.
 
-    An NFS server that crashes may deny an operation that it completed, see link(2) and rename(2).
+    An NFS server that crashes may report an error for an operation that it completed, see link(2) and rename(2).
     """
     own = temporary.stat()
     try:
@@ -235,7 +235,7 @@ def publish(temporary: Path, final: Path, *, create_only: bool = False) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a file, perhaps to another disk."""
+    """Move a file, also to another disk."""
     try:
         publish(source, target)
     except OSError as error:
@@ -247,9 +247,9 @@ def move(source: Path, target: Path) -> None:
 def _create(temporary: Path, final: Path) -> None:
     """Give a file a name that must be free.
 
-    Not every file system has hard links: FAT, and some file systems in user space or on a network, rename a file only
-    if the new name is free. The others have at least exclusive creation: it decides, and for a moment the file is
-    empty. A process that is killed in that moment leaves it so.
+    Without hard links, as on FAT and on some user-space or network file systems, `renameat2` renames the file only if
+    the new name is free. Without that flag, exclusive creation claims the name, and for a moment the file is empty. A
+    process that is killed in that moment leaves it empty.
     """
     try:
         os.link(temporary, final)
@@ -283,12 +283,12 @@ def _rename_new(old: bytes, new: bytes) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Sync a file, or the names in a directory, to the disk."""
+    """Sync a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # SMB syncs files alone
+        if error.errno != errno.EINVAL or not path.is_dir():  # SMB syncs only files
             raise
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Reading again: a blob whose bytes arrive wrong, or that is replaced while it is read, is read from the start."""
+"""Rereading: a blob whose bytes arrive damaged, or that is replaced while it is read, is read again from the start."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .wrapper import StorageWrapper
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-_SAME_TIMES = 4  # times in a row, after which wrong bytes count as those that are stored
+_SAME_TIMES = 4  # reads in a row with the same wrong bytes, which then count as the stored bytes
 
 
 class RereadingStorage(StorageWrapper):
     """A storage that reads wrong bytes again, as often as the policy allows.
 
-    Damage on the way differs each time. The same wrong bytes again and again are those that are stored.
+    Damage in transit differs each time. So the same wrong bytes, read `_SAME_TIMES` in a row, are an error at once.
     """
 
     def __init__(self, inner: Storage, policy: RetryPolicy) -> None:
@@ -44,7 +44,7 @@ class RereadingStorage(StorageWrapper):
     def _repeat(self, name: str, attempt: Callable[[], T]) -> T:
         with one_wait() as wait:
             wait.leave_quarter(self._policy.idle_timeout_s)
-            # In addition to earlier waits, only the pauses count: the bytes came, however long a blob is.
+            # Besides earlier waits, only the pauses count: the bytes arrived, however long a blob is.
             attempts, passed_s, last, same = Attempts(self._policy), wait.idle_s(), "", 0
             while True:
                 try:
@@ -53,7 +53,7 @@ class RereadingStorage(StorageWrapper):
                     raise
                 except IntegrityError as error:
                     failed = error
-                    same = same + 1 if str(error) == last else 1  # it names what was found
+                    same = same + 1 if str(error) == last else 1  # the message names the size or digest found
                     last = str(error)
                 except ChangedError as error:
                     failed = IntegrityError(

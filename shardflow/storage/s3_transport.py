@@ -37,12 +37,12 @@ class _Services:
     """The names of AWS's services: botocore's loader would list 400 folders to learn that S3 is one."""
 
     def __contains__(self, name: object) -> bool:
-        return True  # an unknown one is found to have no description
+        return True  # loading the description of an unknown service fails later
 
 
 @functools.cache
 def _api_loader(path: str | None) -> Any:
-    """Return botocore's loader of the descriptions of S3's API, one for all clients: reading them takes 0.2 CPU-s."""
+    """Return botocore's loader of API descriptions, shared by all clients: reading S3's takes 0.2 CPU-s."""
     from botocore.loaders import create_loader
 
     loader = create_loader(path)
@@ -52,7 +52,7 @@ def _api_loader(path: str | None) -> Any:
 
 @functools.cache
 def _event_hooks() -> Any:
-    """Return botocore's handlers of events, to be copied: registering them takes as long as the rest of a session."""
+    """Return botocore's event handlers, to be copied: registering them takes as long as the rest of a session."""
     from aiobotocore.hooks import AioHierarchicalEmitter
     from aiobotocore.session import AioSession
 
@@ -62,7 +62,7 @@ def _event_hooks() -> Any:
 
 
 class _Client:
-    """All that is used of s3fs: this is the only place for its private attributes."""
+    """The part of s3fs that is used: this is the only place for its private attributes."""
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
@@ -76,12 +76,12 @@ class _Client:
             fs.session.register_component("data_loader", _api_loader(data_path))
 
     async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Make one request, with the arguments that the storage_options add to each."""
+        """Make one request, with the arguments that the storage_options add to each request."""
         async with self._connecting:
             await self.fs.set_session()
         function = getattr(await self.fs.get_s3(arguments["Bucket"]), method)
         complete = self.fs._get_s3_method_kwargs(function, self.fs.req_kw, **arguments)
-        if missing := arguments.keys() - complete.keys():  # s3fs drops those that botocore does not know
+        if missing := arguments.keys() - complete.keys():  # s3fs drops arguments that botocore does not know
             raise ConfigError(f"botocore is too old for {', '.join(sorted(missing))}; upgrade s3fs")
         return await function(**complete)
 
@@ -146,7 +146,7 @@ class S3Transport(Transport):
         await self._call("delete_object", name)
 
     async def upload(self, name: str, source: Path) -> None:
-        """Publish a file, in parts if it is large. No upload is left open, also after a failure."""
+        """Publish a file, in parts if it is large. A failed upload is aborted."""
         size = (await asyncio.to_thread(source.stat)).st_size
         if size <= self._part_bytes:
             await self.put(name, await asyncio.to_thread(source.read_bytes))
@@ -182,7 +182,7 @@ class S3Transport(Transport):
         return str(answer["ETag"])
 
     async def _open_upload(self, name: str, metadata: dict[str, str]) -> str:
-        """Open a multipart upload and return its identifier; abort those that were opened by lost answers."""
+        """Open a multipart upload and return its identifier; abort uploads whose answers were lost."""
         start, lost = datetime.now(timezone.utc), False
 
         async def request() -> str:
@@ -199,7 +199,7 @@ class S3Transport(Transport):
             own = await self._retry(request, name)
         finally:
             if lost:
-                # Uploads of another writer of the same object look the same. That writer then has to start again.
+                # An upload of the same object by another writer looks the same. That writer has to start again.
                 with contextlib.suppress(ShardflowError):  # the credentials may not allow listing uploads
                     async for upload in self._uploads(name):
                         is_new = upload["Initiated"] >= start - _CLOCK_DIFFERENCE
@@ -248,7 +248,7 @@ class S3Transport(Transport):
         try:
             await self._request("complete_multipart_upload", name, UploadId=upload, MultipartUpload={"Parts": parts})
         except StoreError as error:
-            # The request may have succeeded although its answer was lost; the upload is closed then.
+            # The request may have succeeded, and closed the upload, although its answer was lost.
             if not await self._has_metadata(name, metadata):
                 message = f"{self._url(name)}: the upload could not be completed; run the same command again ({error})"
                 raise (TransientError(message) if isinstance(error, ChangedError) else error) from error.__cause__
@@ -259,7 +259,7 @@ class S3Transport(Transport):
 
 
 def connect(connection: Connection) -> S3Transport:
-    """Return the transport for a URL of s3fs: the caller's options before ours, and its retries turned off."""
+    """Return the transport for a URL of s3fs. The caller's `config_kwargs` override ours, which turn off retries."""
     timeout_s = connection.policy.request_timeout_s
     config = {
         "retries": {"mode": "standard", "total_max_attempts": 1},

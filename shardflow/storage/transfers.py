@@ -1,7 +1,7 @@
 """Transfers: threads that move blobs at the same time, and stop together.
 
-A thread that waits for a remote storage cannot be interrupted, but the request that it waits for can be cancelled. So
-when one thread fails, or the caller is interrupted, all end at once, and not only after their current blobs.
+A thread that waits for a remote storage cannot be interrupted, but its pending request can be cancelled. So when one
+thread fails, or the caller is interrupted, all threads end at once instead of after their current blobs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _thread = threading.local()
 
 
 class TransferPool(ThreadPoolExecutor):
-    """Threads for transfers. When the body of the `with` statement fails, calls that wait or run are cancelled.
+    """Threads for transfers. When the body of the `with` statement fails, pending and running calls are cancelled.
 
-    So are those of a pool that one of its threads has made.
+    Calls of a pool that one of its threads has created are cancelled too.
     """
 
     def __init__(self, threads: int) -> None:
@@ -44,13 +44,13 @@ class TransferPool(ThreadPoolExecutor):
 
 
 def track_transfer(transfer: Future[Any]) -> None:
-    """Let the pool of this thread, if it is in one, cancel the transfer that the thread is about to wait for."""
+    """Let the pool of this thread, if there is one, cancel the transfer that the thread is about to wait for."""
     if (pool := getattr(_thread, "pool", None)) is not None:
         pool.track(transfer)
 
 
 def pause(seconds: float) -> None:
-    """Wait; a pool that is cancelled ends the wait by a CancelledError."""
+    """Wait for some seconds; if the pool of this thread is cancelled, raise CancelledError at once."""
     track_transfer(never := Future[None]())
     if wait([never], seconds).done:
         never.result()
