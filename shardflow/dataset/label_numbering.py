@@ -18,7 +18,7 @@ from shardflow.storage.urls import strip_file_scheme
 logger = logging.getLogger(__name__)
 
 Classes: TypeAlias = "Sequence[str] | str | os.PathLike[str] | None"
-"""Class names in the order of their labels, a file with one name a line, or None to find them in the source."""
+"""Class names in the order of their labels, a file with one name per line, or None to find them in the source."""
 
 Named: TypeAlias = "str | int | Sequence[str | int] | None"
 """A label as a source has it: the name or the number of a class, a list of these, or None."""
@@ -27,7 +27,7 @@ MAX_CLASSES = 1_000_000
 
 
 def is_unicode(name: str) -> bool:
-    """Return whether UTF-8 can write a name: one from a file system or a JSON file may have half surrogates."""
+    """Return whether UTF-8 can encode a name: names from file systems or JSON files may have lone surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -36,9 +36,9 @@ def is_unicode(name: str) -> bool:
 
 
 def refuse_lookalikes(names: Iterable[str], where: object) -> None:
-    """Refuse names of classes that differ only in blanks around them, or in how Unicode composes their letters.
+    """Raise a ConfigError for class names that differ only in surrounding whitespace or in Unicode normalization.
 
-    Warn of words that differ only in upper and lower case: `Cat` in one split may be `cat` in another.
+    Warn of names of several letters that differ only in case: `Cat` in one split may be `cat` in another.
     """
     shown: dict[str, str] = {}
     in_lower_case: dict[str, str] = {}
@@ -54,9 +54,9 @@ def refuse_lookalikes(names: Iterable[str], where: object) -> None:
 
 
 class LabelNumbering:
-    """The class names of a source, label 0 first (`classes`; None if nothing is labelled), and their numbers.
+    """The class names of a source, label 0 first (`classes`; None without labels and given classes), and their numbers.
 
-    Names that are found are sorted by their bytes. Labels that are numbers stay as they are, and are the names too.
+    Names found in the source are sorted by their bytes. Numeric labels stay, and become the names if none are given.
     """
 
     def __init__(self, classes: Classes, found: Iterable[Named], where: object) -> None:
@@ -86,7 +86,7 @@ class LabelNumbering:
             raise ConfigError(f"{where} has the label {max(numbers)}, but only {given} given")
 
     def number(self, label: Named) -> Label:
-        """Return the number of a class, or the ascending numbers of several."""
+        """Return the number of a class, or the ascending numbers of several classes."""
         if label is None or isinstance(label, int):
             return label
         if isinstance(label, str):
@@ -95,13 +95,13 @@ class LabelNumbering:
 
 
 def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[str, ...] | None:
-    """Return the class names of datasets whose samples come together, given the URL and the class names of each.
+    """Return the class names of datasets whose samples are mixed, given the URL and the class names of each.
 
-    Labels are numbers inside the tars, so each number must mean the same class in all of them: it is the longest list,
-    and the others are the beginning of it.
+    Labels in tars are numbers, so each number must mean the same class in all datasets. The result is the longest list
+    of names; each other list must be a prefix of it.
 
     Raises:
-        ConfigError: A number means different classes, or a dataset has no class names and another has.
+        ConfigError: A number means different classes, or only some datasets have class names.
     """
     where, longest = max(datasets, key=lambda dataset: len(dataset[1] or ()))
     for url, classes in datasets:
@@ -122,7 +122,7 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
 
 
 def class_names(classes: Classes) -> tuple[str, ...] | None:
-    """Return class names that are given, or the lines of their file; raise a ConfigError for none, or one twice."""
+    """Return the given class names, or the lines of their file; raise ConfigError if there are none or one repeats."""
     if classes is None:
         return None
     if isinstance(classes, str | os.PathLike):

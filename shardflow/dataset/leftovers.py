@@ -1,7 +1,7 @@
 """Leftovers: the temporary files that killed commands have left on a disk.
 
-Only names that shardflow gives are removed, in the folders that a dataset has, and only by the process that has locked
-the destination: no other one is writing such a file then.
+Only files with names that shardflow gives are removed, only in the folders of a dataset, and only by the process that
+has locked the destination: no other process writes such a file meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(
 
 
 def remove_leftovers(root: Path | None) -> None:
-    """Remove leftovers of killed commands below a directory, which is locked; None for one that is not local."""
+    """Remove leftovers of killed commands below a locked directory; do nothing for None, a remote destination."""
     if root is None:
         return
     with map_os_errors(root):

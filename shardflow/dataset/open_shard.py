@@ -1,13 +1,13 @@
 """An open shard: each of its samples is read with one call.
 
-Reading a sample parses no tar: the index says where each member lies, and a tar header is parsed only for a sample's
-key. A missing or damaged index is rebuilt from the tar, and the manifest's SHA-256 tells whether the result is right.
+Reading a sample does not parse the tar: the index locates each member, and a tar header is parsed only for a sample's
+key. A missing or damaged index is rebuilt from the tar, and checked against the manifest's SHA-256.
 
-A copy in the cache that turns out to be damaged is downloaded again, as often as it happens. The SHA-256 of its bytes
-tells a damaged copy from a shard that is damaged at its source, which is an error.
+A copy in the cache that turns out to be damaged is downloaded again, up to `MOST_COPIES` times in a row. The SHA-256 of
+its bytes tells a damaged copy from a shard that is damaged at its source, which is an error.
 
-Files are read and not mapped: a file that is cut short and a disk that fails are then errors, and no signal that ends
-the process; and a page fault for every four pages costs more than the copy.
+Files are read and not mapped: a truncated file or a failing disk then raises an error instead of ending the process by
+a signal; and a page fault for every four pages costs more than the copy.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from .tar_file import TarFile, of_descriptor, read_at
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_GAP_BYTES = 1 << 16  # that are read, and not used, for one request less
-_IN_FILE_BYTES = 32 << 20  # of a sample, at most, that the kernel reads: its memory is kept for the next
+_GAP_BYTES = 1 << 16  # unused bytes that may be read to save a request
+_IN_FILE_BYTES = 32 << 20  # the largest sample that the kernel reads: it keeps the memory for the next sample
 _JPEG_PARTS = ("jpg", "jpeg")
 
 
@@ -48,14 +48,14 @@ class OpenShard:
     """An open shard.
 
     Args:
-        file: The tar. It may be closed and deleted afterwards, and its bytes stay readable.
+        file: The tar. The caller may close and delete it: its bytes stay readable.
         shard: Its entry in the manifest.
-        rows: Its index; None to rebuild it from the tar.
-        number: Of the shard in its split.
-        url: The shard, as messages name it.
-        cache: The cache that the tar is from; None if it is read in place.
+        rows: Its index; None to rebuild the index from the tar.
+        number: Number of the shard in its split.
+        url: Path or URL of the shard, for messages.
+        cache: The cache that holds the tar; None if the tar is read in place.
         download: Fetches the tar into the cache.
-        stall_timeout_s: How long a download of another process that does not grow is waited for.
+        stall_timeout_s: How long to wait for a download of another process that does not grow.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OpenShard:
         self.rows = rows
 
     def sample(self, record: int, unused: Container[str] = ()) -> Sample:
-        """Return a sample without its `unused` parts, the CRC-32 of all others checked."""
+        """Return a sample without its `unused` parts, with the CRC-32 of all other parts checked."""
         try:
             begin, end, used = self.rows.payload_span(record, unused)
         except IntegrityError as error:
@@ -93,9 +93,9 @@ class OpenShard:
         return self.rows.sample(record, read, shard=self._number, url=self._url, key=self.key, unused=unused)
 
     def sample_in_file(self, record: int, read: Callable[[dict[str, memoryview], str], memoryview]) -> Sample | None:
-        """Return a sample whose parts the kernel is to read; None unless its image is one JPEG of known size.
+        """Return a sample for the kernel to read; None if it is too large or its image is not one JPEG of known size.
 
-        `read` reads them without the kernel: it fills in the parts, and returns the one of a name.
+        `read` is the fallback without the kernel: it fills in the parts, and returns the one with the given name.
         """
         rows = self.rows.of_record(record)
         begin, end = rows[0][2], rows[-1][2] + rows[-1][3]
@@ -127,20 +127,20 @@ class OpenShard:
         return Sample(parts, image_size, self._number, record, self._url, self.key, in_file=in_file)
 
     def key(self, record: int) -> str:
-        """Return the key of a sample. A damaged copy is replaced for it, see `retry_from_new_copy`."""
+        """Return the key of a sample. A damaged copy in the cache is replaced, see `retry_from_new_copy`."""
         try:
             return self._read_key(record)
         except IntegrityError:
             return self.retry_from_new_copy(partial(self._read_key, record))
 
     def members(self, record: int) -> list[Member]:
-        """Return the members of a sample: name, with the part as the index has it, offset and size."""
+        """Return the members of a sample: name (with the part as in the index), offset and size."""
         key = self.key(record)
         rows = self.rows.of_record(record)
         return [Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
 
     def retry_from_new_copy(self, read: Callable[[], _Result]) -> _Result:
-        """Return the result of a `read`, whose error is being handled, from a sound copy, or raise its error there.
+        """Return the result of `read` from a sound copy; called while its error is handled, which it may raise again.
 
         Raises:
             IntegrityError: All copies are damaged, or the shard is no longer at its URL.
@@ -156,7 +156,7 @@ class OpenShard:
             self._is_mending = False
 
     def read_ahead(self) -> None:
-        """Ask the kernel to read the whole shard soon, in sequence: slow and network disks need that."""
+        """Ask the operating system to read the whole shard ahead: slow and network disks need that."""
         self._file.read_ahead()
 
     def _read_from_new_copy(self, cache: Cache, read: Callable[[], _Result]) -> _Result:
@@ -206,16 +206,16 @@ class OpenShard:
 
 
 class _File:
-    """A file that is read by position. It is closed when nothing uses it any more.
+    """A file that is read by position. It is closed when it is no longer referenced.
 
     Args:
-        file: The file.
+        file: The file; the object duplicates its descriptor.
         url: Its name in messages.
-        path: Where it is opened again if its server fails; None on a local disk.
+        path: Where to open it again if its server fails; None on a local disk.
 
     Attributes:
-        descriptor: Of the file.
-        status: Of the file, when it was opened.
+        descriptor: The duplicated descriptor.
+        status: Status of the file when it was opened.
     """
 
     def __init__(self, file: IO[bytes], url: str, path: Path | None) -> None:
@@ -226,10 +226,10 @@ class _File:
         weakref.finalize(self, os.close, self.descriptor).atexit = False
 
     def read(self, begin: int, end: int) -> memoryview:
-        """Return the bytes from `begin` to `end`. They are writable, as torch wants them.
+        """Return the bytes from `begin` to `end`, in writable memory, as torch wants it.
 
         Raises:
-            IntegrityError: The disk fails, or the file ends before.
+            IntegrityError: The disk fails, or the file ends before `end`.
             DeadlineError: The server of the file system fails.
         """
         try:
@@ -249,5 +249,5 @@ class _File:
         return of_descriptor(self.descriptor, self._url, path=self._path, hashed=hashed)
 
     def read_ahead(self) -> None:
-        """Ask the kernel to read the whole file soon, in sequence."""
+        """Ask the operating system to read the whole file ahead."""
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)

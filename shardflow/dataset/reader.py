@@ -1,8 +1,8 @@
 """The reader of a split's shards: in place, or through the cache; while they arrive, or again after damage.
 
-A large shard takes seconds to arrive, and the first batches of an epoch need only the head of each. So they read the
-file as it grows, whichever process writes it, and no byte is fetched twice. That file is not verified as a whole, and
-its writer may start over: samples are copied out of it and checked against the index, which the manifest verifies.
+A large shard takes seconds to arrive, and the first batches of an epoch need only the head of each shard. So the reader
+reads the file while a process downloads it, and no byte is fetched twice. The partial file is not verified as a whole,
+and its writer may start over: samples are copied out of it and checked against the index, which the manifest verifies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .tar_file import read_at
 logger = logging.getLogger(__name__)
 
 OPEN_SHARDS = 256
-"""Shards that a process keeps open: more than the plan needs at a time, and well below the limit of open files."""
+"""Shards that a process keeps open: more than the plan needs at a time, and well below the limit on open files."""
 
 _POLL_S = 0.01
 _POLLS_WITHOUT_DOWNLOAD = 3  # a prefetcher may be about to begin one
@@ -54,30 +54,30 @@ def are_local(storage: Storage, shards: Sequence[Shard]) -> bool:
 
 
 class ShardReader:
-    """Reads the samples of shards, wherever the shards are.
+    """Reads the samples of local and remote shards.
 
-    A shard on a local disk is read where it lies. Any other is downloaded whole into the cache, verified and read
-    there; while another thread or process downloads it, samples whose bytes have arrived are read already. A copy in
+    A shard on a local disk is read in place. Any other shard is downloaded whole into the cache, verified and read
+    there; while another thread or process downloads it, samples whose bytes have arrived can already be read. A copy in
     the cache that turns out to be damaged is downloaded again.
 
-    Shards are named by their number. `read`, `part`, `key`, `members` and `close` are for one thread; any thread may
-    call the other methods. A reader can be sent to another process and used after a fork: each process opens the shards
-    that it reads.
+    Arguments `shard` are numbers. `read`, `part`, `key`, `members`, `image_sizes` and `close` are for one thread; any
+    thread may call the other methods. A reader can be sent to another process and used after a fork: each process opens
+    the shards that it reads.
 
     Args:
         storage: Where the shards are.
         shards: Their entries in the manifest.
         cache: Where to keep downloaded shards; by default the one in the user's cache directory.
-        tables: Those of them whose seek tables may be used.
+        tables: The shards whose seek tables may be used.
 
     Attributes:
         cache: None if all shards are on a local disk.
-        stall_timeout_s: How long it waits for a download of another process that does not grow.
+        stall_timeout_s: How long to wait for a download of another process that does not grow.
 
     Raises:
-        StoreError: By every method that reads: a shard is missing or out of reach.
-        IntegrityError: Likewise: a shard is not the one packed, or a part that is read is damaged. The error names the
-            shard, and the key of a damaged sample.
+        StoreError: By every method that reads: a shard is missing or unreachable.
+        IntegrityError: By every method that reads: a shard is not the packed one, or a part that is read is damaged.
+            The error names the shard, and the key of a damaged sample.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class ShardReader:
         sequential: bool = False,
         in_file: bool = False,
     ) -> Sample:
-        """Return a sample; of the shards read least recently, those beyond 256 are closed.
+        """Return a sample; at most `OPEN_SHARDS` shards stay open, those that were read last.
 
-        Parts that the caller does not use, `unused`, are left out where that saves reading them. If the caller will
-        read the whole shard (`sequential`), the system reads ahead in it. A caller that decodes with the native kernel
-        may get the image `in_file`; then the kernel reads and checks all parts.
+        Parts that the caller does not use (`unused`) may be left out. If the caller will read the whole shard
+        (`sequential`), the system reads ahead in it. A caller that decodes with the native kernel may get the image
+        `in_file`; then the kernel reads and checks all parts.
         """
         sample = self._read(shard, record, unused, sequential, in_file)
         if (has_tables := self._has_tables.get(shard)) is None:
@@ -143,7 +143,7 @@ class ShardReader:
         return parts[image]
 
     def part(self, shard: int, record: int, name: str) -> memoryview | None:
-        """Return one part of a sample, its CRC-32 checked; None if the sample has no such part."""
+        """Return one part of a sample, with its CRC-32 checked; None if the sample lacks the part."""
         others = {row[1].decode() for row in self._shard(shard).rows.of_record(record)} - {name}
         return self.read(shard, record, unused=others).parts.get(name)
 
@@ -156,21 +156,21 @@ class ShardReader:
         return self._shard(shard).members(record)
 
     def close(self, shard: int) -> None:
-        """Close a shard that will not be needed soon. Samples of it stay valid."""
+        """Close a shard that is not needed soon. Its samples stay valid."""
         self._opened.pop(shard, None)
         self._partial.pop(shard, None)
 
     def finish(self, shard: int) -> None:
-        """Say that a shard is not needed before the next epoch, so that the cache may evict it first."""
+        """Mark a shard as not needed before the next epoch, so that the cache may evict it first."""
         if self.cache is not None:
             self.cache.finish(self.shards[shard].sha256)
 
     def take_downloaded_bytes(self) -> int:
-        """Return how many bytes of shards this process downloaded since the last call."""
+        """Return how many bytes of shards this process has downloaded since the last call."""
         return sum(self._downloads.popleft() for _ in range(len(self._downloads)))
 
     def renew(self) -> None:
-        """Say that the shards are still needed, in this epoch or the next, so that the cache keeps them."""
+        """Mark the shards as still needed, in this epoch or the next, so that the cache keeps them."""
         if self.cache is not None:
             self.cache.renew(self.shards.contents)
 
@@ -180,13 +180,13 @@ class ShardReader:
         return self.cache is None or self._is_file(entry.name) or self.cache.has(entry.sha256)
 
     def url(self, shard: int) -> str:
-        """Return how messages name a shard: its path, or its URL."""
+        """Return the path or the URL of a shard, for messages."""
         return self._storage.url(self.shards[shard].name)
 
     def fetch(self, shard: int, *, stall_timeout_s: float = 0) -> FetchResult:
-        """Download a shard into the cache, with its index, unless it is there; return the result for the tar.
+        """Download a shard and its index into the cache unless they are there; return the result for the tar.
 
-        A download of another thread or process is waited for until it has not grown for `stall_timeout_s`.
+        If another thread or process downloads it, wait until that download has not grown for `stall_timeout_s`.
         """
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.name):
@@ -216,7 +216,7 @@ class ShardReader:
             return None
 
     def image_sizes(self, shard: int) -> npt.NDArray[np.int64]:
-        """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown."""
+        """Return width and height of each sample's image: int64 [samples, 2], zeros if they are not known."""
         opened = self._opened.get(shard)
         with one_wait():
             rows = opened.rows if opened is not None else self._partial_rows(shard)
@@ -250,9 +250,9 @@ class ShardReader:
         return opened
 
     def _read_partial(self, shard: int, record: int) -> Sample | None:
-        """Return a sample of a shard that is being downloaded, as soon as its own bytes are there.
+        """Return a sample of a shard that is being downloaded, as soon as its bytes have arrived.
 
-        None if the shard is local by then, nothing downloads it, or the download does not get on.
+        Return None if the shard has become local, nothing downloads it, or the download stalls.
         """
         wait, most, polls_without_download = current_wait(), 0, 0
         while self.cache is not None and not self.is_local(shard) and wait.idle_s() < self.stall_timeout_s:
@@ -272,7 +272,7 @@ class ShardReader:
         return None
 
     def _read_arrived(self, file: IO[bytes], shard: int, record: int) -> Sample | None:
-        """Return a sample from the file as it is now; None if it is not there yet, damaged, or without an index."""
+        """Return a sample from the partial file; None if it has not arrived, is damaged, or there is no index."""
         if (rows := self._partial_rows(shard)) is None:
             return None
         try:
@@ -290,7 +290,7 @@ class ShardReader:
         return self._partial[shard]
 
     def _open_tar(self, entry: Shard) -> IO[bytes]:
-        """Open the tar; its bytes stay readable when the file is deleted or evicted."""
+        """Open the tar; its bytes stay readable after the file is deleted or evicted."""
         path = self._storage.local_path(entry.name)
         if path is None:
             assert self.cache is not None
@@ -313,7 +313,7 @@ class ShardReader:
         return download
 
     def _download_with_index(self, entry: Shard, target: Path) -> None:
-        """Download a tar, and at the same time its index, with which samples are read while the tar arrives."""
+        """Download a tar, and at the same time the index that reading samples of a partial tar needs."""
 
         def fetch_index() -> None:
             with contextlib.suppress(ShardflowError):  # it is tried again when the tar is here

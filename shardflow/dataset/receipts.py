@@ -1,4 +1,4 @@
-"""The receipts of a dataset: which inputs its shards were packed from."""
+"""The receipts of a dataset, which say from which inputs its shards were packed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shardflow.storage.interface import Storage
 
 
 def read_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt:
-    """Return the receipt of a name, next to the tar of this shard; None for a job without one.
+    """Return the receipt of a name, next to the tar of `shard`; `shard` is None for a job without a tar.
 
     Raises:
-        NotFoundError: It is missing: another tool wrote the tar, or it was not copied.
-        FormatError: It is damaged.
-        IntegrityError: It is the receipt of another tar.
+        NotFoundError: The receipt is missing: another tool wrote the tar, or the receipt was not copied.
+        FormatError: The receipt is damaged.
+        IntegrityError: The receipt is that of another tar.
     """
     url = storage.url(name)
     try:
@@ -26,14 +26,14 @@ def read_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt:
         raise NotFoundError(f"{lack}; copy it from the packed dataset; tars of other tools have none") from error
     except FormatError as error:
         raise error.with_location(shard=url) from error
-    # A dataset over the same tar has another entry of it.
+    # A dataset over the same tar has another entry for it, so only the tar's digest is compared.
     if (receipt.shard and receipt.shard.sha256) != (shard and shard.sha256):
         raise IntegrityError(f"{url} is not the receipt of the tar next to it; copy it from the packed dataset")
     return receipt
 
 
 def find_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt | None:
-    """Return the same receipt; None if it is missing, damaged, or of another tar."""
+    """Return the receipt as `read_receipt` does; None if it is missing, damaged, or of another tar."""
     with contextlib.suppress(NotFoundError, FormatError, IntegrityError):
         return read_receipt(storage, name, shard)
     return None

@@ -1,10 +1,10 @@
 """The table of samples, as Arrow: the facts in a dataset's indexes and columns; and conditions over it.
 
-A condition is one expression of SQL, which DuckDB reads and evaluates. It reaches no file, network, extension or
-setting, and no other row: aggregates, windows and queries in it are refused, and so are random(), now() and other
-functions whose value changes: a command that is repeated after a kill must choose the same samples. Like in SQL, where
-it is NULL, it selects nothing; so it is where it compares a value that a sample lacks, NaN or a list with NaN in it,
-and where it divides by 0.
+A condition is one SQL expression, which DuckDB parses and evaluates. It cannot access files, the network, extensions,
+settings or other rows: aggregates, window functions and subqueries are refused. So are random(), now() and other
+functions whose value changes: a command that is repeated after a kill must select the same samples. As in SQL, a
+condition that is NULL does not select the sample. It is NULL if it compares a missing value, NaN or a list with NaN,
+and if it divides by 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .selection import Mask
 
 logger = logging.getLogger(__name__)
 
-_TABLE_BYTES = 1 << 24  # of rows that are evaluated, or written, at a time: shards are small, and calls take a while
+_TABLE_BYTES = 1 << 24  # bytes of rows per evaluation or write: shards are small, and each call has a cost
 _IMAGES = [part.encode() for part in IMAGE_PARTS]
 _SETTINGS = {
     "allow_community_extensions": "false",
@@ -53,13 +53,13 @@ _SETTINGS = {
 _CHANGING = """SELECT lower(function_name) FROM duckdb_functions() WHERE stability IS NOT NULL GROUP BY ALL
     HAVING bool_or(stability = 'VOLATILE') OR NOT bool_or(stability = 'CONSISTENT')"""
 _MACROS = "SELECT lower(function_name), macro_definition FROM duckdb_functions() WHERE function_type = 'macro'"
-_SQL_VALUES = re.compile(r"(current|session)_\w+|localtime(stamp)?|user")  # functions that SQL writes without brackets
+_SQL_VALUES = re.compile(r"(current|session)_\w+|localtime(stamp)?|user")  # functions without parentheses in SQL
 
 
 def select(split: Split, classes: Sequence[str] | None, where: str, progress: OnShard = None) -> Mask:
-    """Return which samples of a split fulfil a condition: bool [N].
+    """Return which samples of a split satisfy a condition: bool [N].
 
-    Only the columns that the condition names are read: keys may be only in the tars.
+    Only the columns that the condition names are read: reading keys may need the tars.
 
     Args:
         split: The split.
@@ -68,7 +68,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
         progress: Called after each shard.
 
     Raises:
-        ConfigError: It is not a condition over the table, or a library is missing.
+        ConfigError: The condition is not valid for the table, or a library is missing.
     """
     import_pyarrow("conditions need")
     try:
@@ -112,7 +112,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
 
 
 def _refuse_changing(connection: Any, where: str, columns: Collection[str]) -> None:
-    """Refuse a condition that need not choose the same samples again."""
+    """Raise ConfigError for a condition that may not select the same samples again."""
     changing = {"age", *(name for (name,) in connection.execute(_CHANGING).fetchall())}  # age(t) reads the clock
     macros, known = dict(connection.execute(_MACROS).fetchall()), {name.lower() for name in columns}
     expressions, seen = [where], set[str]()
@@ -155,8 +155,8 @@ def to_parquet(
 ) -> int:
     """Write the table of the samples of a dataset as one Parquet file; return its number of rows.
 
-    It has a row per sample, in order: split, shard, number (in the split), key, class (NULL unless it has exactly one),
-    classes, width and height (of its image), bytes (of its parts), and all columns that were added.
+    The table has a row per sample, in order: split, shard, number (in the split), key, class (NULL unless the sample
+    has exactly one), classes, width and height (of its image), bytes (of its parts), and all columns that were added.
 
     >>> shardflow.columns.to_parquet("photos256", "photos256.parquet")
 
@@ -164,7 +164,7 @@ def to_parquet(
         url: A dataset, a directory or a URL.
         to: Path or URL of a new `.parquet` file.
         only: Names of the columns to write; by default all.
-        storage_options: Options of fsspec's file systems, for those of `url` and `to` that are URLs.
+        storage_options: Options of fsspec's file systems, for `url` and `to` if they are URLs.
         progress: Called after each shard.
 
     Raises:
@@ -204,7 +204,7 @@ def sample_tables(
     *,
     is_condition: bool = False,
 ) -> Iterator[Any]:
-    """Yield the table of the samples of each shard with these columns; for a condition, NaN is null."""
+    """Yield a table of the samples of each shard with these columns; for a condition, NaN becomes null."""
     import pyarrow as pa
 
     schema, first = _empty(split, names).schema, 0
@@ -237,7 +237,7 @@ def sample_tables(
 
 
 def shard_keys(split: Split, number: int) -> list[str]:
-    """Return the keys of the samples of a shard: from its receipt, or else from its tar."""
+    """Return the keys of the samples of a shard, from its receipt or, without one, from its tar."""
     made = split.receipt(number)
     if made is not None and len(made.sources) == split.shards[number].samples:
         return made.keys()
@@ -247,7 +247,7 @@ def shard_keys(split: Split, number: int) -> list[str]:
 
 
 def _classes(counts: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
-    """Return the class of each sample, and all its classes; null and none for samples without labels."""
+    """Return the class of each sample (null unless it has exactly one), and the list of its classes."""
     import pyarrow as pa
 
     named = pa.array(classes, pa.string()).take(pa.array(labels, mask=labels >= len(classes)))
@@ -273,7 +273,7 @@ def _of_index(split: Split, shard: int) -> dict[str, Any]:
 
 
 def _empty(split: Split, names: Collection[str]) -> Any:
-    """Return a table with these columns, and without rows."""
+    """Return a table with these columns and no rows."""
     import pyarrow as pa
 
     known: dict[str, Any] = {name: pa.array([], pa.int64()) for name in ("number", "width", "height", "bytes")}
@@ -284,7 +284,7 @@ def _empty(split: Split, names: Collection[str]) -> Any:
 
 
 def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
-    """Yield tables in groups of some megabytes."""
+    """Yield concatenated tables of `_TABLE_BYTES` or more, except for the last one."""
     import pyarrow as pa
 
     group, size = [], 0

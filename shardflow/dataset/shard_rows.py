@@ -1,4 +1,4 @@
-"""The index of a shard, read from its storage, and its rows grouped by record."""
+"""The index of a shard, read from a storage, and its rows grouped by record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShardRows(NamedTuple):
 
     @classmethod
     def from_index(cls, index: Index, samples: int) -> ShardRows:
-        """Group the rows of an index of so many samples."""
+        """Group the rows of an index of `samples` samples."""
         are_keys = index["part"] == shard_index.KEY_PART
         members = index[~are_keys]
         bounds = np.searchsorted(members["record"], np.arange(samples + 1)).tolist()
@@ -48,11 +48,11 @@ class ShardRows(NamedTuple):
         return self.members[self.bounds[record] : self.bounds[record + 1]]
 
     def parts(self) -> set[str]:
-        """Return the parts that the samples have, each of them or some."""
+        """Return the names of all parts that any sample has."""
         return {row[1].decode() for row in self.members}
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
-        """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown."""
+        """Return width and height of each sample's image: int64 [samples, 2], zeros if they are not known."""
         sizes = np.zeros((len(self.bounds) - 1, 2), dtype=np.int64)
         for record, name, _, _, _, width, height in reversed(self.members):  # of several images, the first counts
             if name.decode() in IMAGE_PARTS:
@@ -77,7 +77,7 @@ class ShardRows(NamedTuple):
         """Return the bytes of the tar that hold the key and the payloads of a record: begin, end.
 
         Raises:
-            IntegrityError: They are more than a sample may have.
+            IntegrityError: The span has more bytes than a sample may have.
         """
         begin, end, _ = self.payload_span(record)
         begin = min(self.key_span(record)[0], begin)
@@ -105,7 +105,7 @@ class ShardRows(NamedTuple):
         key: str | Callable[[int], str],
         unused: Container[str] = (),
     ) -> Sample:
-        """Return a sample without `unused` parts; `read` returns the bytes of its tar from a begin to an end.
+        """Return a sample without `unused` parts; `read(begin, end)` returns bytes of the tar.
 
         The CRC-32 of each part is checked.
         """
@@ -126,7 +126,7 @@ class ShardRows(NamedTuple):
         return Sample(parts, image_size or (0, 0), shard, record, url, key)
 
     def sample_of_span(self, record: int, data: memoryview, *, shard: int, url: str) -> Sample:
-        """Return a sample from the bytes of its span. Its key is checked as well as its parts."""
+        """Return a sample from the bytes of its span; the key and the parts are checked."""
         begin, end = self.span(record)
         try:
             key = self.key(record, data, begin)
@@ -155,7 +155,7 @@ def reader_of(data: memoryview, begin: int) -> Callable[[int, int], memoryview]:
 
 
 def member_key(header: bytes, row: Row) -> str:
-    """Return the key in the header of a member."""
+    """Return the key in the header of a member; IntegrityError if the header does not match its row of the index."""
     record, part, offset, size, *_ = row
     try:
         member = parse_header(header, offset - ustar.BLOCK)
@@ -163,14 +163,14 @@ def member_key(header: bytes, row: Row) -> str:
         raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
     name = member.name.decode(errors="replace")
     key, found = split_member_name(name) or ("", "")
-    # The index of a foreign tar has its parts in lower case, the tar may not.
+    # The index of another writer's tar has parts in lower case; the tar may have upper case.
     if found.lower() != part.decode().lower() or member.size != size:
         raise IntegrityError(f"record {record}: member {name!r} is not the one packed here; run `shardflow verify`")
     return key
 
 
 def read_index(storage: Storage, shard: Shard) -> Index:
-    """Return the index of a shard from its storage."""
+    """Return the index of a shard from its storage, verified."""
     return parse_index(storage, shard, read_index_bytes(storage, shard))
 
 

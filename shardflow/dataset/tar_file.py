@@ -1,7 +1,7 @@
-"""A tar file, local or remote, that is read by position: a few blocks of it are in memory, however long it is.
+"""A local or remote tar file that is read by position: at most a few blocks are in memory, however long the tar is.
 
-It is read in blocks if it is remote, or if its SHA-256 is wanted; then it is read from its start to its
-end, and each block is hashed as it passes. Of a remote tar, the next blocks are requested while one is used.
+A remote tar is read in blocks, and so is a tar whose SHA-256 is requested: it is read from start to end, and each block
+is hashed as it passes. For a remote tar, the next blocks are requested while the current one is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .purged_tars import opening_tar
 
 BLOCK_BYTES = 4 << 20
 KEPT_BLOCKS = 12
-"""Blocks in memory: a sample whose headers were walked is read again for its payloads, and most are smaller."""
+"""Blocks kept in memory: payloads are read after the headers of their sample, and most samples are smaller."""
 
 _AHEAD = 4
 
@@ -34,11 +34,11 @@ class TarFile:
     """A tar that is read by position, see `formats.tar_members.TarBytes`. It is for one thread.
 
     Args:
-        fetch: Returns its bytes from a start to a stop. With a pool, the threads of that call it.
-        size: Number of its bytes.
+        fetch: Returns the bytes of the tar from a start to a stop. With a pool, its threads call it.
+        size: Size of the tar in bytes.
         url: Its name in messages.
         pool: Requests blocks ahead; None for a local tar.
-        hashed: Whether `sha256` will be asked for.
+        hashed: Whether `sha256` will be called.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class TarFile:
         self._requested: dict[int, Future[bytes | memoryview]] = {}
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return `size` bytes from an offset on, fewer where the tar ends before.
+        """Return `size` bytes from an offset on, fewer at the end of the tar.
 
         Raises:
-            StoreError: It cannot be read, or has become shorter since it was opened.
+            StoreError: The tar cannot be read, or has become shorter since it was opened.
         """
         stop = min(offset + size, self.size)
         if not 0 <= offset < stop:
@@ -120,9 +120,9 @@ class TarFile:
 
 
 def read_at(descriptor: int, begin: int, end: int, path: Path | None = None) -> memoryview:
-    """Return the bytes of an open file from `begin` to `end`, writable, as torch wants them; fewer where it ends.
+    """Return the bytes of an open file from `begin` to `end`, in writable memory for torch; fewer at its end.
 
-    If its server fails, the file is opened again at its path, if that is given, and takes the place of the old one.
+    If the server of the file fails and `path` is given, open the file again and keep its descriptor's number.
     """
     data = memoryview(bytearray(end - begin))
 
@@ -164,12 +164,12 @@ def open_tar(storage: Storage, name: str, *, hashed: bool = False) -> Iterator[T
     """Open a tar in a storage.
 
     Args:
-        storage: Its storage.
-        name: Its name there.
-        hashed: Whether `sha256` will be asked for: then every byte is read, in order.
+        storage: The storage of the tar.
+        name: Its name in the storage.
+        hashed: Whether `sha256` will be called: then every byte is read, in order.
 
     Raises:
-        NotFoundError: It does not exist.
+        NotFoundError: The tar does not exist.
     """
     url, path = storage.url(name), storage.local_path(name)
     if path is not None:

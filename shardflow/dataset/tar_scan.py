@@ -1,7 +1,7 @@
-"""Tar scan: read a tar of another writer, checksum it, and index the samples that can be used.
+"""Tar scan: read a tar of another writer, hash it, and index its usable samples.
 
-A sample that cannot be used is left out of the index and reported with the reason. Nothing is guessed: a sample whose
-members are not adjacent, or that has no image, may be anything.
+An unusable sample is left out of the index and reported with the reason. The scan does not guess: a sample whose
+members are not adjacent, or that lacks an image, may be anything.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class EndSample(NamedTuple):
 
 
 class OtherSize(NamedTuple):
-    """A sample whose JSON with coordinates has another width and height than its image.
+    """A sample whose JSON with coordinates states another width and height than its image has.
 
-    That alone is not a mistake: the size may be that of the image before it was resized, and the coordinates may fit.
-    They belong to another image if some of them lie beyond this one.
+    This alone is not an error: the size may be that of the image before it was resized, and the coordinates may fit.
+    The coordinates belong to another image if some of them lie beyond this one (`is_beyond`).
     """
 
     key: str
@@ -53,21 +53,21 @@ class OtherSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedTar:
-    """The size and SHA-256 of a tar, and its samples: the index and the labels of those that can be used."""
+    """The size and SHA-256 of a tar, and the index and the labels of its usable samples."""
 
     bytes: int
     sha256: str
     index: Index
     labels: frozenset[int]
-    undecodable: list[str]  # keys of samples whose image does not begin as one
-    bad: dict[str, str]  # key → why the sample cannot be used; key "" for everything behind the damage of a tar
-    other_sizes: dict[int, OtherSize]  # record → a sample whose JSON has another width and height than its image
+    undecodable: list[str]  # keys of indexed samples whose image has no known signature
+    bad: dict[str, str]  # key → why the sample cannot be used; key "" for everything after the damage in a tar
+    other_sizes: dict[int, OtherSize]  # record → the sample, if its JSON states another size than its image has
     first: EndSample
     last: EndSample
 
 
 def scan_tar(storage: Storage, name: str, annotations: Annotations = NOTHING) -> ScannedTar:
-    """Read a tar once, from its start to its end; these annotations are declared in it."""
+    """Scan a tar, reading it once from start to end; `annotations` are those declared for its samples."""
     with open_tar(storage, name, hashed=True) as tar:
         scan = _Scan(tar, annotations)
         try:
@@ -86,7 +86,7 @@ class _Usable(NamedTuple):
 
 
 class _Scan:
-    """The samples of a tar that were read so far."""
+    """The samples of a tar that have been read so far."""
 
     def __init__(self, tar: TarFile, annotations: Annotations) -> None:
         self._tar, self._annotations = tar, annotations
@@ -98,7 +98,7 @@ class _Scan:
         self._ends: tuple[TarSample, TarSample] | None = None
 
     def add(self, sample: TarSample) -> None:
-        """Add the next sample, and read it."""
+        """Read and add the next sample."""
         if sample.key:
             self._ends = (self._ends[0] if self._ends else sample, sample)
         self._members += len(sample.parts) + 1
@@ -142,7 +142,7 @@ class _Scan:
 
 
 def _rows(sample: TarSample, tar: TarFile) -> list[Row]:
-    """Return the rows of a sample, with record 0: the number of the record is not known yet."""
+    """Return the rows of a sample, with record 0: the record's number is not known yet."""
     if sample.problem:
         raise SampleError(sample.problem)
     images = [part for part in sample.parts if part in IMAGE_PARTS]
@@ -166,13 +166,13 @@ def _rows(sample: TarSample, tar: TarFile) -> list[Row]:
 
 
 def _is_image(rows: list[Row], tar: TarFile) -> bool:
-    """Return whether the image of a sample begins as one, whichever its name says."""
+    """Return whether the image of a sample has the signature of any image format, whatever its name says."""
     row = next(row for row in rows if row.part.decode() in IMAGE_PARTS)
     return bool(row.width) or image_type(tar.read(row.offset, min(row.size, _HEAD_BYTES))) is not None
 
 
 def _has_key(header: bytes, row: Row, key: str) -> bool:
-    """Return whether readers find the key in the block before a payload. With extended headers it is elsewhere."""
+    """Return whether the block before a payload holds the key. With extended headers the key is elsewhere."""
     try:
         return member_key(header, row) == key
     except IntegrityError:
@@ -180,10 +180,10 @@ def _has_key(header: bytes, row: Row, key: str) -> bool:
 
 
 def _with_shown_size(row: Row, tar: TarFile) -> Row:
-    """Return the row of an image with the size that it has when it is shown.
+    """Return the row of an image with its upright size.
 
-    The size of a JPEG that must be turned or converted to sRGB is left open: readers then look at
-    its header, and do not give it to a decoder that ignores them.
+    The row of a JPEG that must be turned or converted to sRGB gets the size 0: readers then look at its header, and
+    do not pass it to a decoder that ignores orientation and profile.
     """
     payload = tar.read(row.offset, row.size)
     width, height = (0, 0) if is_jpeg(payload) and not is_plain_jpeg(payload) else upright_size(payload)
@@ -191,7 +191,7 @@ def _with_shown_size(row: Row, tar: TarFile) -> Row:
 
 
 def _other_size(sample: TarSample, tar: TarFile, annotations: Annotations) -> OtherSize | None:
-    """Return the mistake in the size that a sample's JSON gives with coordinates in pixels; None if there is none."""
+    """Return how the size in a sample's JSON with pixel coordinates differs from its image's; None if it does not."""
 
     def part(name: str) -> memoryview | None:
         return tar.read(*sample.parts[name]) if name in sample.parts else None
@@ -223,7 +223,7 @@ def _other_size(sample: TarSample, tar: TarFile, annotations: Annotations) -> Ot
 
 
 def _key_row(sample: TarSample, tar: TarFile) -> Row:
-    """Return the row that says where the key of a sample with extended headers is."""
+    """Return the row that locates the key of a sample with extended headers."""
     try:
         size = len(sample.key.encode())
     except UnicodeEncodeError:

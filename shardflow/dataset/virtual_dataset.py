@@ -1,6 +1,6 @@
-"""Virtual datasets: writes the indexes and the manifest of a dataset whose tars lie elsewhere, in its roots.
+"""Virtual datasets: writes the indexes and the manifest of a dataset whose tars are elsewhere, in its roots.
 
-Every file is created and none is replaced. After it was stopped, the same call finds its own files and continues. The
+Files are only created, never replaced. After an interruption, the same call finds its files and continues. The
 manifest is written last.
 """
 
@@ -46,14 +46,14 @@ class VirtualReport:
     """A virtual dataset that was written.
 
     Attributes:
-        url: Where its manifest is, which two equal reports may differ in.
+        url: Where its manifest is; not compared.
         fingerprint: Its fingerprint.
         samples, shards: Numbers of samples and of shards, by split.
         classes: Numbers of samples of each class, by the splits that `split` and `split_folds` made; otherwise empty,
-            as where samples have several classes.
+            and empty if samples have several classes.
         bad: The samples of an index that were left out, with the reasons, as in the quarantine. A damaged tar is one
             entry, for all samples after the damage.
-        lost: About how many samples of an index follow the damage of tars, by the bytes of those before it.
+        lost: An estimate of the samples after the damage in tars, from the bytes of those before it.
     """
 
     url: str = field(compare=False)
@@ -66,18 +66,18 @@ class VirtualReport:
 
 
 class TarLocation(NamedTuple):
-    """Where a tar lies, its size and its SHA-256."""
+    """Where a tar is, its size and its SHA-256."""
 
     root: str
     fingerprint: str | None  # of the dataset in the root
     path: str  # below the root
     bytes: int
     sha256: str
-    has_tables: bool = False  # seek tables, which were made when its dataset was packed
+    has_tables: bool = False  # whether packing its dataset made seek tables
 
 
 class SelectedRows(NamedTuple):
-    """The records of a tar that belong to a split: rows of an index, their records numbered from 0, and columns."""
+    """The records of a tar that belong to a split: rows of an index, with records numbered from 0, and columns."""
 
     split: str
     tar: TarLocation
@@ -86,14 +86,14 @@ class SelectedRows(NamedTuple):
 
 
 def root_urls(dataset: Dataset) -> dict[str, str]:
-    """Return the places of a dataset's roots, by their names: absolute paths and URLs."""
+    """Return the absolute path or URL of each root of a dataset, by name."""
     return {name: canonical_root(root_url(dataset.url, root)) for name, root in dataset.manifest.roots.items()}
 
 
 def refuse_virtual(dataset: Dataset, lack: str, remedy: str, remedy_of_index: str) -> None:
-    """Raise a ConfigError if a dataset is virtual. It lacks something that the datasets in its roots have.
+    """Raise a ConfigError if a dataset is virtual: it lacks something that the datasets in its roots have.
 
-    `remedy` precedes their places. An index of tars has none, and `remedy_of_index`.
+    The message has `remedy` and the places of those datasets; for an index of tars, it has `remedy_of_index`.
     """
     if not (roots := dataset.manifest.roots):
         return
@@ -104,7 +104,7 @@ def refuse_virtual(dataset: Dataset, lack: str, remedy: str, remedy_of_index: st
 
 
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
-    """Return where the tars of a split are, in order; the tars of a virtual dataset are in its roots."""
+    """Return where the tars of a split are, in order; those of a virtual dataset are in its roots."""
     urls = root_urls(dataset)
     roots = {name: (urls[name], root.fingerprint) for name, root in dataset.manifest.roots.items()}
     own = canonical_root(dataset.url), dataset.fingerprint
@@ -117,14 +117,14 @@ def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
 
 
 def tar_bytes(dataset: Dataset, shards: Iterable[Shard]) -> int:
-    """Return the size of the tars of shards; a tar that several shards of a virtual dataset share counts once."""
+    """Return the bytes of the tars of shards; a tar that several shards of a virtual dataset share counts once."""
     return sum({dataset.storage.url(shard.name): shard.bytes for shard in shards}.values())
 
 
 def used_bytes(dataset: Dataset, split: str) -> int:
-    """Return how many bytes of its tars the samples of a split take, with the headers of the members.
+    """Return how many bytes of the tars the samples of a split take, with the headers of the members.
 
-    The tars of a virtual dataset can hold other samples as well, so its indexes are read.
+    The tars of a virtual dataset can hold other samples too, so its indexes are read.
     """
     shards = dataset[split].shards
     if not dataset.manifest.roots:
@@ -144,9 +144,9 @@ class Contents:
     selected: Iterable[SelectedRows]  # the samples, read once
     splits: Sequence[str]  # names of the splits; one without samples is left out
     classes: tuple[str, ...] | None  # the class names, None without labels
-    recipe: Mapping[str, Any]  # that of the samples; empty where there is not one for all
-    annotations: Annotations  # those of the samples
-    made_by: str  # the command, and the datasets it read, for the manifest
+    recipe: Mapping[str, Any]  # of all samples; empty if their recipes differ or are unknown
+    annotations: Annotations  # of the samples
+    made_by: str  # the command and the datasets that it read, for the manifest
     kinds: Mapping[str, str] = field(default_factory=dict)  # column → the type of its values
     bad: Sequence[Quarantined] = ()  # the samples that were left out; no quarantine is written if there are none
 
@@ -154,7 +154,7 @@ class Contents:
 def build_virtual_dataset(
     dst: str | os.PathLike[str], contents: Contents, *, storage_options: Mapping[str, Any] | None = None
 ) -> VirtualReport:
-    """Write the indexes of a virtual dataset and, at the end, its manifest."""
+    """Write the indexes of a virtual dataset and, last, its manifest; return the report."""
     storage = open_storage(dst, storage_options, to_write=True)
     refuse_dataset(storage)
     files = _Files(storage, contents)
@@ -201,18 +201,18 @@ def find_virtual_dataset(
 
 
 class _Files:
-    """The files of a virtual dataset; its roots and shards are found while the indexes are made."""
+    """The files of a virtual dataset; making the indexes collects its roots and shards."""
 
     def __init__(self, storage: Storage, contents: Contents) -> None:
         self._storage, self._contents = storage, contents
         self._names: dict[str, str] = {}  # root → its name in the manifest
         self._roots: dict[str, Root] = {}
-        self._without_tables: set[str] = set()  # roots with a tar whose tables, if there are any, may be wrong
+        self._without_tables: set[str] = set()  # roots with a tar whose seek tables, if any, may be wrong
         self._shards: dict[str, list[Shard]] = {split: [] for split in contents.splits}
         self._columns = {name: FilesOfColumn(name, kind) for name, kind in contents.kinds.items()}
 
     def indexes(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the indexes, and the files of the columns: names and bytes."""
+        """Yield the name and the bytes of each index and each column file."""
         names = self._names
         for split, tar, rows, columns in self._contents.selected:
             if tar.root not in names:
@@ -244,7 +244,7 @@ class _Files:
             raise ConfigError("no sample is selected, so the dataset would be empty; select others")
 
     def manifest(self) -> Manifest:
-        """Return the manifest of the indexes that were yielded."""
+        """Return the manifest of the indexes that `indexes` has yielded."""
         contents = self._contents
         return Manifest(
             splits={split: tuple(entries) for split, entries in self._shards.items() if entries},
@@ -270,7 +270,7 @@ def _report(dst: str | os.PathLike[str], written: Manifest, contents: Contents) 
 
 
 def _put(storage: Storage, name: str, data: bytes) -> None:
-    """Write a new file; one with the same content is left by an earlier attempt."""
+    """Write a new file; accept a file with the same content, which an earlier attempt left."""
     try:
         storage.put(name, data, new=True)
     except DatasetExistsError:
