@@ -1,11 +1,11 @@
 """The batch sampler, the first stage of the pipeline: which samples of which source make each batch of this rank.
 
-A loader has batches of one source, and a mix of several: either whole batches of each, or rows. A *row* is one sample
-(or bin) for each rank, all from the same source: the n-th row of a source is the next `world_size` positions of its
-endless stream of epochs. So every rank has the same shares and reads the streams of a plain loader. Each source's
-samples come exactly once per pass, for any number of ranks.
+The batches of a loader come from one source, and those of a mix from several: either whole batches of each, or rows. A
+*row* is one sample (or bin) for each rank, all from the same source: the n-th row of a source is the next `world_size`
+positions of its endless stream of epochs. So every rank has the same shares and reads the streams of a plain loader. A
+pass visits each sample of a source exactly once, for any number of ranks.
 
-Steps are counted from the start of epoch 0. Everything is arithmetic on where each source is before a step.
+Steps are counted from the start of epoch 0. Batches are computed from the position of each source before a step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .shard_prefetcher import prefetching
 from .source import EpochStart, Source
 
 Starts = Sequence[EpochStart]
-"""Where each source is."""
+"""The position of each source."""
 
 
 class WholeBatches:
@@ -35,17 +35,17 @@ class WholeBatches:
 
     def __init__(self, sources: Sequence[Source], shares: Shares) -> None:
         self.sources, self._shares = list(sources), shares
-        # The positions of a source that continue together.
+        # The positions of a source that a step may take.
         self.unit = max(source.partition.global_batch for source in sources)
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
-        """Return where the sources are so many steps after step `first`, before which they are at `starts`."""
+        """Return where the sources are after `steps` steps from step `first`, before which they are at `starts`."""
         counts = self._shares.counts(first, first + steps)
         pairs = zip(self.sources, starts, counts, strict=True)
         return [source.after(start, count) for source, start, count in pairs]
 
     def batch(self, starts: Starts, step: int) -> Batch:
-        """Return the batch of a step, its samples located but not read; before it, the sources are at `starts`."""
+        """Return the batch of a step, before which the sources are at `starts`; its samples are located, not read."""
         (number,) = self._shares.source_of(np.array([step])).tolist()
         source, start = self.sources[number], starts[number]
         epochs = source.epochs
@@ -74,7 +74,7 @@ class WholeBatches:
 
 
 class Rows:
-    """The samples of a batch come from all sources. `steps` is the number of batches in an epoch, the rest as above."""
+    """The samples of a batch come from all sources. `steps` is the number of batches per epoch; see `WholeBatches`."""
 
     def __init__(self, sources: Sequence[Source], shares: Shares, steps: int) -> None:
         self.sources, self._shares, self.steps = list(sources), shares, steps
@@ -82,7 +82,7 @@ class Rows:
         self._batch_size, self._rank, self.unit = partition.batch_size, partition.rank, partition.world_size
 
     def advance(self, starts: Starts, first: int, steps: int) -> list[EpochStart]:
-        """Return the positions of the sources so many steps later."""
+        """Return where the sources are `steps` steps later."""
         counts = self._shares.counts(first * self._batch_size, (first + steps) * self._batch_size)
         return [
             source.at(source.stream_position(start) + rows * self.unit, start.streams)
@@ -123,7 +123,7 @@ class Rows:
         )
 
     def residue(self, source: int, epoch: int) -> int:
-        """Return the remainder of this rank's positions: those of the stream are dealt out."""
+        """Return the remainder of this rank's positions in an epoch: ranks take turns in the stream of all epochs."""
         return (self._rank - epoch * self.sources[source].epochs.length) % self.unit
 
 
@@ -132,20 +132,20 @@ BatchPlan = WholeBatches | Rows
 
 
 class WorkerControl:
-    """A few integers in shared memory, through which the training process and its workers talk.
+    """A few integers in shared memory, through which the training process and its workers communicate.
 
     The training process publishes the first step of the current iteration, the number of its steps, and where the
-    sources are before it; each worker publishes the step it works on.
+    sources are before it. Each worker publishes its current step.
     """
 
     def __init__(self, workers: int, sources: int = 1) -> None:
         self._steps_at = 3 + 3 * sources
         values = torch.zeros(self._steps_at + max(1, workers), dtype=torch.int64)
         self._values = values.share_memory_()  # type: ignore[no-untyped-call]
-        self._iteration = 0  # as the training process knows it
+        self._iteration = 0  # valid only in the training process
 
     def begin(self, first: int, steps: int, starts: Starts) -> int:
-        """Publish a new iteration, which ends the one before it, and return its number."""
+        """Publish a new iteration, which ends the previous one, and return its number."""
         places = [number for start in starts for number in (start.epoch, start.position, start.streams)]
         self._values[1 : self._steps_at] = torch.tensor([first, steps, *places])
         self._values[self._steps_at :] = -1
@@ -153,7 +153,7 @@ class WorkerControl:
         return self.iteration()
 
     def end(self) -> None:
-        """Declare the current iteration over, because the cursor has been moved."""
+        """End the current iteration, because the cursor has moved."""
         self._iteration += 1
         self._values[0] = self._iteration
 
@@ -166,7 +166,7 @@ class WorkerControl:
         return int(self._values[0])
 
     def begun(self) -> tuple[int, int, list[EpochStart]]:
-        """Return the first step of the current iteration, the number of its steps, and where the sources start."""
+        """Return the first step of the current iteration, its number of steps, and where the sources start."""
         first, steps, *places = self._values[1 : self._steps_at].tolist()
         return first, steps, [EpochStart(*places[at : at + 3]) for at in range(0, len(places), 3)]
 
@@ -175,7 +175,7 @@ class WorkerControl:
         self._values[self._steps_at + worker] = step
 
     def steps_begun(self) -> dict[int, int]:
-        """Return the step that each worker began last, without workers that began none."""
+        """Return the step that each worker began last, without workers that have not begun one."""
         return {worker: step for worker, step in enumerate(self._values[self._steps_at :].tolist()) if step >= 0}
 
 
@@ -206,17 +206,17 @@ class BatchSampler(IterableDataset[Batch]):
             ]
             for step in range(worker, steps, workers):
                 if self._control.published() != iteration:
-                    return  # the iteration was left early: batches still in the queue will be thrown away
+                    return  # the iteration ended early: batches still in the queue are discarded
                 self._control.begin_step(worker, step)
                 starts, done = plan.advance(starts, first + done, step - done), step
                 after = plan.advance(starts, first + step, 1)
                 for source, advance, start, end in zip(plan.sources, advances, starts, after, strict=True):
                     position, stop = source.stream_position(start), source.stream_position(end)
-                    advance(position, max(stop, position + plan.unit))  # a step may have nothing of a source
+                    advance(position, max(stop, position + plan.unit))  # a step may take no sample of a source
                 yield plan.batch(starts, first + step)
 
     def needs(self, number: int, start: EpochStart) -> Iterator[ShardSpan]:
-        """Yield the shards that this rank reads from a start on, without end, by places in the source's stream."""
+        """Yield the shards that this rank reads from a start on, endlessly, as spans of the source's stream."""
         source, first, idle = self.plan.sources[number], start.position, 0
         for epoch in itertools.count(start.epoch):
             idle += 1
@@ -225,5 +225,5 @@ class BatchSampler(IterableDataset[Batch]):
                 idle = 0
                 yield ShardSpan(span.shard, span.begin + before, span.end + before)
             if idle > source.partition.world_size:
-                return  # fewer samples than ranks: this one never has any
+                return  # fewer samples than ranks: this rank never gets any
             first = 0

@@ -1,8 +1,8 @@
 """Random state for transforms: seeds the global generators from a sample's key, and restores them afterwards.
 
 Transforms draw from global generators: torch's, Python's `random`, numpy's. Seeding all three before each sample makes
-the random numbers of a transform a function of (seed, epoch, sample). Each gets its own seed: Python's and numpy's
-are one algorithm (MT19937), so that with equal seeds they would return equal numbers.
+the random numbers of a transform a function of (seed, epoch, sample). Each generator gets a different seed: Python's
+and numpy's are the same algorithm (MT19937), and equal seeds would give equal numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TORCH, _PYTHON, _NUMPY = (keyed_rng.key(word) for word in ("torch", "python", "
 
 def reseed(key: int) -> None:
     """Seed the three generators from a 64-bit key."""
-    # Not torch.manual_seed, which would reset the generators of the GPUs too.
+    # Not torch.manual_seed, which would also reset the generators of the GPUs.
     torch.default_generator.manual_seed(keyed_rng.fold(key, _TORCH))
     random.seed(keyed_rng.fold(key, _PYTHON))
     numpy_key = keyed_rng.fold(key, _NUMPY)
@@ -42,7 +42,7 @@ def fork_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread, as a worker does: sums over pixels may depend on it in the last bit."""
+    """Limit torch to one thread, as in a worker: the last bit of sums over pixels may depend on the threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
-"""For multiprocessing's fork server, which imports it: signals to the job must not end it, as its workers would end.
+"""A preload module for multiprocessing's fork server: signals to the job must not end the server and its workers.
 
-Its children have the server's earlier dispositions: they may be of other libraries, which end them by SIGTERM.
+Forked children get the server's earlier dispositions back: they may belong to libraries that end them by SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ def _restore() -> None:
         signal.signal(number, disposition)
 
 
-if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):  # in any other process, nothing
+if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):  # no effect elsewhere
     ignore()
     os.register_at_fork(after_in_child=_restore)

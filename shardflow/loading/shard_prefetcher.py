@@ -1,10 +1,10 @@
-"""Prefetching of shards: threads fetch shards into the cache before the batches that need them; the plan is known.
+"""Shard prefetching: threads fetch shards into the cache before the batches that need them, which the plan knows.
 
-The threads only save time. The reader of a shard that they failed to fetch tries again, so a lasting error is raised by
-the batch that needs the shard.
+The threads only save time. If they fail to fetch a shard, its reader tries again, so a lasting error is raised by the
+batch that needs the shard.
 
-All workers of a rank prefetch the same list of shards, and the locks of the cache share the work out among them: a
-shard that another process is fetching is skipped and tried again later.
+All workers of a rank prefetch the same list of shards, and the locks of the cache divide the work among them: a shard
+that another process is fetching is skipped and tried again later.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .distributed import local_ranks
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 8
-"""Shards that all workers of a rank together fetch at a time: as many as a rank has streams by default, so that the
-first batch waits for one transfer and not for several in a row."""
+"""Shards that all workers of a rank together fetch at once: as many as a rank has streams by default, so that the
+first batch waits for one transfer instead of several in a row."""
 
 
 _BATCHES_BEHIND = 8
-"""The most batches that a worker may lag another one of its rank: they are handed out in turn."""
+"""The most batches that a worker may lag behind another worker of its rank: batches are assigned in turn."""
 
 
 @contextlib.contextmanager
@@ -41,8 +41,8 @@ def prefetching(
 ) -> Iterator[Callable[[int, int], None]]:
     """Fetch shards in the background until the body ends; yield `ShardPrefetcher.advance`, to be called per batch.
 
-    All `workers` of a rank prefetch the same shards, and after `period` positions all are needed again. Shards that are
-    read in place are not fetched. So many `sources` share the cache's limit.
+    All `workers` of a rank prefetch the same shards, and after `period` positions all shards are needed again. Shards
+    that are read in place are not fetched. `sources` is the number of sources that share the cache's limit.
     """
     cache = split.reader.cache
     if cache is None:
@@ -62,22 +62,22 @@ class ShardPrefetcher:
         self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int, sources: int = 1
     ) -> None:
         self._split, self._needs, self._period = split, needs, period
-        # An open shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
+        # An open shard keeps its disk space after its eviction: a cache smaller than the split would exceed its limit.
         self._keep_open = sum(split.shards.bytes.tolist()) <= cache.limit_bytes
-        # Prefetched shards are evicted last, so half of the limit is safe. But where not all shards fit, it takes
-        # room from those that stay until the next epoch. Shards that are needed now are fetched in any case.
+        # Prefetched shards are evicted last, so half of the limit is safe. But if not all shards fit, prefetching takes
+        # room from shards that stay until the next epoch. Shards that are needed now are always fetched.
         budget = cache.limit_bytes // 2
         if not self._keep_open:
             few = 2 * IN_FLIGHT * int(split.shards.bytes.max())
             budget = min(budget, max(few, cache.limit_bytes // 16))
         self._budget_bytes = budget // local_ranks() // sources
-        self._spans = Counter[int]()  # shard → its spans that are unfinished; it can have two, in two streams
-        self._read = deque[tuple[int, int]]()  # (position, shard) of those that other workers may still read
+        self._spans = Counter[int]()  # shard → its unfinished spans: up to two, in two streams
+        self._read = deque[tuple[int, int]]()  # (position, shard) of shards that other workers may still read
         self._workers = workers
         self._next, self._begun = next(needs, None), False
         self._unfinished: list[tuple[int, int]] = []  # a heap of (end, shard)
         self._unfinished_bytes = 0
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._queue: deque[int] = deque()
         self._busy: deque[int] = deque()
         self._stopped = False
@@ -87,9 +87,9 @@ class ShardPrefetcher:
             threading.Thread(target=self._run, name="shardflow-prefetch", daemon=True).start()
 
     def advance(self, position: int, stop: int) -> None:
-        """Declare all before `position` read, and all before `stop` needed now; called in the reading thread.
+        """Mark everything before `position` as read, and everything before `stop` as needed now, in the reading thread.
 
-        Shards that only later batches need are not prefetched before the first batch is done.
+        Shards that only later batches need are prefetched after the first call.
         """
         while self._unfinished and self._unfinished[0][0] <= position:
             _, shard = heapq.heappop(self._unfinished)
@@ -123,7 +123,7 @@ class ShardPrefetcher:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Start no further transfers; those in progress end by themselves."""
+        """Start no further transfers; transfers in progress continue to their end."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -155,7 +155,7 @@ class ShardPrefetcher:
                     self._busy.append(shard)
 
     def _next_shard(self) -> int | None:
-        """Return a shard to fetch, waiting for one; None after `stop`."""
+        """Wait for a shard to fetch and return it; None after `stop`."""
         with self._changed:
             while not self._stopped:
                 if self._queue:

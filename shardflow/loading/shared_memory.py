@@ -1,13 +1,13 @@
-"""Batches through shared memory: from a worker to the training process, in memory that is used again and again.
+"""Batches through shared memory: from a worker to the training process, in memory that is reused.
 
-The DataLoader takes fresh shared memory for every tensor by default: its page faults can cost half as much as decoding.
-Here each worker owns a slab of shared memory, cut into slots. The decode stage borrows a slot and decodes into it;
-`BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In the
-training process the tensors are views of the slot. When the last view is gone, the slot is free again. When none is
-free, the worker falls back to fresh memory. So memory is never overwritten while it can be seen, and nothing waits.
+By default the DataLoader allocates new shared memory for every tensor; its page faults can cost half as much as
+decoding. Here each worker owns a slab of shared memory, divided into slots. The decode stage borrows a slot and decodes
+into it. `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In
+the training process the tensors are views of the slot, which is freed with its last view. If no slot is free, the
+worker allocates new memory. So memory is never overwritten while a view exists, and no process waits for a slot.
 
-A field of a batch is a tensor, a tuple of fields, or a list with a tensor per sample, such as its boxes. A list travels
-as one tensor of all values, with the shapes; so there are few objects of shared memory however many boxes there are.
+A field of a batch is a tensor, a tuple of fields, or a list with a tensor per sample, such as its boxes. A list is sent
+as one tensor of all values, with the shapes, so the number of tensors does not grow with the number of samples.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .stats import BatchCounts
 Bytes = npt.NDArray[np.uint8]
 
 SLOTS_BEYOND_PREFETCH = 3
-"""One for the batch being decoded, one for the batch that the caller holds, and one for the batch it just dropped."""
+"""One for the batch being decoded, one for the batch that the caller holds, and one for the batch that it drops."""
 
-_LEAST_BYTES = 1 << 16  # smaller tensors are copied out of the slot: who keeps the labels does not keep the images
-_ROOM_BYTES = 1 << 14  # behind the images, at first, for tensors such as labels
+_LEAST_BYTES = 1 << 16  # smaller tensors are copied out of the slot: keeping labels must not keep the images
+_ROOM_BYTES = 1 << 14  # initial space after the images for other tensors, such as labels
 _AS_NUMPY = {
     torch.bool: np.bool_, torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int64,
     torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64
@@ -45,14 +45,14 @@ _AS_NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor, by its number among those of the batch. Not a tuple, which would equal a `_Value`."""
+    """A tensor of a batch, by number. Not a NamedTuple, which would equal a `_Value` of the same number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Anything else that a batch has, by its number."""
+    """A value of a batch that is not a tensor, by number."""
 
     number: int
 
@@ -67,14 +67,14 @@ class _Ragged:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of a batch: its fields by numbers, and where the tensors lie in a slot. It seldom changes."""
+    """The form of a batch: its fields by number, and where the tensors are in a slot. It seldom changes."""
 
     columns: Any
     layouts: tuple[Layout, ...]
 
 
 class BatchSender:
-    """The last stage of a worker's pipeline: puts batches into slots, some of which decoders have written to.
+    """The last stage of a worker's pipeline: puts batches into slots, unless decoders have already written there.
 
     Created in the training process; the memory is allocated in the worker that uses it.
     """
@@ -86,9 +86,9 @@ class BatchSender:
         self._room = _ROOM_BYTES  # bytes that follow the tensor on loan, for the other tensors of a batch
 
     def borrow(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return uint8 memory for the images of the next batch, in a slot if one is free; a decoder's `Empty`.
+        """Return uint8 memory for the images of the next batch, in a slot if one is free; an `Allocator` for decoders.
 
-        The loan ends when the batch is sent; views that still exist then may show another batch.
+        The loan ends when the batch is sent; views in the worker that still exist may then show another batch.
         """
         size = math.prod(shape)
         if get_worker_info() is None or size < _LEAST_BYTES:
@@ -110,10 +110,10 @@ class BatchSender:
             self._loan = None
 
     def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_Slab, int, tuple[Layout, ...]] | None:
-        """Return a slab and its slot that holds the tensors, and where; None when no slot is free.
+        """Put tensors into a slot; return its slab, its number and the layouts; None if no slot is free.
 
-        Tensors that lie in the memory on loan stay there, and the others are put behind it. If they do not fit, all are
-        copied, and the next slots have room for them.
+        Tensors in the memory on loan stay there, and the others are put after it. If they do not fit, all are copied,
+        and later slots have room for them.
         """
         slab, slot, start = None, None, 0
         inside = [_offset_within(tensor, self._loan and self._loan[2]) for tensor in tensors]
@@ -142,7 +142,7 @@ class BatchSender:
         return slab, slot, tuple(layouts)
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Return the items, in a worker with batches replaced by their handles."""
+        """Yield the items; in a worker, replace batches by their handles."""
         if get_worker_info() is None:
             yield from items
             return
@@ -156,7 +156,7 @@ class BatchSender:
         columns = _take_apart(output.columns, tensors, values)
         rest = values, output.replaced, tuple(output.counts)
         placed = self.place(tensors) if any(tensor.nbytes >= _LEAST_BYTES for tensor in tensors) else None
-        if placed is None:  # copied all the same, because a tensor may be a view of the slot on loan
+        if placed is None:  # copied nevertheless, because a tensor may be a view of the slot on loan
             return BatchHandle(_join, columns, [_alone(tensor) for tensor in tensors], *rest)
         slab, slot, layouts = placed
         return BatchHandle(_open, *slab.message(slot, _Form(columns, layouts)), *rest)
@@ -168,7 +168,7 @@ class BatchSender:
 
 
 def _take_apart(column: Any, tensors: list[torch.Tensor], values: list[Any]) -> Any:
-    """Return a field of a batch with numbers for its tensors and other values, which are added to the lists."""
+    """Return a field of a batch with numbers for its tensors and other values; append these to the lists."""
     if type(column) is tuple:
         return tuple(_take_apart(each, tensors, values) for each in column)
     if type(column) is list and column and all(_is_plain(each) and each.dtype == column[0].dtype for each in column):
@@ -202,7 +202,7 @@ def _is_plain(column: Any) -> bool:
 
 
 def _offset_within(tensor: torch.Tensor, memory: torch.Tensor | None) -> int | None:
-    """Return how many bytes after the beginning of this memory a tensor begins; None if it is not a part of it."""
+    """Return the offset of a tensor in this memory, in bytes; None if the tensor is not inside it."""
     if memory is None or tensor.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
         return None
     offset = tensor.data_ptr() - memory.data_ptr()
@@ -211,23 +211,23 @@ def _offset_within(tensor: torch.Tensor, memory: torch.Tensor | None) -> int | N
 
 
 class _Slab:
-    """Shared memory of a worker: a byte per slot that says whether the slot is in use, then the slots."""
+    """Shared memory of a worker: a byte per slot that is 1 while the slot is in use, then the slots."""
 
     _numbers = itertools.count()
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slot_bytes = aligned(slot_bytes)
         self._start = aligned(slots)
-        # As torch's own collating does: share_memory_() would copy memory that has never been written.
+        # As in default_collate: share_memory_() would copy memory that has never been written.
         shared = torch.UntypedStorage._new_shared(self._start + slots * self.slot_bytes)  # type: ignore[no-untyped-call]
         self._memory = torch.empty(0, dtype=torch.uint8).set_(shared)
         self._in_use = self._memory.numpy()[:slots]
         self._in_use[:] = 0
         self._name = (os.getpid(), next(self._numbers))
-        self._sent: _Form | None = None  # the form of the batch before
+        self._sent: _Form | None = None  # the form of the previous batch
 
     def acquire(self) -> int | None:
-        """Acquire the first free slot, whose pages were used most recently; return None when none is free."""
+        """Acquire the first free slot, which was used most recently; return None if no slot is free."""
         slot = int(self._in_use.argmin())
         if self._in_use[slot]:
             return None
@@ -245,7 +245,7 @@ class _Slab:
         return memory
 
     def message(self, slot: int, form: _Form) -> tuple[_Name, int, _Form | None, _Shared | None]:
-        """Return a slot, and the facts of it that are new to the training process: the pipe keeps its order."""
+        """Return the slab's name and the slot, and the form and memory if they are new to the training process."""
         shared = _Shared(self._memory, self._start, self.slot_bytes) if self._sent is None else None
         changed = form if form != self._sent else None
         self._sent = form
@@ -253,7 +253,7 @@ class _Slab:
 
 
 class BatchHandle:
-    """A batch without its tensors, and where these are; unpickling it calls a function that returns the batch."""
+    """A batch in pickled form, without the bytes of tensors in slots; unpickling it returns the batch."""
 
     def __init__(self, opener: Callable[..., WorkerOutput], *arguments: Any) -> None:
         self._contents = opener, arguments
@@ -263,7 +263,7 @@ class BatchHandle:
 
 
 class _Shared(NamedTuple):
-    """The memory of a slab, as it is sent: where its slots begin, and their size."""
+    """The memory of a slab as it is sent, with the start of its slots and their size in bytes."""
 
     memory: torch.Tensor
     start: int
@@ -271,9 +271,9 @@ class _Shared(NamedTuple):
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a slot. Tensors keep the arrays that they show, and these the lease; without any, the slot is free.
+    """The bytes of a slot. Tensors refer to their arrays, and these to the lease; its deletion frees the slot.
 
-    A class, since an array of a slice of a plain array refers to the whole one.
+    A subclass, because a view of a slice of a plain array refers to the whole array.
     """
 
 
@@ -287,12 +287,12 @@ class _SlabOfWorker:
         self._places: list[_Place] = []
 
     def set_form(self, form: _Form) -> None:
-        """Take over the form of the batches that follow."""
+        """Set the form of the following batches."""
         self._columns = form.columns
         self._places = [*map(_Place.of, form.layouts)]
 
     def open(self, slot: int, values: Sequence[Any]) -> Any:
-        """Return the batch in a slot, which is freed when nothing refers to its large tensors any more."""
+        """Return the batch in a slot, which is freed when its large tensors are no longer referenced."""
         begin = self._start + slot * self._slot_bytes
         lease = self._bytes[begin : begin + self._slot_bytes]
         weakref.finalize(lease, _release, self._bytes, slot, os.getpid()).atexit = False
@@ -300,7 +300,7 @@ class _SlabOfWorker:
 
 
 class _Place(NamedTuple):
-    """A layout in numpy's terms, which are several times as fast to apply."""
+    """A layout in numpy's terms: numpy makes a view several times as fast as torch."""
 
     shape: tuple[int, ...]
     numpy_dtype: Any
@@ -311,7 +311,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout) -> _Place:
-        """Return the place of a layout; numpy takes what it does not have for whole numbers of the same size."""
+        """Return the place of a layout; a dtype that numpy lacks becomes an integer or complex one of the same size."""
         size = layout.dtype.itemsize
         numpy_dtype = _AS_NUMPY.get(layout.dtype, f"i{size}" if size <= 8 else f"c{size}")
         stride_bytes = tuple(step * size for step in layout.stride)
@@ -326,14 +326,14 @@ class _Place(NamedTuple):
 
 
 _Name = tuple[int, int]
-"""The name of a slab: the number of its worker's process, and its number there."""
+"""The name of a slab: the PID of its worker, and the slab's number in the worker."""
 
 _slabs: dict[_Name, _SlabOfWorker] = {}
 """The slabs of this process's workers."""
 
 
 def forget(pids: set[int]) -> None:
-    """Drop the slabs of workers that have ended; batches that are still in use keep theirs."""
+    """Drop the slabs of workers that have ended; batches in use keep their memory."""
     for name in [name for name in _slabs if name[0] in pids]:
         del _slabs[name]
 
@@ -363,13 +363,13 @@ def _join(
     replaced: list[str],
     counts: tuple[int, ...],
 ) -> WorkerOutput:
-    """Return a batch that took no slot."""
+    """Return a batch that was sent without a slot."""
     opened = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in tensors]
     return WorkerOutput(_put_together(columns, opened, values), replaced, BatchCounts(*counts))
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor | npt.NDArray[Any]:
-    """Return a copy to be sent: a small one by value, since it is not worth a file descriptor."""
+    """Return a copy to be sent; a small one is sent by value, because shared memory costs a file descriptor."""
     is_small = tensor.nbytes < _LEAST_BYTES and tensor.dtype in _AS_NUMPY
     return tensor.numpy().copy() if is_small else tensor.clone()
 
@@ -380,5 +380,5 @@ def _release(slab: Bytes, slot: int, owner: int) -> None:
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Return how many bytes of a slot tensors take together."""
+    """Return how many bytes tensors take together in a slot."""
     return places(tensor.nbytes for tensor in tensors)[-1]

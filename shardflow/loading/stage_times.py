@@ -1,7 +1,7 @@
 """Stage times: the CPU time of each stage of a worker's pipeline.
 
-The pipeline runs in this process, with a clock between its stages. A worker does the same work in its own process; the
-cost of sending batches to the training process is not included.
+The pipeline runs in this process, with a clock between its stages. A worker does the same work in a separate process;
+the cost of sending batches to the training process is not included.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ STAGES = ("plan", "read", "decode", "annotate", "augment", "collate")
 def stage_cpu_ms(
     pipeline: wds.DataPipeline, seconds: float, *, clock: Callable[[], float] = time.thread_time
 ) -> dict[str, float]:
-    """Return the CPU milliseconds per image of each stage; the first of several batches does not count.
+    """Return the CPU milliseconds per image of each stage; the first batch does not count if there are several.
 
-    A stage that the pipeline has not takes none. `clock` returns the seconds that this thread has computed.
+    A stage that the pipeline lacks takes 0. `clock` returns the CPU seconds of this thread.
     """
     source, *rest = pipeline.pipeline
     clocks = [_TimedIterator(iter(source), clock)]
-    for stage in rest[:-2]:  # the last two forward errors and send batches, which does not happen here
+    for stage in rest[:-2]:  # not the last two, which forward errors and send batches
         clocks.append(_TimedIterator(stage(clocks[-1]), clock))
     names = ["plan", *(type(stage).__name__.lower() for stage in rest)]
     with one_thread():
@@ -47,14 +47,14 @@ def stage_cpu_ms(
             timed.cpu_s -= cpu_s
     inclusive = [0.0, *(timed.cpu_s for timed in clocks)]
     own = {name: inclusive[number + 1] - inclusive[number] for number, name in enumerate(names[: len(clocks)])}
-    # With all stages of the pipeline, so that their time does not count as transfer.
+    # Include every stage of the pipeline, so that its time does not count as transfer.
     return {
         name: 1000 * max(0.0, cpu_s) / max(1, sum(images)) for name, cpu_s in (dict.fromkeys(STAGES, 0.0) | own).items()
     }
 
 
 class _TimedIterator:
-    """Sums the CPU time that an iterator takes for its items, including the iterators that it reads from."""
+    """Sums the CPU time of an iterator, including the iterators that it reads from."""
 
     def __init__(self, items: Iterator[Any], clock: Callable[[], float]) -> None:
         self._items, self._clock = items, clock

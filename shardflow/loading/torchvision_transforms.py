@@ -1,7 +1,7 @@
-"""Transforms of torchvision that cannot take a decoded image, refused before workers are started.
+"""Transforms of torchvision that cannot take a decoded image, refused before workers start.
 
-Only those that surely fail are: a transform of another package before them may give them what they need. Classes are
-recognised by their names, so that torchvision is not imported for it.
+Only transforms that certainly fail are refused: after a transform of another package, the input type is unknown.
+Classes are recognised by name, so that torchvision need not be imported.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _MAY_CHANGE_TYPE |= {"ImageClassification", "ObjectDetection", "SemanticSegmenta
 
 
 def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -> None:
-    """Refuse transforms of torchvision that fail for each image; a list has one for each view.
+    """Refuse transforms of torchvision that fail for each image; a list has one transform per view.
 
     Args:
-        decoder: One of shardflow gives uint8 or uint16 tensors; of others nothing is known.
+        decoder: The loader's decoder. Only decoders of shardflow are known to return uint8 or uint16 tensors.
         transform: The loader's transform.
-        annotated: The fields that it gets in a dict, together with the image.
+        annotated: The fields that the transform gets in a dict, together with the image.
 
     Raises:
-        ConfigError: One of them fails; the message says what to write.
+        ConfigError: A transform fails; the message has the remedy.
     """
     if not type(decoder).__module__.startswith("shardflow."):
         return
@@ -49,7 +49,7 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
 
 
 def _of_torchvision(transform: Any) -> Iterator[Any]:
-    """Yield the transforms in the order in which they are applied, up to the first that is not of torchvision."""
+    """Yield the transforms in the order of application, up to the first that is not torchvision's."""
     module, name = type(transform).__module__, type(transform).__name__
     if name == "Compose" and module.startswith("torchvision.transforms."):
         transform = transform.transforms

@@ -1,6 +1,6 @@
 """Worker processes: the DataLoader that runs a pipeline, how its batches and errors arrive, and how workers end.
 
-Everything that touches private parts of torch's DataLoader is in this file.
+Only this file uses private attributes of torch's DataLoader.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _UNGUARDED = f"workers that are not forked run the training script again, which 
 
 
 class WorkerQueue(Queue):  # type: ignore[type-arg] # not subscriptable before Python 3.12
-    """A queue of multiprocessing that costs the training process less: it puts small messages directly.
+    """A multiprocessing queue that costs the training process less: it sends small messages directly.
 
-    Those of multiprocessing send through a thread, so that no message can block the sender, and make a selector for
-    each wait. A request for a batch is 20 bytes: it goes into the pipe at once, as long as that has room for it,
-    without a thread for each worker.
+    The queues of multiprocessing send through a thread, so that no message can block the sender, and make a selector
+    for each wait. A request for a batch has 20 bytes: it is written to the pipe at once if there is room for it, and no
+    thread per worker is needed.
     """
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Send an object: directly if that cannot block, and no thread has begun to send."""
+        """Send an object: directly if that cannot block and the queue has not started its thread."""
         if self._thread is None and os.getpid() == self._opid and not self._closed:  # type: ignore[attr-defined]
             message = ForkingPickler.dumps(obj)
             writable = select.poll()
@@ -70,7 +70,7 @@ class WorkerQueue(Queue):  # type: ignore[type-arg] # not subscriptable before P
 
 
 def with_queues(context: Any) -> BaseContext:
-    """Return a copy of a context of multiprocessing, or that of a start method, with these queues."""
+    """Return a copy of a multiprocessing context, or of the context of a start method, with these queues."""
     own: Any = copy.copy(context if isinstance(context, BaseContext) else multiprocessing.get_context(context))
     own.Queue = functools.partial(WorkerQueue, ctx=own)
     return own  # type: ignore[no-any-return]
@@ -93,7 +93,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                 pin_memory=bool(workers.pin_memory),
                 multiprocessing_context=workers.multiprocessing_context if num_workers else None,
                 worker_init_fn=functools.partial(_start_worker, os.getpid()),
-                # A separate generator: creating an iterator draws from it, and must not disturb the user's state.
+                # Creating an iterator draws from this generator, and must not change the state of the global one.
                 generator=torch.Generator(),
             )
 
@@ -104,29 +104,29 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         return loader
 
     def iterator1(self) -> Generator[Any, None, None]:
-        """Yield the pipeline's batches, as one iteration; raise the errors of workers, and their death.
+        """Yield the pipeline's batches as one iteration; raise the errors of workers.
 
-        The DataLoader notices within five seconds that a worker died, or the thread that pins batches.
+        The DataLoader notices within five seconds that a worker or the pinning thread has died.
 
         Raises:
-            WorkerError: One of them died.
+            WorkerError: A worker or the pinning thread died.
             ConfigError: The workers could not start, because the script lacks `if __name__ == "__main__"`.
         """
         if self.data_loader.num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
-            os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process explains it
+            os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process reports it
         is_start = self.data_loader._iterator is None
         if is_start and self._workers.count:
             self.data_loader.multiprocessing_context = with_queues(self.data_loader.multiprocessing_context)
         try:
             with _starting(self._workers) if is_start else contextlib.nullcontext():
                 items = iter(self.data_loader)
-        except BrokenPipeError:  # it ended before it had read what it was sent
+        except BrokenPipeError:  # a worker ended before it had read its arguments
             raise ConfigError(_UNGUARDED) from None
         except RuntimeError as error:
             if not _is_death(error):
                 raise
             raise _cause_of_death(_exit_codes(self.data_loader._iterator), error) from None  # since the last iteration
-        if is_start:  # before the first batch: one of them may die while those of others have arrived already
+        if is_start:  # before the first batch: a worker may die when batches of others have already arrived
             weakref.finalize(items, forget, set(self.pids()))
             for worker in getattr(items, "_workers", ()):
                 _end_by_kill(worker._popen)
@@ -156,11 +156,11 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             iterator._shutdown_workers()  # type: ignore[attr-defined] # only iterators with workers are kept
 
     def pids(self) -> list[int]:
-        """Return the process numbers of the workers that run now."""
+        """Return the PIDs of the running workers."""
         return [worker.pid for worker in getattr(self.data_loader._iterator, "_workers", ())]
 
     def _silence_signal_handler(self) -> None:
-        """Make the loader's next request raise a worker's death, which is where a training loop can catch it.
+        """Make the loader's next request raise the error of a dead worker, where a training loop can catch it.
 
         By default torch raises it from a signal handler, in the middle of a training step.
         """
@@ -171,7 +171,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
 
 
 def _end_by_kill(popen: Any) -> None:
-    """Make `terminate` kill a worker, since it ignores SIGTERM; without a cycle, which would keep its descriptors."""
+    """Make `terminate` kill a worker, which ignores SIGTERM; without a cycle, which would keep its descriptors."""
     kill = weakref.WeakMethod(popen.kill)
 
     def terminate() -> None:
@@ -182,7 +182,7 @@ def _end_by_kill(popen: Any) -> None:
 
 
 def check_sendable(workers: Workers, **objects: Any) -> None:
-    """Check that workers with this start method can receive objects of the user, by the names of their arguments."""
+    """Raise ConfigError if workers with this start method cannot receive these objects of the user."""
     method = workers.start_method
     if not workers.count or method == "fork":
         return
@@ -199,9 +199,9 @@ def check_sendable(workers: Workers, **objects: Any) -> None:
         )
         try:
             sent = bytes(ForkingPickler.dumps(value))
-        except Exception as error:  # pickle's own, or nearly any other
+        except Exception as error:  # pickling can raise nearly any exception
             raise ConfigError(f"{name} cannot be sent to {where} ({error}); {remedy}") from None
-        # As multiprocessing does it: a notebook and `python -c` have no file that a worker could run.
+        # As in multiprocessing: a notebook and `python -c` have no file that a worker could run.
         is_interactive = is_script and file is None
         if is_interactive and any(argument == "__main__" for _, argument, _ in pickletools.genops(sent)):
             raise ConfigError(f"{name} is defined in this session, where {where} do not find it; {remedy}")
@@ -209,7 +209,7 @@ def check_sendable(workers: Workers, **objects: Any) -> None:
 
 @contextlib.contextmanager
 def _starting(workers: Workers) -> Iterator[None]:
-    """Shield worker processes that the body starts, and the processes that serve them, from signals to the job."""
+    """Protect the worker processes that the body starts, and their helper processes, from signals to the job."""
     if not workers.count or workers.start_method == "fork":
         with held_back():
             yield
@@ -225,17 +225,17 @@ def _starting(workers: Workers) -> Iterator[None]:
 
 
 def _exit_codes(items: Any) -> list[int | None]:
-    """Return the exit codes of the workers of an iteration, which may not have begun."""
+    """Return the exit codes of an iteration's workers; empty if the iteration has not begun."""
     return [worker.exitcode for worker in getattr(items, "_workers", ())]
 
 
 def _is_death(error: RuntimeError) -> bool:
-    """Return whether the DataLoader says that a worker died, or the thread that pins batches."""
+    """Return whether an error of the DataLoader says that a worker or the pinning thread died."""
     return str(error).startswith(("DataLoader worker (pid", "Pin memory thread"))
 
 
 def _cause_of_death(codes: Sequence[int | None], error: RuntimeError) -> ShardflowError:
-    """Return the error for workers that ended with these exit codes, None for those that run."""
+    """Return the error for workers with these exit codes, which are None for running workers."""
     if _RUN_AGAIN in codes:
         return ConfigError(_UNGUARDED)
     signals = {signal.Signals(-code).name for code in codes if code is not None and code < 0}
@@ -270,7 +270,7 @@ def send_errors(items: Iterator[Any]) -> Iterator[Any]:
 
 
 def exit_with_parent(pid: int) -> None:
-    """Make this process end at once when process `pid` does. Linux reports that without polling (`pidfd_open(2)`).
+    """Make this process end at once when process `pid` ends. Linux reports that without polling (`pidfd_open(2)`).
 
     torch's own watchdog checks whether the parent process has changed. With the start method "forkserver" the parent is
     the fork server, which lives as long as any worker: after a SIGKILL of the training process both would run forever.
@@ -290,7 +290,7 @@ def exit_with_parent(pid: int) -> None:
 
 
 def _start_worker(owner: int, worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
-    gc.freeze()  # collecting what a fork inherited would touch, and so copy, all of it: 30,000 pages
+    gc.freeze()  # a collection would touch, and so copy, all pages that the fork inherited: 30,000
     exit_with_parent(owner)
     ignore()
 
