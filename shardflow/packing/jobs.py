@@ -1,8 +1,8 @@
 """Jobs: each makes one shard from a fixed slice of the inputs, known before any work begins.
 
-A job touches nothing outside its shard, so any executor can run it. Its *pieces*, a few inputs each, may run in several
-processes and leave a partial tar each; `Finish` assembles them. The slots of a split are numbered whether or not their
-inputs are packed, so a sample's key depends only on its slot.
+A job writes only its shard, so any executor can run it. Its *pieces*, of a few inputs each, may run in several
+processes; each piece leaves a partial tar, and `Finish` assembles these. The slots of a split are numbered whether or
+not their inputs are packed, so a sample's key depends only on its slot.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from .sources.items import Item
 from .sources.reader import Input, Reader
 
 PIECE_ITEMS = 32
-"""Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
+"""Inputs per piece: few, so that a hundred inputs keep several processes busy, and a dead process loses little."""
 
 _STAGES = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
 
 Announce = Callable[[int | None], None]
-"""Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
+"""Called with the ordinal of each input before its processing, and with None at the end: shows where a process died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One shard to make."""
+    """The work to make one shard."""
 
     name: str  # of the shard, without an extension: "train/000000"
     first: int  # ordinal of the first input in its split
@@ -65,7 +65,7 @@ class Job:
     recipe: SampleRecipe
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     staging: Path = Path()  # local directory for the partial tars; a plan leaves it to the run
-    lock: WriteLock | None = field(default=None, repr=False)  # None where no other process can write to dst
+    lock: WriteLock | None = field(default=None, repr=False)  # None if no other process can write to dst
 
     @property
     def items_sha256(self) -> str:
@@ -74,11 +74,11 @@ class Job:
 
     @property
     def identities(self) -> str:
-        """The identities of the inputs as in a receipt."""
+        """The identities of the inputs, in the form of a receipt."""
         return "".join(map(identity_digits, self.items))
 
     def receipt(self, storage: Storage) -> Receipt | None:
-        """Return the receipt there, if it is of these inputs, wherever their files are, and of these settings."""
+        """Return the stored receipt if it has the same inputs, wherever their files are, and settings; else None."""
         with contextlib.suppress(NotFoundError, FormatError):
             found = from_bytes(storage.read(f"{self.name}.json"))
             if (found.items_sha256, found.recipe_sha256) == (self.items_sha256, self.recipe.digest):
@@ -86,7 +86,7 @@ class Job:
         return None
 
     def pieces(self) -> list[Piece]:
-        """Return the parts of the job that can run at the same time."""
+        """Return the parts of the job that can run in parallel."""
         count = max(PIECE_ITEMS, self.reader.chunk_items)
         return [
             Piece(job=replace(self, items=tuple(self.items[at : at + count]), first=self.first + at))
@@ -95,20 +95,20 @@ class Job:
 
 
 def digest_of(items: Iterable[Item], first: int) -> str:
-    """Return the SHA-256 of inputs: their paths, labels, sizes, `more`, and their place in the split."""
+    """Return the SHA-256 of the inputs' paths, labels, sizes and `more`, and of their place in the split."""
     lines = (b"%b\0%a %d\0%b" % (name_bytes(path), label, size, more) for path, label, size, _, more in items)
     return hashlib.sha256(b"%d\0" % first + b"".join(lines)).hexdigest()
 
 
 def identity_digits(item: Item) -> str:
-    """Return all that is known of an input before it is read, but for its path, as 16 hexadecimal digits."""
+    """Return a digest of all that is known of an input before it is read, except its path: 16 hexadecimal digits."""
     known = b"%a %d %d\0%b" % (item.label, item.size, item.identity, item.more)
     return hashlib.blake2b(known, digest_size=8).hexdigest()
 
 
 def content_digits(found: Input, label: Label) -> str:
     """Return a digest of a sample's content (image, label, other parts), as 16 hexadecimal digits."""
-    digest = hashlib.sha256(found.image)  # by the processor's own instructions, so faster than any other
+    digest = hashlib.sha256(found.image)  # processors have instructions for it
     if label is not None or found.parts:
         digest.update(b"\0%a" % (label,))
     for part, payload in sorted(found.parts.items()):
@@ -134,7 +134,7 @@ def why_unread(item: Item, reader: Reader) -> str:
 
 
 class InputResult(NamedTuple):
-    """The result of an input; size and content are as in a receipt."""
+    """The result of an input. Size and content have the form of a receipt."""
 
     path: str
     size: int
@@ -152,21 +152,21 @@ class PieceResult(NamedTuple):
 
 
 Outcome = PieceResult | Receipt
-"""The result of a piece, or of a whole job."""
+"""The result of a piece or of a whole job."""
 
 Done = Callable[[Job, Outcome], None]
-"""Called with each outcome and its job, in the calling thread, in any order; last comes the receipt of the job."""
+"""Called in the calling thread with each outcome and its job, in any order; the receipt of a job comes last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A few inputs of a job."""
 
-    job: Job  # cut down to these inputs
-    crashing_inputs: Mapping[int, str] = field(default_factory=dict)  # ordinal → reason, of those that end a process
+    job: Job  # with only these inputs
+    crashing_inputs: Mapping[int, str] = field(default_factory=dict)  # ordinal → reason, of inputs that end a process
 
     def run(self, announce: Announce = lambda _: None) -> PieceResult:
-        """Process the inputs and write the partial tar; may be repeated. A bad input is a part of the result."""
+        """Process the inputs and write the partial tar; may be repeated. Bad inputs are part of the result."""
         job = self.job
         members: list[bytes] = []
         inputs: list[InputResult] = []
@@ -183,16 +183,16 @@ class Piece:
         data = b"".join(members)
         path = job.staging / name
         with map_os_errors(path):
-            path.parent.mkdir(exist_ok=True)  # without parents: the mount point of a lost disk must not be filled
-            path.write_bytes(data)  # not synced: after a crash the piece is done again
+            path.parent.mkdir(exist_ok=True)  # not parents: if the disk is gone, its mount point must stay empty
+            path.write_bytes(data)  # not synced: after a crash the piece is repeated
         tar = shard_writer.PartialTar(name=name, samples=len(members), size=len(data), crc32=zlib.crc32(data))
         return PieceResult(tar, tuple(inputs), pixels, statistics)
 
     def outcomes(self, announce: Announce = lambda _: None) -> Iterator[tuple[InputResult, PackedSample | None]]:
-        """Yield the result of each input, and its sample unless it is quarantined. Nothing is written."""
+        """Yield the result of each input, and its sample or None if it is quarantined. Nothing is written."""
         with contextlib.ExitStack() as stack:
             reads: list[Callable[[], Input]] = [partial(self.job.reader.read, item) for item in self.job.items]
-            if self.job.reader.remote:  # all are requested at once
+            if self.job.reader.remote:  # request all inputs at once
                 threads = ThreadPoolExecutor(PIECE_ITEMS)
                 stack.callback(threads.shutdown, cancel_futures=True)
                 reads = [threads.submit(read).result for read in reads]
@@ -224,15 +224,15 @@ class Finish:
         storage = open_storage(job.dst, job.storage_options)
         partials = [(job.staging / result.partial.name, result.partial) for result in self.results]
         if not all(path.exists() for path, _ in partials):
-            # They were removed by an attempt that was killed before it could return.
+            # An attempt that was killed before it could return may have removed them.
             if (receipt := job.receipt(storage)) is not None:
                 return receipt
             message = f"{job.staging}: parts of {job.name} have vanished; make sure that no process deletes"
             raise StoreError(f"{message} files there, and run the same command again")
         shard, index = None, b""
         receipt_name = f"{job.name}.json"
-        # A receipt of older settings must not stand for the new tar. Elsewhere the write lock rules such receipts out,
-        # and nothing is removed: another process with the same work may be reading it, or have committed it.
+        # A receipt of older settings must not describe the new tar. On a remote storage the write lock excludes such
+        # receipts, and nothing is removed: another process with the same work may read or have committed the files.
         is_disk = storage.local_path(receipt_name) is not None
         if is_disk:
             storage.remove(receipt_name)
@@ -270,7 +270,7 @@ class Finish:
         )
         storage.put(receipt_name, receipt.to_bytes())
         if job.lock is not None:
-            replace(job.lock, storage=storage).confirm(job_files(job.name))  # its own has lost the credentials
+            replace(job.lock, storage=storage).confirm(job_files(job.name))  # pickling dropped the lock's credentials
         with map_os_errors(job.staging):
             for path, _ in partials:
                 path.unlink(missing_ok=True)
@@ -278,6 +278,6 @@ class Finish:
 
 
 def content_of(jobs: Iterable[Job]) -> str:
-    """Return a digest of all that the output of jobs depends on, by which a writer recognises its own lock."""
+    """Return a digest of all that the output of jobs depends on, by which a writer recognises its lock."""
     lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
     return hashlib.sha256(lines.encode()).hexdigest()

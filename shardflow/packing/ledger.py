@@ -1,8 +1,8 @@
-"""The ledger: the receipts in a destination, and which of the files there belong to a pack.
+"""The ledger: the receipts in a destination, and which of its files belong to a pack.
 
-`quarantine.jsonl` is the first file that a pack writes: without it a directory must be empty; with it, only files with
-a pack's names are ever replaced, and only those that shardflow wrote are removed. In a bucket none is, because a
-process that wakes up late could remove another one's newer files.
+`quarantine.jsonl` is the first file that a pack writes. Without it, a directory must be empty; with it, only files with
+a pack's names are replaced, and only files that shardflow wrote are removed. In a bucket no file is removed, because a
+delayed process could remove newer files of another process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AT_A_TIME = 8
 
 
 class Ledger:
-    """The receipts in a destination, a path or URL; `storage_options` are of fsspec's file system."""
+    """The receipts in a destination, a path or URL; `storage_options` are those of fsspec's file system."""
 
     def __init__(self, dst: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self.url = url_text(dst)
@@ -42,15 +42,15 @@ class Ledger:
 
     @property
     def listing(self) -> Mapping[str, BlobVersion]:
-        """All blobs of the destination, as they were at the first use."""
+        """All blobs of the destination at the time of the first use."""
         if (
             self._listing is None
-        ):  # no cached_property: before Python 3.12, it lets one ledger of a process list at once
+        ):  # not a cached_property, whose lock is shared by all ledgers before Python 3.12
             self._listing = self.storage.listing()
         return self._listing
 
     def refuse_dataset(self) -> None:
-        """Refuse a destination that holds a dataset, after removing leftovers of a killed commit."""
+        """Raise DatasetExistsError if the destination holds a dataset, after removing leftovers of killed commits."""
         remedy = "choose another destination, remove it, or add images to it with `shardflow extend SRC DST`"
         try:
             refuse_dataset(self.storage, remedy)
@@ -59,7 +59,7 @@ class Ledger:
             raise
 
     def begin(self, jobs: Sequence[Job], writer: Writer) -> WriteLock:
-        """Mark the destination as being packed into; refuse one with other files or other work."""
+        """Mark the destination as being packed and return its lock; refuse one with other files or other work."""
         self.refuse_dataset()
         if QUARANTINE not in self.listing and LOCK not in self.listing:
             begun = f"{TEMPORARY}{QUARANTINE}."
@@ -68,15 +68,15 @@ class Ledger:
                 raise ConfigError(f"{message}; choose an empty or a new directory")
         lock = acquire(self.storage, lambda: content_of(jobs), writer)
         if QUARANTINE not in self.listing:
-            with contextlib.suppress(DatasetExistsError):  # a twin has written it meanwhile
+            with contextlib.suppress(DatasetExistsError):  # another process with the same work wrote it
                 self.storage.put(QUARANTINE, b"", new=True)
         return lock
 
     def finished(self, job: Job) -> Receipt | None:
-        """Return the receipt of a job that need not be done again, None when it must be.
+        """Return the receipt of a job that need not be repeated, None if it must be.
 
-        A job is done again if its recipe differs, an input has changed (see `Item.identity`), an unread one can be read
-        or fails otherwise, or a file of the shard is missing or cut.
+        A job is repeated if its recipe differs, an input has changed (see `Item.identity`), an unreadable input is now
+        readable or fails for another reason, or a file of the shard is missing or has another size.
         """
         receipt = job.receipt(self.storage) if f"{job.name}.json" in self.listing else None
         if receipt is None or receipt.identities != job.identities:
@@ -88,7 +88,7 @@ class Ledger:
         return receipt if is_same and _is_whole(job, receipt, self.listing) else None
 
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
-        """Raise a StoreError unless the storage has the receipts of these jobs, and shards of their sizes."""
+        """Raise a StoreError unless the storage has these jobs' receipts and their shards, in the right sizes."""
         listing = self.storage.listing()
 
         def is_own(job: Job) -> bool:
@@ -104,7 +104,7 @@ class Ledger:
                     raise StoreError(f"{message}; when no other process writes there, run the same command again")
 
     def remove_others(self, names: Iterable[str]) -> None:
-        """Remove leftovers of earlier attempts from a disk: temporary files, and shards of other jobs than these."""
+        """Remove leftovers of earlier attempts from a disk: temporary files, and shards of jobs not in `names`."""
         planned = set(names)
         for name in self.listing:
             is_other = is_job_name(name) and name.rpartition(".")[0] not in planned
@@ -114,7 +114,7 @@ class Ledger:
 
 
 def _is_whole(job: Job, receipt: Receipt, listing: Mapping[str, BlobVersion]) -> bool:
-    """Return whether the files of the shard that a job made, if it made one, have the sizes in its receipt."""
+    """Return whether the files of a job's shard, if there is one, have the sizes in its receipt."""
     if receipt.shard is None:
         return True
     sizes = {f"{job.name}.tar": receipt.shard.bytes, f"{job.name}.npy": receipt.index_bytes}

@@ -1,6 +1,6 @@
 """The origin of a dataset: the receipts and the sources from which its shards can be packed again.
 
-`verify --source` packs some samples again, and compares them; a repair packs whole shards, and puts them in place.
+`verify --source` packs some samples again and compares them; a repair packs whole shards and replaces the damaged ones.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .sources.resolve import list_source
 from .sources.source import Source
 
 NOT_IN_SOURCES = "the source has no"
-"""How the message begins about a shard, or a sample, whose input is gone."""
+"""The beginning of messages about a shard or a sample whose input is gone."""
 
 FoundInputs: TypeAlias = Mapping[tuple[str, str], Sequence[tuple[Source, Item]]]
-"""Inputs of sources by split and path."""
+"""Split and path → the inputs of the sources."""
 
 
 @contextlib.contextmanager
 def open_sources(
     dataset: Dataset, sources: Sequence[Any], source_options: Mapping[str, Any] | None = None
 ) -> Iterator[list[Source]]:
-    """List the sources of a dataset, with the dataset's numbers of classes; see `verify` for arguments and errors."""
+    """Open the sources of a dataset, with the dataset's class numbers; see `verify` for arguments and errors."""
     if sources:
         remedy_of_index = "there is nothing to compare them with; without sources, verify finds damage"
         refuse_virtual(dataset, "receipts", "compare", remedy_of_index)
@@ -49,7 +49,7 @@ def open_sources(
 
 
 def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:
-    """Return the inputs of some sources that may belong to some shards, given their numbers in the receipts."""
+    """Return the inputs of sources with the paths of the `wanted` ones: shards, receipts, and slots in the receipts."""
     paths = ((_split(shard), receipt.inputs(), slots) for shard, receipt, slots in wanted)
     names = {(split, inputs[slot]) for split, inputs, slots in paths for slot in slots}
     found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
@@ -64,11 +64,11 @@ def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt
 def job_again(
     shard: Shard, receipt: Receipt, slots: Sequence[int], found: FoundInputs, recipe: SampleRecipe, dst: str = ""
 ) -> tuple[Source, Job]:
-    """Return the source of some inputs of a shard, neighbours in its receipt, and the job to pack them again.
+    """Return the source of consecutive inputs of a shard, given by `slots`, and the job to pack them again.
 
     Raises:
-        NotFoundError: One of them is not among those `found`.
-        IntegrityError: Several with its path are, and none of them is the packed one.
+        NotFoundError: An input is not in `found`.
+        IntegrityError: Several inputs in `found` have its path, and none is the packed one.
     """
     paths, split = receipt.inputs(), _split(shard)
     chosen = [_choose(shard, paths[slot], receipt, slot, found.get((split, paths[slot]), ())) for slot in slots]
@@ -91,7 +91,7 @@ def _split(shard: Shard) -> str:
 def _choose(
     shard: Shard, path: str, receipt: Receipt, slot: int, candidates: Sequence[tuple[Source, Item]]
 ) -> tuple[Source, Item]:
-    """Return which of the inputs with a path is the packed one; a single one is compared later."""
+    """Return which of the inputs with a path is the packed one. A single candidate is returned without a check."""
     if not candidates:
         raise NotFoundError(f"{NOT_IN_SOURCES} {path!r}, from which {shard.name} was packed")
     if len(candidates) == 1:

@@ -1,11 +1,11 @@
 """The plan of a pack: all that is known before work begins, from the inputs to the names of the shards.
 
     plan     source, recipe and base version become jobs; a dry run ends here, with the counts of the plan
-    run      the jobs that are not finished yet are done (`run`)
-    commit   what they have written becomes a dataset, or a new version of one (`commit`)
+    run      the unfinished jobs are done (`run`)
+    commit   the written shards become a dataset, or a new version of one (`commit`)
 
 Packing, extending and the dry runs of both make a plan. A repair plans the jobs of damaged shards again, and runs them
-somewhere else without a commit.
+elsewhere without a commit.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _CHECKED_INPUTS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """The plan of a pack. A dry run shows its counts: for them nothing is written, and no image is read."""
+    """The plan of a pack. A dry run shows its counts, and reads only inputs that an unfinished pack could not read."""
 
     ledger: Ledger  # the receipts in the destination
-    source: Source  # the inputs that are to be packed; its labels continue the numbering of the base version
+    source: Source  # the inputs to pack; its labels continue the numbering of the base version
     recipe: SampleRecipe  # how inputs become samples
-    sharding: Sharding  # how all inputs are cut into shards, those of the base version included
+    sharding: Sharding  # how all inputs, including those of the base version, are divided into shards
     jobs: Sequence[Job]  # the shards to make
     max_errors: int = 0  # how many inputs may be left out
-    base: BaseVersion | None = None  # the version that is extended; None for a new dataset
-    known: int = 0  # number of inputs of the source that the base version has
-    conflicting: Sequence[str] = ()  # paths of the inputs that conflict with one of the base version
+    base: BaseVersion | None = None  # the version to extend; None for a new dataset
+    known: int = 0  # number of the source's inputs that the base version has
+    conflicting: Sequence[str] = ()  # paths of the inputs that conflict with an input of the base version
 
     @classmethod
     def of(cls, source: Source, ledger: Ledger, recipe: SampleRecipe, sharding: Sharding, **others: Any) -> PackPlan:
-        """Return the plan to pack a source after the inputs that `sharding` has, and as it says."""
+        """Return the plan to pack a source, numbered after the inputs in `sharding` and divided as it says."""
         inputs = {split: len(items) for split, items in source.splits.items()}
         numbers = {split: -(-count // sharding.shard_samples) for split, count in inputs.items()}
         return cls(
@@ -85,7 +85,7 @@ class PackPlan:
 
     @property
     def bad(self) -> list[Quarantined]:
-        """Inputs that the listing has found unusable, such as rows whose file is missing, and those that an unfinished
+        """Inputs that the listing found unusable, such as rows whose file is missing, and inputs that an unfinished
         pack has quarantined in its finished shards; sorted."""
         found: list[Quarantined] = []
         for job in self.jobs:
@@ -95,15 +95,15 @@ class PackPlan:
 
     @property
     def destination(self) -> str:
-        """State of the destination: "free"; "unfinished", where a pack would be resumed; "dataset", or "occupied" by
-        other files, where it would be refused."""
+        """State of the destination: "free"; "unfinished", if a pack would be resumed; "dataset" or, with other files,
+        "occupied", if a pack would be refused."""
         listing = self.ledger.listing
         files = {manifest.FILE_NAME: "dataset", quarantine.FILE_NAME: "unfinished"}
         return next((state for name, state in files.items() if name in listing), "occupied" if listing else "free")
 
     @property
     def finished(self) -> int:
-        """Number of the shards that an earlier attempt has finished."""
+        """Number of shards that an earlier attempt has finished."""
         return sum(self.ledger.finished(job) is not None for job in self.jobs)
 
 
@@ -114,7 +114,7 @@ def plan_jobs(
     dst: str,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Job]:
-    """Cut the inputs of each split, shuffled if the sharding says so, into jobs, numbered after those that it has."""
+    """Divide the inputs of each split, shuffled if the sharding says so, into jobs numbered after its jobs."""
     jobs: list[Job] = []
     for split, items in source.splits.items():
         if sharding.shuffle:
@@ -135,7 +135,7 @@ def plan_jobs(
             )
         ]
     for job in jobs:
-        if len(job.items) > _CHECKED_INPUTS:  # before hours of work; of fewer inputs with very long names, after it
+        if len(job.items) > _CHECKED_INPUTS:  # before hours of work; fewer inputs are checked after it
             check_bytes(least_bytes(item.path for item in job.items), len(job.items))
     return jobs
 
@@ -162,7 +162,7 @@ def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:
 
 
 def _shuffled(key: int, length: int, chunk_items: int) -> npt.NDArray[np.int64]:
-    """Return the numbers of the inputs, in chunks of neighbours that are permuted."""
+    """Return the input numbers in shuffled order; chunks of `chunk_items` neighbours stay together."""
     chunks = keyed_rng.permutation(key, -(-length // chunk_items))
     numbers = (chunks[:, None] * chunk_items + np.arange(chunk_items)).ravel()
     return numbers[numbers < length]

@@ -19,9 +19,9 @@ class Progress:
 
     Attributes:
         inputs: Number of all inputs.
-        resumed: Inputs that an earlier attempt had done.
-        done: Inputs that are packed or quarantined by now, the resumed ones included.
-        bytes_in, bytes_out: Bytes that this attempt has read, and written.
+        resumed: Number of inputs that an earlier attempt has done.
+        done: Number of inputs packed or quarantined so far, including the resumed ones.
+        bytes_in, bytes_out: Bytes that this attempt has read and written.
     """
 
     inputs: int
@@ -32,15 +32,15 @@ class Progress:
 
 
 ProgressLike = Callable[[Progress], None] | bool | None
-"""A function that gets the progress now and then; True for a progress bar."""
+"""A function that is called with the progress from time to time, or True for a progress bar."""
 
 
 DELAY_S = 2.0
-"""Work that takes less time is done without a counter."""
+"""Work that takes less time does not show a counter."""
 
 
 def counted(inputs: Iterable[T]) -> Iterator[T]:
-    """Yield the inputs of a listing; count them in a terminal, if it takes longer than `DELAY_S`."""
+    """Yield the inputs of a listing; if it takes longer than `DELAY_S`, show their count in a terminal."""
     if not sys.stderr.isatty():
         return iter(inputs)
     from tqdm.auto import tqdm
@@ -50,13 +50,13 @@ def counted(inputs: Iterable[T]) -> Iterator[T]:
 
 @contextlib.contextmanager
 def showing(progress: ProgressLike) -> Iterator[Callable[[Progress], None]]:
-    """Provide the function to be called with the progress. A bar appears with the first call."""
+    """Yield the function to call with the progress. A bar appears at the first call."""
     bar: Any = None
 
     def update(now: Progress) -> None:
         nonlocal bar
         if bar is None:
-            from tqdm.auto import tqdm  # a tenth of a second, which workers need not spend
+            from tqdm.auto import tqdm  # takes 0.1 s, which workers need not spend
 
             bar = tqdm(total=now.inputs, initial=now.resumed, desc="packing", unit=" images")
         bar.set_postfix_str(f"{size_text(now.bytes_in)} -> {size_text(now.bytes_out)}", refresh=False)

@@ -1,10 +1,10 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
-A recipe holds the settings, and derives from them, for an image: its format, size and crop. The work is
-done by `image.pipeline`.
+A recipe holds the settings, and derives the format, size and crop of an image from them. `image.pipeline` does the
+work.
 
-To add a setting, add a field to `Recipe` and an argument to `pack`; the command line has it then as well. A preset is a
-recipe for a common case. docs/performance.md measures their costs and gains.
+To add a setting, add a field to `Recipe` and an argument to `pack`; the command line then has it too. A preset is a
+recipe for a common case. docs/performance.md measures the costs and gains of presets.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ FILTERS: dict[Filter, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
-"""The filters that kernel and Pillow have in common, all antialiased."""
+"""The antialiased filters that the kernel and Pillow have in common."""
 
 KEEP = "keep"
-"""The format of a recipe that keeps the source's format, and copies files that need no change."""
+"""The recipe format that keeps the source's format and copies files that need no change."""
 
 MAX_SIDE = 65_500
-"""JPEG's limit."""
+"""libjpeg's limit for a side, in pixels."""
 
 FromPreset = Literal["preset"]
-"""A setting that the preset decides on."""
+"""A setting that the preset determines."""
 
 _WITH_SEEK_TABLES = ("jpeg", KEEP)
 
@@ -59,11 +59,11 @@ class Setting(NamedTuple):
     """The properties of a setting in addition to its type and default."""
 
     help: str  # its line in the help of the command line
-    choices: Sequence[str] = ()  # all values that it can have; empty for numbers and flags
-    most: int | None = None  # the largest number; the least is 1. None for no limit
+    choices: Sequence[str] = ()  # all allowed values; empty for numbers and flags
+    most: int | None = None  # the largest allowed number, None for no limit; the smallest is 1
     optional: bool = False  # whether it can be None
-    encoders: Sequence[str] = ()  # the formats to whose encoder it belongs, under the same name
-    # Whether the manifest has it only where it is not the default: then the digests of other recipes stay.
+    encoders: Sequence[str] = ()  # the formats whose encoder has this setting, under the same name
+    # Whether the manifest has the setting only if it is not the default, so that the digests of other recipes stay.
     is_further: bool = False
 
 
@@ -73,7 +73,7 @@ def _known(*of: Any, **more: Any) -> dict[type[Setting], Setting]:
 
 @functools.cache
 def settings() -> Mapping[str, tuple[Field[Any], Setting]]:
-    """Return the settings of a recipe by name: the field, and what else is known of it."""
+    """Return the settings of a recipe by name: the field and its `Setting`."""
     return {each.name: (each, each.metadata[Setting]) for each in fields(Recipe)}
 
 
@@ -98,7 +98,7 @@ class Recipe:
     """The settings of packing; `pack` describes them.
 
     Raises:
-        ConfigError: A value is out of its range, or contradicts another.
+        ConfigError: A value is out of range, or contradicts another.
     """
 
     short_side: int | None = field(default=256, metadata=_SHORT)
@@ -140,13 +140,13 @@ class Recipe:
         self._refuse_useless("seek_tables", _WITH_SEEK_TABLES)
 
     def _refuse_useless(self, name: str, having: Sequence[str]) -> None:
-        """Refuse another value than the default of a setting that the format does not have."""
+        """Raise ConfigError if a setting that the format lacks does not have its default value."""
         if self.format not in having and (value := getattr(self, name)) != settings()[name][0].default:
             formats = " or ".join(kind for kind in having if kind != KEEP)
             raise ConfigError(f"{name} is {value}, which {self.format} does not have; leave it out, or use {formats}")
 
     def describe(self) -> dict[str, Any]:
-        """Return the recipe as a manifest has it: further settings only where they are not the default."""
+        """Return the recipe as a manifest has it: `is_further` settings only if they are not the default."""
         described = {
             name: value
             for name, (each, setting) in settings().items()
@@ -160,18 +160,18 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything that the packed bytes depend on, the codecs' versions included."""
+        """SHA-256 of everything that the packed bytes depend on, including the codecs' versions."""
         tables = {"seek_tables_version": seek_table.VERSION} if self._has_seek_tables else {}
         text = json.dumps({**self.describe(), **tables, "codecs": codec_versions()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def warn_without_tables(self) -> None:
-        """Log that seek tables are wanted which cannot be made here."""
+        """Log a warning if the recipe has seek tables and the native kernel, which makes them, is not available."""
         if self._has_seek_tables and not native.available():
             logger.warning("JPEGs that are copied or encoded by Pillow get no seek tables here: %s", native.describe())
 
     def lossless(self) -> Recipe:
-        """Return the recipe up to the encoding, with the defaults of all settings of encoders."""
+        """Return the recipe with PNG as its format and the defaults of all encoder settings."""
         defaults: dict[str, Any] = {
             name: each.default for name, (each, setting) in settings().items() if setting.encoders
         }
@@ -184,16 +184,16 @@ class Recipe:
         return self.seek_tables != "none" and self.format in _WITH_SEEK_TABLES
 
     def can_transcode(self, geometry: Geometry) -> bool:
-        """Return whether a JPEG may become the packed one in its own colours."""
-        # Where chroma alone is enlarged, and nothing is reduced, it is rounded once more than Pillow's: up to 0.5 dB.
+        """Return whether a JPEG may be transcoded in its own colours."""
+        # If only chroma is enlarged, it is rounded once more than by Pillow, which costs up to 0.5 dB.
         return min(geometry.resized) < min(geometry.stored) or self.subsampling == "4:2:0"
 
     def wants_seek_table(self, *, copied: bool) -> bool:
-        """Return whether a JPEG, copied or encoded, is to have a seek table."""
+        """Return whether a copied or an encoded JPEG gets a seek table."""
         return self.seek_tables in (("all",) if copied else ("all", "encoded"))
 
     def target(self, found: str) -> ImageType:
-        """Return the format that an image is packed in; `found` is Pillow's name of its present one."""
+        """Return the format that an image is packed in; `found` is Pillow's name of its source format."""
         if self.format != KEEP:
             return PACKED_TYPES[self.format]
         kind = type_named("JPEG" if found == "MPO" else found)
@@ -205,7 +205,7 @@ class Recipe:
         return {name: getattr(self, name) for name, (_, setting) in known if target.packed_as in setting.encoders}
 
     def geometry(self, stored: Size, orientation: int, target: ImageType) -> Geometry:
-        """Return where the pixels of an image go; raise EncodeError if it would be too large."""
+        """Return the geometry of a packed image; raise EncodeError if the image would be too large."""
         resized = self._fitted(upright_size(stored, orientation))
         if resized[0] * resized[1] > self.max_pixels:
             raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {self.max_pixels}")
@@ -216,7 +216,7 @@ class Recipe:
         return geometry
 
     def _fitted(self, size: Size) -> Size:
-        """Return the size that the setting asks for which makes the image smallest."""
+        """Return the resized size of an image, by the side limit that makes it smallest."""
         short, long = min(size), max(size)
         limits = [(most, side) for most, side in ((self.short_side, short), (self.long_side, long)) if most is not None]
         if not limits or not short:
@@ -237,7 +237,7 @@ class Recipe:
 
 
 class Preset(NamedTuple):
-    """The purpose of a preset, in a line, and the settings that differ from a recipe's defaults."""
+    """The purpose of a preset in one line, and the settings that differ from a recipe's defaults."""
 
     purpose: str
     settings: Mapping[str, Any]
@@ -260,7 +260,7 @@ PRESETS = {
 
 
 def make_recipe(preset: str = "imagenet", **changed: Any) -> Recipe:
-    """Return the recipe of a preset, with those settings changed that are not "preset"."""
+    """Return the recipe of a preset, with the settings in `changed` that are not "preset"."""
     if preset not in PRESETS:
         raise ConfigError(f"preset is {preset!r}; allowed are {', '.join(PRESETS)}")
     given = {name: value for name, value in changed.items() if not (isinstance(value, str) and value == "preset")}
@@ -268,7 +268,7 @@ def make_recipe(preset: str = "imagenet", **changed: Any) -> Recipe:
 
 
 def recipe_of(manifest: Manifest) -> Recipe:
-    """Return the recipe that a dataset was packed with."""
+    """Return the recipe that a dataset was packed with; raise ConfigError if this version cannot reproduce it."""
     known = {name: value for name, value in manifest.recipe.items() if name in settings()}
     if known.get("format", "jpeg") in _WITH_SEEK_TABLES:
         known.setdefault("seek_tables", "none")
@@ -288,11 +288,11 @@ _LIBRARIES = {
     "webp": ("webp",),
     "zlib": ("zlib_ng", "zlib"),
 }
-"""Libraries of Pillow → its names of them, the first that is there counts."""
+"""Libraries that Pillow uses → Pillow's names for them; the first available one counts."""
 
 
 def codec_versions() -> dict[str, str]:
-    """Return library → version; "none" for a missing one of Pillow."""
+    """Return the version of each library; "none" if Pillow lacks it."""
     found = {library: next(filter(None, map(features.version, names)), "none") for library, names in _LIBRARIES.items()}
     transcoding = native.TRANSCODING if native.available() else "none"
     versions = {"pillow": PIL.__version__, **found, **PLUGIN_VERSIONS}

@@ -1,4 +1,4 @@
-"""The run of a plan: the unfinished jobs are done, their receipts are added up, and progress is counted."""
+"""The run of a plan: does the unfinished jobs, sums their receipts, and counts progress."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Totals:
-    """Receipts added up, in any order. The paths of the packed inputs, most of a receipt, are not kept."""
+    """The sum of receipts, added in any order, without the paths of packed inputs, which make up most of a receipt."""
 
     shards: dict[str, Shard] = field(default_factory=dict)  # by the names of their jobs
     statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))  # by split
     pixels: PixelSums = field(default_factory=PixelSums)
     quarantined: list[Quarantined] = field(default_factory=list)
     contents: bytearray = field(default_factory=bytearray)  # 8 bytes for each input, see `InputRecord`
-    removed: bytearray = field(default_factory=bytearray)  # those of the inputs that were removed
+    removed: bytearray = field(default_factory=bytearray)  # the contents of the removed inputs
 
     def add(self, name: str, receipt: Receipt) -> None:
-        """Add the receipt of the job of a name."""
+        """Add the receipt of a job, given its name."""
         if receipt.shard is not None:
             self.shards[name] = receipt.shard
         self.statistics[name.partition("/")[0]] += receipt.statistics
@@ -54,8 +54,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackResults:
-    """The results of a run: the lock that it holds until the commit, the sum of the receipts of all jobs, and the
-    number of inputs that earlier attempts had done."""
+    """The results of a run: the lock, held until the commit, the sum of all receipts, and the number of inputs that
+    earlier attempts have done."""
 
     lock: WriteLock
     totals: Totals
@@ -69,9 +69,9 @@ def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLi
 
     Raises:
         ConfigError: The destination has other files, or other work has begun there.
-        DatasetExistsError: It holds a dataset, or another version of it.
+        DatasetExistsError: The destination holds a dataset, or another version of it.
         PackIncompleteError: Workers kept dying.
-        StoreError: It cannot be written.
+        StoreError: The destination cannot be written.
     """
     ledger, totals = plan.ledger, Totals()
     if plan.base is None:

@@ -1,18 +1,18 @@
-"""The sample recipe: how an input becomes a sample, its image by a recipe and its other parts by the annotations.
+"""The sample recipe: turns an input into a sample, its images by a recipe and its other parts by the annotations.
 
     cls           number of the class, as text
     labels.json   numbers of the classes, ascending, as a JSON list
     masks         PNGs, cropped and resized with the image by nearest neighbour
-    coordinates   boxes and keypoints in a JSON are moved, everything else in it is kept
+    coordinates   boxes and keypoints in JSON are moved, the rest of the JSON is kept
     others        kept byte for byte
 
-`formats.annotations` declares the masks among the parts, and the places of boxes and keypoints. A sample that lacks a
-declared part, or whose part differs from its declaration, cannot be packed. Coordinates are in pixels of the upright
-image (see `encoded_image`).
+`formats.annotations` declares which parts are masks, and where boxes and keypoints are. A sample that lacks a declared
+part, or whose part differs from its declaration, cannot be packed. Coordinates are in pixels of the upright image (see
+`encoded_image`).
 
-Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that values which run in parallel stay
-in step; one without area inside of it is kept, and loading decides about it. Keypoints may lie beyond the borders; one
-whose visibility is 0 does not change. Numbers are rounded to a thousandth of a pixel.
+Boxes are clipped to the packed image. A box outside the image becomes all zeros, so that parallel lists stay aligned.
+A box without area inside the image is kept, and loading decides about it. Keypoints may lie outside the image; a
+keypoint with visibility 0 does not change. Coordinates are rounded to a thousandth of a pixel.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from .sources.source import Source
 logger = logging.getLogger(__name__)
 
 _GEOMETRY_VERSION = 2
-"""Raised whenever masks or coordinates are moved by other arithmetic: packs that were begun before are not resumed."""
+"""Raised when the arithmetic for masks or coordinates changes, so that packs begun before are not resumed."""
 
 _COORDINATES = re.compile(rb'"(boxes|bbox|keypoints)"')
 
@@ -63,19 +63,19 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 
 
 def no_image(parts: Iterable[str]) -> str:
-    """Return why a sample with these parts is not packed, where no images are declared."""
+    """Return why a sample with these parts is not packed, if no further images are declared."""
     return f"has no image among its parts: {', '.join(parts)}"
 
 
 class PackedSample(NamedTuple):
-    """A packed sample: its images by part, first that which is not a declared one; all parts; counts of annotations."""
+    """A packed sample: its images by part, the main image first; all parts; and counts of annotations."""
 
     images: dict[str, EncodedImage]
     parts: dict[str, bytes]
     counts: dict[str, int]
 
     def count_in(self, statistics: Statistics, label: Label) -> PixelSums:
-        """Add it to statistics, its label and annotations once, and return the sums of its pixels."""
+        """Add the sample to statistics, with its label and annotations once, and return the sums of its pixels."""
         labels, counts, pixels = (label,) if isinstance(label, int) else label or (), self.counts, PixelSums()
         if not self.images:
             statistics.classes.update(labels)
@@ -103,12 +103,12 @@ class SampleRecipe:
 
     @classmethod
     def of(cls, manifest: Manifest) -> SampleRecipe:
-        """Return the recipe that a dataset was packed with; raise ConfigError where it is not known here."""
+        """Return the recipe that a dataset was packed with; raise ConfigError if this version cannot reproduce it."""
         return cls(image=recipe_of(manifest), annotations=manifest.annotations)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all settings that the packed bytes depend on, the versions of the codecs included."""
+        """SHA-256 of all settings that the packed bytes depend on, including the codecs' versions."""
         if not self.annotations:
             return self.image.digest
         moved_by = {"geometry": _GEOMETRY_VERSION}
@@ -116,7 +116,7 @@ class SampleRecipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def pack(self, found: Input, label: Label) -> PackedSample:
-        """Return the sample of an input; raise a SampleError if there cannot be one."""
+        """Return the sample of an input; raise a SampleError if the input cannot be packed."""
         images, geometry = dict[str, EncodedImage](), None
         if found.has_image:
             image = pack_image(found.image, self.image)
@@ -145,7 +145,7 @@ class SampleRecipe:
         """Return the declared images among the parts of an input, by their names without a format.
 
         Raises:
-            DecodeError: One is there in two formats.
+            DecodeError: An image is present in two formats.
         """
         stems = {image_stem(each) for each in self.annotations.images}
         found: dict[str, str] = {}
@@ -156,7 +156,7 @@ class SampleRecipe:
 
 
 def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
-    """Refuse a source that declares more than the dataset which it extends, or differs from it."""
+    """Raise ConfigError if a source declares annotations that the dataset to extend lacks or has differently."""
     if (joined := annotations.joined(source.annotations)) != annotations:
         differing = [name for name, text in joined.describe().items() if annotations.describe().get(name) != text]
         message = f"the source declares other annotations than the dataset ({', '.join(differing)})"
@@ -164,7 +164,7 @@ def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
 
 
 def refuse_absent_images(source: Source, annotations: Annotations) -> None:
-    """Refuse declared images that no input has, as in a folder; warn where some are in no input."""
+    """Raise ConfigError if no input has any of the declared images; warn of declared images that no input has."""
     absent = {image_stem(each): each for each in annotations.images}
     for items in source.splits.values():
         for item in items if absent else ():
@@ -180,13 +180,13 @@ def refuse_absent_images(source: Source, annotations: Annotations) -> None:
 
 
 def warn_of_undeclared(source: Source, annotations: Annotations) -> None:
-    """Warn where the first input has a part that looks like a mask, or like boxes, and is not declared."""
+    """Warn if the first input has an undeclared part that looks like a mask, boxes or keypoints."""
     first = next((items[0] for items in source.splits.values() if len(items)), None)
     if first is None or not first.more:
         return  # an image alone
     parts: Mapping[str, bytes] = dict.fromkeys(json.loads(first.more).get("parts", ()), b"")
     if not source.reader.remote:
-        with contextlib.suppress(SampleError):  # it will be in quarantine
+        with contextlib.suppress(SampleError):  # packing quarantines the input
             parts = source.reader.read(first).parts
     for part, data in parts.items():
         if part in annotations.parts or image_stem(part) in map(image_stem, annotations.images):
@@ -209,9 +209,9 @@ def transform_parts(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Return the other parts of an image's sample, and their counts: "masks", "boxes", "keypoints".
+    """Return the packed parts of a sample except its images, and their counts: "masks", "boxes", "keypoints".
 
-    Masks have the limit of images.
+    `max_pixels` limits masks too.
     """
     for part in parts:
         if not _NAME.fullmatch(part):
@@ -247,7 +247,7 @@ def transform_parts(
 
 
 def count_annotations(annotations: Annotations, found: Coordinates) -> dict[str, int]:
-    """Return how many masks, boxes and keypoints a sample with these coordinates has, without those it has none of."""
+    """Return the numbers of masks, boxes and keypoints of a sample with these coordinates, without zeros."""
     counts = {"masks": len(annotations.masks), "boxes": len(found.boxes) if found.boxes is not None else 0}
     if (points := found.keypoints) is not None:
         is_there = points[..., 2] > 0 if points.shape[-1] == 3 else np.ones(points.shape[:-1], np.bool_)
@@ -256,14 +256,14 @@ def count_annotations(annotations: Annotations, found: Coordinates) -> dict[str,
 
 
 def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.float64]:
-    """Return boxes of an image, [N, 4], clipped to its crop; all zeros where they are outside.
+    """Return boxes of an image, [N, 4], clipped to its crop; boxes outside become all zeros.
 
-    One without area, a line or a point, is in the crop up to its borders.
+    A box without area (a line or a point) on the border of the crop counts as inside.
     """
     rows = np.zeros(len(boxes), dtype=np.int64)
     moved = move_boxes(boxes, crops, rows)
     clipped = clip_boxes(moved, crops.extents[rows])
-    # Per axis: the part of an interval that is inside has a length, and a place that is inside stays where it is.
+    # Per axis: the clipped interval has a length, or a point was not moved by clipping.
     is_place = moved[:, :2] == moved[:, 2:]
     is_left = np.where(is_place, moved[:, :2] == clipped[:, :2], clipped[:, :2] < clipped[:, 2:])
     clipped[~is_left.all(axis=1)] = 0
@@ -271,7 +271,7 @@ def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.f
 
 
 def check_size(declared: tuple[int, int] | None, geometry: Geometry) -> None:
-    """Raise a DecodeError if an upright image does not have the size that its annotations are declared to belong to."""
+    """Raise a DecodeError if an upright image does not have the size that its annotations declare."""
     if declared is None or declared == geometry.upright:
         return
     expected, found = ("{}x{}".format(*each) for each in (declared, geometry.upright))
@@ -282,10 +282,10 @@ def check_size(declared: tuple[int, int] | None, geometry: Geometry) -> None:
 
 
 def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS) -> bytes:
-    """Return a mask of the upright image as a PNG for the packed one.
+    """Return a mask of the upright image, moved to the packed image, as a PNG.
 
-    By the pixel at each centre, PyTorch's "nearest-exact", because labels must not be mixed. Bilevel, 8- and 16-bit
-    grey, palette and RGB values stay.
+    The resize takes the pixel at each centre, PyTorch's "nearest-exact", because labels must not be mixed. Bilevel, 8-
+    and 16-bit grey, palette and RGB values stay.
     """
     with map_codec_errors(DecodeError), open_mask(data, geometry.upright, max_pixels=max_pixels) as image:
         resized = Image.fromarray(geometry.crops.crop_mask(0, load_mask(image)))

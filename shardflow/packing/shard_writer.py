@@ -1,7 +1,7 @@
-"""The shard writer: encoded samples become a shard and its index.
+"""The shard writer: writes encoded samples as a shard and its index.
 
-A shard is written in *partial tars*: the members of a few samples each, without the zero blocks that end a tar. The
-shard is their concatenation, so several processes can work on it, and its bytes do not depend on their number.
+A shard is written as *partial tars*: the members of a few samples each, without the zero blocks that end a tar. The
+shard is their concatenation, so several processes can write it, and its bytes do not depend on their number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialTar:
-    """A finished partial tar: the name of its file, and the samples, size and CRC-32 that the file must have."""
+    """A finished partial tar: the name of its file, and the number of samples, size and CRC-32 that it must have."""
 
     name: str
     samples: int
@@ -31,7 +31,7 @@ class PartialTar:
 
 
 def check_sample(parts: Mapping[str, bytes]) -> None:
-    """Raise an EncodeError if a sample of these parts would have more bytes in a tar than are read of it."""
+    """Raise an EncodeError if a sample of these parts would exceed the bytes that readers accept."""
     total = sum(ustar.BLOCK + len(payload) + ustar.padding(len(payload)) for payload in parts.values())
     if total > MAX_SAMPLE_BYTES:
         most = f"{MAX_SAMPLE_BYTES:,} is the most for a sample"
@@ -39,7 +39,7 @@ def check_sample(parts: Mapping[str, bytes]) -> None:
 
 
 def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
-    """Return the members of one sample as they are in a tar, sorted by name."""
+    """Return the tar bytes of the members of a sample, sorted by name."""
     blocks: list[bytes] = []
     for part in sorted(parts):
         payload = parts[part]
@@ -48,9 +48,9 @@ def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
 
 
 def assemble(target: Path, name: str, partials: Sequence[tuple[Path, PartialTar]]) -> tuple[Shard, bytes]:
-    """Write the shard of a name from its partial tars, in order; return its entry in the manifest, and its index.
+    """Write a shard from its partial tars, in order; return its entry in the manifest and the bytes of its index.
 
-    It is read back: the index is made from the file on disk.
+    The index is made from the file on disk, which is read back and compared.
     """
     digest = hashlib.sha256()
     size = 0
@@ -70,7 +70,7 @@ def assemble(target: Path, name: str, partials: Sequence[tuple[Path, PartialTar]
         written = of_descriptor(file.fileno(), str(target), hashed=True)
         try:
             index, keys = shard_index.build(written)
-        finally:  # also where damage makes it a tar that cannot be read
+        finally:  # also if damage makes the tar unreadable
             if written.sha256() != digest.hexdigest():
                 raise IntegrityError(f"{target} does not hold the bytes that were written; check the disk")
     if len(keys) != sum(partial.samples for _, partial in partials):

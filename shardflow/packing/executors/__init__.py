@@ -1,7 +1,7 @@
-"""Executors run jobs, with the same bytes: in this process, in several, or on a cluster.
+"""Executors run jobs in this process, in several processes, or on a cluster, and write the same bytes.
 
-An image that crashes or hangs its decoder ends the caller of `Serial`; it costs `Processes` and `Ray` two workers and
-is quarantined.
+An image that crashes or hangs its decoder does the same to the caller of `Serial`; `Processes` and `Ray` lose two
+workers and quarantine the image.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ EXECUTORS = ("processes", "ray", "serial")
 
 
 class Executor(Protocol):
-    """Runs jobs. After an error, finished jobs stay finished, and the others can be run again."""
+    """Runs jobs. After an error, finished jobs stay finished, and the other jobs can be run again."""
 
     def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:
         """Run all jobs; `done` gets their outcomes. Processes on this machine keep the `inherited` descriptors open.
 
         Raises:
             StoreError: The destination failed.
-            PackIncompleteError: Workers die for a reason other than one input.
+            PackIncompleteError: Workers die for another reason than a single input.
         """
         ...
 
 
 class Serial:
-    """One job after the other, in the calling process: for debugging, and for where no process may be started."""
+    """Runs one job after the other in the calling process: for debugging, and where no process may be started."""
 
     def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:  # noqa: ARG002 - its own
         """See `Executor`."""
@@ -49,7 +49,7 @@ class Serial:
 
 
 def make_executor(name: str, workers: int | None = None, ray_address: str | None = None) -> Executor:
-    """Return the executor of a name, one of `EXECUTORS`; see `pack` for the other arguments."""
+    """Return the executor with a name from `EXECUTORS`; see `pack` for the other arguments."""
     if name not in EXECUTORS:
         raise ConfigError(f"executor is {name!r}; allowed are {', '.join(EXECUTORS)}")
     if workers is not None:

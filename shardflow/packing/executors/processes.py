@@ -23,7 +23,7 @@ _INPUTS_PER_DEATH = 10
 
 
 class _OpenJob(NamedTuple):
-    """A job that has begun, its number of pieces, and the results of those that are done by their first ordinals."""
+    """A job that has begun, its number of pieces, and the results of finished pieces by their first ordinals."""
 
     job: Job
     pieces: int
@@ -33,10 +33,10 @@ class _OpenJob(NamedTuple):
 class Processes:
     """Several worker processes that share the pieces of the jobs.
 
-    A worker that dies or hangs is replaced and its piece done again. When the second worker ends at the same input, the
-    input is quarantined. More deaths than a few and one in ten inputs have another cause, and end the run.
+    A worker that dies or hangs is replaced and its piece repeated. If a second worker dies at the same input, the input
+    is quarantined. Deaths beyond 32, one per worker and one per ten inputs have another cause, and end the run.
 
-    One that is at an input for `item_deadline_s` counts as hung.
+    A worker counts as hung after `item_deadline_s` at one input.
     """
 
     def __init__(self, workers: int | None = None, *, item_deadline_s: float = ITEM_DEADLINE_S) -> None:
@@ -74,7 +74,7 @@ class _Run:
                 worker.stop("no longer needed")
 
     def _assign_tasks(self) -> bool:
-        """Give every worker a task, starting workers as needed; return whether any has one."""
+        """Give every worker a task, starting workers as needed; return whether any worker has a task."""
         idle = [worker for worker in self._workers if worker.task is None]
         while len(self._tasks) < self._pool.workers and (job := next(self._jobs, None)) is not None:
             pieces = job.pieces()
@@ -115,7 +115,7 @@ class _Run:
         self._done(opened.job, outcome)
 
     def _replace(self, worker: Worker, task: Task, reason: str) -> None:
-        """Drop a dead worker, and put its task back; a second death at the same input marks it as crashing."""
+        """Drop a dead worker and requeue its task; a second death at the same input marks the input as crashing."""
         self._workers.remove(worker)
         self._deaths += 1
         ordinal = worker.ordinal

@@ -1,11 +1,11 @@
-"""The executor of a cluster: Ray runs whole jobs, each on one node, as `Processes` with one process does.
+"""The executor of a cluster: Ray runs whole jobs, each on one node, with `Processes` of one worker.
 
 A job's partial tars are in a temporary directory of its node, so only the finished shard crosses the network. An input
-that ends its decoder is handled on the node. When the node or Ray's process there is lost, Ray runs the job elsewhere;
+that crashes its decoder is handled on the node. If the node or its Ray process is lost, Ray runs the job elsewhere;
 publishing is atomic, so a job may run twice.
 
 A path that exists on every node need not be the same disk, and other codecs make other bytes. So each job first checks
-that its node sees the same source and the same destination as the planning machine, with the same codecs.
+that its node has the same source, destination and codecs as the planning machine.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from .processes import Processes
 
 _RETRIES = 5
 _ANSWER_S = 5.0
-_JOBS_PER_CORE = 2  # so that no core waits for the planning machine, and a cluster that can grow sees the demand
+_JOBS_PER_CORE = 2  # so that no core waits for the planning machine, and an autoscaling cluster sees the demand
 
 _TRIED_INPUTS = 8
 _REACH = "a cluster needs a source and a destination that every node reaches by the same name: a shared disk, or s3://"
 
 
 class Ray:
-    """The cores of a Ray cluster: `workers` jobs at a time, None for as many as keep it busy.
+    """The cores of a Ray cluster: `workers` jobs at a time, or two per core with None.
 
-    `address` is the argument of `ray.init`; None for a cluster on this machine, during the run. An existing connection
-    of this process is used in any case.
+    `address` is the argument of `ray.init`; None starts a cluster on this machine for the run. An existing connection
+    of this process takes precedence.
     """
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:
@@ -55,7 +55,7 @@ class Ray:
         self.address = address
 
     def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:  # noqa: ARG002 - nodes
-        """See `Executor`; the outcomes of a job come when all of it is done."""
+        """See `Executor`; the outcomes of a job arrive when the whole job is done."""
         jobs = iter(jobs)
         first = next(jobs, None)
         if first is None:
@@ -65,7 +65,7 @@ class Ray:
 
 
 def _run_job(job: Job, checks: Preflight) -> list[Outcome] | ShardflowError:
-    """Do a job, on a node. Errors are returned, because Ray would wrap them."""
+    """Do a job on a node. Return errors instead of raising them, because Ray would wrap them."""
     outcomes: list[Outcome] = []
     try:
         checks.check(job)
@@ -78,7 +78,7 @@ def _run_job(job: Job, checks: Preflight) -> list[Outcome] | ShardflowError:
 
 
 def _run(jobs: Iterator[Job], checks: Preflight, workers: int | None, done: Done, *, cancel: bool) -> None:
-    """Do the jobs. Tasks end with a connection of our own; on another, unfinished ones have to be cancelled."""
+    """Do the jobs. Closing our connection ends its tasks; `cancel` unfinished tasks on a connection of the caller."""
     import ray
 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_run_job)
@@ -100,7 +100,7 @@ def _run(jobs: Iterator[Job], checks: Preflight, workers: int | None, done: Done
                     done(job, outcome)
     except ray.exceptions.RayTaskError as error:
         if not isinstance(error.cause, ImportError):
-            raise  # a defect: the exception has its traceback
+            raise  # a bug: keep the traceback
         raise ConfigError(
             f"a node of the cluster lacks a requirement of the job ({error.cause}); install it there"
         ) from error
@@ -117,7 +117,7 @@ def _run(jobs: Iterator[Job], checks: Preflight, workers: int | None, done: Done
 
 @contextlib.contextmanager
 def _connected(address: str | None, workers: int | None) -> Iterator[bool]:
-    """Connect to a cluster while the context lasts; the value is whether the connection ends with it."""
+    """Connect to a cluster while the context lasts; yield whether the connection ends with the context."""
     try:
         with warnings.catch_warnings():  # Ray's warnings are for its developers
             warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[bool]:
 
 
 def _probe(address: str | None) -> None:
-    """Fail soon at an address without a cluster: Ray itself tries for minutes."""
+    """Raise OSError soon if nothing answers at an address: Ray tries for minutes."""
     place = urlsplit(address if address and "://" in address else f"//{address or ''}")
     if place.hostname and place.port:
         socket.create_connection((place.hostname, place.port), timeout=_ANSWER_S).close()
@@ -151,7 +151,7 @@ def _probe(address: str | None) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore the handler of SIGTERM afterwards: Ray's exits without a message, and with another code."""
+    """Restore the SIGTERM handler afterwards: Ray's handler exits without a message, and with another exit code."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -164,18 +164,18 @@ def _signals_kept() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """The state of the planning machine."""
+    """The state of the planning machine, for comparison on the nodes."""
 
     host: str
-    folder: str  # its working directory, which relative paths start from
+    folder: str  # its working directory, the base of relative paths
     mark: tuple[str, bytes]  # name and content of a blob in the destination
-    probe: tuple[Item, str] | None  # an input and its SHA-256; None when the first inputs cannot be read there either
+    probe: tuple[Item, str] | None  # an input and its SHA-256; None if that machine cannot read the first inputs
     codecs: dict[str, str]
     recipe_sha256: str
 
     def check(self, job: Job) -> None:
-        """Check this node for a job."""
-        with contextlib.suppress(OSError):  # if it is missing, relative paths are found missing below
+        """Raise ConfigError if this node differs from the planning machine."""
+        with contextlib.suppress(OSError):  # without the directory, the checks below fail for relative paths
             os.chdir(self.folder)
         here = f"node {socket.gethostname()}"
         if job.recipe.digest != self.recipe_sha256:
@@ -201,7 +201,7 @@ class Preflight:
 
 @contextlib.contextmanager
 def preflight(job: Job) -> Iterator[Preflight]:
-    """Put a mark into the destination while the context lasts, and describe this machine."""
+    """Put a mark into the destination while the context lasts; yield the state of this machine."""
     storage = open_storage(job.dst, job.storage_options)
     mark = (f"{TEMPORARY}ray.{secrets.token_hex(4)}", secrets.token_bytes(16))
     readable = ((item, sha256) for item in job.items[:_TRIED_INPUTS] if (sha256 := _read_sha256(job, item)))

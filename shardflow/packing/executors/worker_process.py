@@ -1,9 +1,9 @@
-"""A worker process: it does tasks, and may die of one without harm to other processes.
+"""A worker process: does tasks, and may die of a task without harm to other processes.
 
-It is a fresh interpreter, not of `multiprocessing`: a fork would copy the locks of the caller's threads, and a spawn
+It is a new interpreter without `multiprocessing`: a fork would copy the locks of the caller's threads, and a spawn
 would run the caller's script again, which then needs an `if __name__ == "__main__"`. Tasks and results are pickled over
-a socket pair that only these two processes hold, so an end of file on it means that the worker is gone. Which input it
-is at, and since when, stands in memory that they share: a message for each would wake the caller.
+a socket pair that only these two processes hold, so an end of file on it means that the worker is gone. Its current
+input, and the time of its start, are in shared memory: a message for each input would wake the caller.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Worker:
         os.ftruncate(shared, _SINCE.size + _ORDINAL.size)
         self._progress = mmap.mmap(shared, 0)
         _ORDINAL.pack_into(self._progress, _SINCE.size, _NO_INPUT)
-        same_names = ["-X", f"utf8={sys.flags.utf8_mode}"]  # or paths would be decoded otherwise there
+        same_names = ["-X", f"utf8={sys.flags.utf8_mode}"]  # so that the worker decodes paths in the same way
         arguments = [str(other.fileno()), str(shared), str(os.getpid()), *map(str, sys.path)]
         command = [sys.executable, *same_names, "-c", _BOOT, *arguments]
         # In another session, Ctrl-C reaches only the caller, which then ends the worker.
@@ -68,20 +68,20 @@ class Worker:
 
     @property
     def ordinal(self) -> int | None:
-        """The input that the worker is at; None between inputs."""
+        """The ordinal of the worker's current input; None between inputs."""
         ordinal: int = _ORDINAL.unpack_from(self._progress, _SINCE.size)[0]
         return None if ordinal == _NO_INPUT else ordinal
 
     def send(self, task: Task, timeout_s: float) -> None:
-        """Send a task; none of its inputs may take longer than `timeout_s`. A dead worker shows in `receive`."""
+        """Send a task, none of whose inputs may take longer than `timeout_s`. `receive` reports a dead worker."""
         self.task, self._sent_s, self._timeout_s = task, time.monotonic(), timeout_s
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(task)
 
     def receive(self) -> Outcome | None:
-        """Return the outcome of the task, None when there is none yet; raise `WorkerError` when the worker is dead.
+        """Return the outcome of the task, None if it has not arrived; raise `WorkerError` if the worker is dead.
 
-        An error of the task is raised as well.
+        An error of the task is raised too.
         """
         if not self.connection.poll():
             return None
@@ -95,13 +95,13 @@ class Worker:
         return outcome
 
     def is_overdue(self) -> bool:
-        """Return whether the current input takes too long, or the start of the process."""
+        """Return whether the current input, or the start of the process, takes too long."""
         since_s: float = _SINCE.unpack_from(self._progress)[0]
         timeout_s = self._timeout_s if since_s else max(self._timeout_s, _START_DEADLINE_S)
         return time.monotonic() - max(self._sent_s, since_s) > timeout_s
 
     def stop(self, reason: str | None = None) -> str:
-        """Kill the process, if it has not ended, and return how it ended."""
+        """Kill the process if it has not ended; return the reason for its end."""
         if self._end is None:
             if reason is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,21 +115,21 @@ class Worker:
 
 
 def serve(descriptor: int, shared: int, caller: int) -> None:
-    """Do the tasks that come over a connection until it is closed. This is the worker's side."""
+    """Do the tasks that arrive over a connection until it is closed: the worker's side."""
     # A worker that outlives its caller would only block the next attempt.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != caller:
         return
-    # Decoders print complaints about bad bytes to stderr; the caller gets them as reasons.
+    # Decoders print messages about bad bytes to stderr; the caller gets them as reasons.
     with open(os.devnull, "wb") as devnull:
         os.dup2(devnull.fileno(), 2)
     connection, progress = Connection(descriptor), mmap.mmap(shared, 0)
 
     def announce(ordinal: int | None) -> None:
-        _SINCE.pack_into(progress, 0, time.monotonic())  # first, or the caller could find a new input overdue
+        _SINCE.pack_into(progress, 0, time.monotonic())  # first, or a new input could seem overdue to the caller
         _ORDINAL.pack_into(progress, _SINCE.size, _NO_INPUT if ordinal is None else ordinal)
 
-    gc.freeze()  # what the imports have made stays
+    gc.freeze()  # objects of imports are permanent
     with contextlib.suppress(EOFError, ConnectionError):  # the caller is gone, or has no more tasks
         while True:
             task: Task = connection.recv()

@@ -1,1 +1,1 @@
-"""One image on its way into a shard: decode, orient, convert colours, resize, encode."""
+"""The processing of one image for a shard: decode, orient, convert colours, resize, encode."""

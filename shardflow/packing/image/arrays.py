@@ -1,15 +1,15 @@
 """The route of arrays: the exact values of an image file, 8 or 16 bits, 1 to 16 channels, resized in floating point.
 
-Values are packed as they are stored: no colour profile is applied, alpha and grey stay channels, and grey of 1, 2 or 4
-bits has the values 0 to 1, 3 or 15. Palettes become RGB, those with alpha RGBA; a transparent colour becomes alpha.
-Files whose values no reader here has are refused: TIFFs of signed numbers, or of which 0 is white, BMPs of 16 bits.
-Each format has the reader that is exact:
+Values are packed as stored: colour profiles are ignored, alpha and grey stay channels, and grey of 1, 2 or 4 bits has
+the values 0 to 1, 3 or 15. Palettes become RGB, and palettes with alpha RGBA; a transparent colour becomes alpha. Files
+that no reader decodes exactly are refused: TIFFs of signed numbers or with white as 0, BMPs of 16 bits. Each format has
+an exact reader:
 
     Pillow       up to 8 bits of JPEG, PNG, TIFF, WebP, BMP and GIF; 16 bits of PNG and TIFF in one channel
     imagecodecs  PNG with 16 bits in several channels, which Pillow reduces to 8
     tifffile     TIFF with 16 bits in several channels, or more channels than Pillow knows
 
-The latter two come with the extra "multichannel". Sources: W3C PNG 11.2.2 (IHDR); TIFF 6.0.
+The extra "multichannel" installs the latter two. Sources: W3C PNG 11.2.2 (IHDR); TIFF 6.0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _EXACT_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B")
 _CONVERTED = {"1": "L", "P": "RGB"}
 _WITH_ALPHA = {"L": "LA", "P": "RGBA", "RGB": "RGBA"}
 _GREY_STEPS = {1: 255, 2: 85, 4: 17}
-"""Bits of grey in a PNG → Pillow's factor for their values."""
+"""Bits of grey in a PNG → the factor by which Pillow scales the values."""
 _EXACT_FORMATS = ("JPEG", "MPO", "PNG", "TIFF", "WEBP", "BMP", "GIF")
 _GREY, _RGB, _PALETTE, _YCBCR = 1, 2, 3, 6  # TIFF 6.0: PhotometricInterpretation
 _COMPRESSION_TAG, _ORIENTATION_TAG, _SAMPLES_TAG, _COLORMAP_TAG, _EXTRA_SAMPLES_TAG = 259, 274, 277, 320, 338
@@ -57,7 +57,7 @@ _ASSOCIATED_ALPHA = 1  # TIFF 6.0: colours are multiplied by alpha
 
 
 def pack_array(data: bytes, recipe: Recipe) -> EncodedImage:
-    """Pack the values of an image file."""
+    """Pack the values of an image file; raise DecodeError, EncodeError or TooLargeError if they cannot be packed."""
     with map_codec_errors(DecodeError):
         found = _read_array(data, recipe.max_pixels)
     target, stored = PACKED_TYPES["npy"], (found.pixels.shape[1], found.pixels.shape[0])
@@ -74,16 +74,16 @@ class _StoredArray(NamedTuple):
 
     pixels: Array  # uint8 or uint16 [H, W, C], as stored
     orientation: int = 1  # how to turn them upright, 1 … 8, as in EXIF
-    turned: bool = False  # whether they have been turned upright already
-    more_frames: bool = False  # whether the file has further images, which are left out
+    turned: bool = False  # whether the values are already upright
+    more_frames: bool = False  # whether the file has more images, which are left out
 
 
 def _read_array(data: bytes, max_pixels: int) -> _StoredArray:
     """Return the values of an image file.
 
     Raises:
-        DecodeError: The file is damaged, or no reader here has its exact values.
-        TooLargeError: It is larger than is allowed.
+        DecodeError: The file is damaged, or no reader decodes its exact values.
+        TooLargeError: The image exceeds the limit.
     """
     kind = image_type(data)
     name = "" if kind is None else kind.name
@@ -97,7 +97,7 @@ def _read_array(data: bytes, max_pixels: int) -> _StoredArray:
             found = _read_pillow(data, max_pixels)
         except TooLargeError:
             raise
-        except Exception:  # Pillow raises anything on a TIFF that it does not know
+        except Exception:  # Pillow raises any exception for an unknown TIFF
             found = None
         return _read_tiff(data, max_pixels) if found is None else found
     found = _read_pillow(data, max_pixels)
@@ -110,7 +110,7 @@ def _read_array(data: bytes, max_pixels: int) -> _StoredArray:
 
 
 def _read_pillow(data: bytes, max_pixels: int) -> _StoredArray | None:
-    """Return the values as Pillow has them; None where these are not exact."""
+    """Return the values that Pillow decodes; None if they are not exact."""
     with open_image(data, max_pixels=max_pixels) as image:
         bits = data[24] if image.format == "PNG" else 8
         is_scaled = bits in _GREY_STEPS and image.mode in ("1", "L")
@@ -121,7 +121,7 @@ def _read_pillow(data: bytes, max_pixels: int) -> _StoredArray | None:
         is_deep = mode.startswith("I;16")
         if image.format not in _EXACT_FORMATS or mode not in _EXACT_MODES or (has_key and (is_deep or is_scaled)):
             return None
-        if image.format == "BMP" and _bmp_bits(data) == 16:  # five bits of a colour
+        if image.format == "BMP" and _bmp_bits(data) == 16:  # five or six bits per colour
             return None
         if image.format == "TIFF" and not _is_exact(image):
             return None
@@ -142,13 +142,13 @@ def _read_pillow(data: bytes, max_pixels: int) -> _StoredArray | None:
 
 
 def _bmp_bits(data: bytes) -> int:
-    """Return the bits of a pixel in a BMP, whose older header has 12 bytes."""
+    """Return the bits per pixel of a BMP; the older header has 12 bytes."""
     at = 24 if data[14:18] == b"\x0c\0\0\0" else 28
     return int.from_bytes(data[at : at + 2], "little")
 
 
 def _is_exact(image: Image.Image) -> bool:
-    """Return whether Pillow leaves the values of a TIFF as they are: it may scale or invert, or divide by alpha."""
+    """Return whether Pillow keeps the values of a TIFF: it may scale or invert them, or divide them by alpha."""
     tags: Any = image.tag_v2  # type: ignore[attr-defined]
     bits, photometric = set(tags.get(BITS_TAG, (1,))), tags.get(PHOTOMETRIC_TAG, WHITE_IS_ZERO)
     if tags.get(_SAMPLES_TAG, 1) != len(image.getbands()):
@@ -158,7 +158,7 @@ def _is_exact(image: Image.Image) -> bool:
     if tags.get(SAMPLE_FORMAT_TAG, (UNSIGNED,))[0] != UNSIGNED:
         return False
     if image.mode == "P":
-        # Pillow keeps the high bytes of its colours. Most writers repeat them in the low ones, or leave those 0.
+        # Pillow keeps the high bytes of the palette. Most writers repeat them in the low bytes, or leave these 0.
         return photometric == _PALETTE and all(one % 256 in (0, one // 256) for one in tags.get(_COLORMAP_TAG, (1,)))
     if image.mode in ("RGB", "RGBA"):
         is_jpeg = photometric == _YCBCR and tags.get(_COMPRESSION_TAG) == _JPEG
@@ -175,7 +175,7 @@ def _read_png(data: bytes, max_pixels: int) -> _StoredArray:
     pixels = _imported("imagecodecs", "16 bits in several channels").png_decode(data)
     _check(pixels, (height, width, channels))
     with open_image(data, max_pixels=max_pixels) as image:
-        image.load()  # metadata may stand at the end
+        image.load()  # metadata may follow the pixels
         return _StoredArray(pixels, orientation_of(image))
 
 
@@ -208,7 +208,7 @@ def _read_tiff(data: bytes, max_pixels: int) -> _StoredArray:
 def _has_second_page(file: Any) -> bool:
     try:
         return file.pages[1] is not None
-    except Exception:  # there is none, or a damaged one behind an intact page
+    except Exception:  # the second page is missing or damaged
         return False
 
 
@@ -231,7 +231,7 @@ def _imported(module: str, what: str) -> ModuleType:
 
 
 def _resize_array(pixels: Array, size: Size, resampling: Image.Resampling) -> Array:
-    """Return an array at another width and height: each channel in floating point, antialiased, then rounded."""
+    """Return a resized array: each channel is resized in floating point, antialiased, and then rounded."""
     if size == pixels.shape[1::-1]:
         return pixels
     resized = np.empty((size[1], size[0], pixels.shape[2]), dtype=pixels.dtype)

@@ -1,7 +1,7 @@
-"""The encoded image: a packed image, the operations on its source, and the new places of its pixels.
+"""The encoded image: a packed image, the operations on its source, and where packing moved the pixels.
 
-    stored    as the pixels are in the file
-    upright   turned as its orientation says (see `_orientation`)
+    stored    the pixels as in the file
+    upright   turned according to the orientation (see `_orientation`)
     packed    upright, resized, and cropped to a window of the result
 
 Coordinates of annotations are in pixels of the upright image, as browsers and annotation tools use them. They are
@@ -21,7 +21,7 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 
 Window = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels, the latter two excluded."""
+"""Left, top, right and bottom in pixels; right and bottom are excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Geometry:
 
     @property
     def is_change(self) -> bool:
-        """Whether the packed image is another picture than the stored one: turned, resized or cropped."""
+        """Whether packing turns, resizes or crops the image."""
         return self.orientation != 1 or self.size != self.stored
 
     @property
@@ -56,7 +56,7 @@ class Geometry:
 
 
 def upright_size(stored: Size, orientation: int) -> Size:
-    """Return the size of an image that was turned upright."""
+    """Return the upright size of an image, from its stored size and orientation."""
     return (stored[1], stored[0]) if orientation >= 5 else stored
 
 
@@ -65,7 +65,7 @@ class EncodedImage(NamedTuple):
 
     image: bytes
     part: str  # its name in the sample: "jpg", "webp", "png" or "image.npy"
-    pixels: PixelSums  # before encoding; of arrays none
+    pixels: PixelSums  # before encoding; empty for arrays
     geometry: Geometry
     bytes_before: int  # size of the source
     done: tuple[str, ...]  # what was done to it, as names of `Statistics.counts`, sorted

@@ -1,22 +1,22 @@
-"""The route of Pillow: any image that it opens becomes RGB in sRGB, and is encoded without any metadata, or copied.
+"""The route of Pillow: any image that Pillow opens becomes RGB in sRGB, and is encoded without metadata, or copied.
 
-    decode   JPEGs at a reduced scale where that is enough; of several frames the first
+    decode   JPEGs at a reduced scale if that is enough; the first of several frames
     8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`_colour`)
     resize   antialiased, aspect ratio kept
     convert  from an embedded colour profile to sRGB (`_colour`)
-    turn     as the EXIF or XMP orientation says (`_orientation`)
-    crop     the centre, if a square is asked for
-    encode   or copy the file, if nothing had to be done and its format is kept
+    turn     according to the EXIF or XMP orientation (`_orientation`)
+    crop     to the centre, if the recipe has `square`
+    encode   or copy the file, if it needs no change and its format is kept
     index    the scan of a JPEG (`formats.seek_table`)
 
-JPEGs are decoded at 1/2, 1/4 or 1/8 by libjpeg's DCT scaling, as long as twice the target is left for the filter.
+JPEGs are decoded at 1/2, 1/4 or 1/8 by libjpeg's DCT scaling, as long as twice the target size is left for the filter.
 
-Grey and RGB JPEGs that change their size are decoded and resized by the native kernel wherever it was built: half of
-Pillow's time on small originals. Decoder and filter are the same, rounding is not: few values differ, by one level,
-seldom by two. So a recipe's digest names the kernel in use, and a pack that is resumed with another
-starts over rather than mixing the two. A file that the kernel refuses is left to Pillow.
+Where the native kernel is built, it decodes and resizes JPEGs that change their size, in half of Pillow's time on small
+originals. Decoder and filter are the same, but rounding is not: few values differ, by one level, seldom by two. So a
+recipe's digest names the kernel in use, and a pack that is resumed with another kernel starts over instead of mixing
+the two. Pillow decodes the files that the kernel refuses.
 
-Packed JPEGs are baseline with libjpeg's standard Huffman tables: optimised ones save 3 % and cost 14 % more time.
+Packed JPEGs are baseline with libjpeg's standard Huffman tables: optimised tables save 3 % and cost 14 % more time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .encoded_image import EncodedImage, Size, describe
 
 
 def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> EncodedImage:
-    """Pack an image file that Pillow has opened; call it in `map_codec_errors(DecodeError)`."""
+    """Pack an image file that Pillow has opened; call this in `map_codec_errors(DecodeError)`."""
     loaded_upright = image.format == "TIFF" and load_tiff(image)
     stored, target = image.size, recipe.target(image.format or "")
     resized = recipe.geometry(stored, 1, target).resized
@@ -93,26 +93,26 @@ def _decode_resized(
     unsized = image if as_cmyk else to_8_bits(image)
     if unsized.size == size:
         return unsized
-    # DCT scaling rounds up a size that 8 does not divide; the box leaves out the added pixels.
+    # DCT scaling rounds up a size that is not a multiple of 8; the box excludes the added pixels.
     return unsized.resize(size, FILTERS[recipe.filter], box=drafted[1] if drafted else None)
 
 
 def has_more_frames(image: Image.Image, data: bytes, max_pixels: int) -> bool:
-    """Whether an opened image is the first of several in its file."""
-    # JPEGs are not: phones store a gain map or a second view after the image.
+    """Return whether an opened image is the first of several in its file."""
+    # Never for JPEGs: phones store a gain map or a second view after the image.
     kind = type_named(image.format or "")
     if kind is None or not kind.animated:
         return False
     try:
-        # `is_animated` moves a GIF to its second frame, so another copy is asked: this one is still to be decoded.
+        # `is_animated` moves a GIF to its second frame, so ask another instance: this one is decoded later.
         probe = open_image(data, max_pixels=max_pixels, formats=("GIF",)) if image.format == "GIF" else image
         return bool(getattr(probe, "is_animated", False))
-    except Exception:  # a damaged second frame behind an intact one
+    except Exception:  # a damaged second frame
         return False
 
 
 def _can_copy(image: Image.Image, data: bytes) -> bool:
-    """Whether every reader takes the file as it is: 8-bit RGB and one frame; a JPEG must be baseline as well."""
+    """Return whether every reader takes the file as it is: opaque 8-bit RGB; a JPEG must also be baseline."""
     if image.mode != "RGB" or image.has_transparency_data:
         return False
     if image.format == "JPEG":
@@ -124,7 +124,7 @@ def _can_copy(image: Image.Image, data: bytes) -> bool:
 
 
 def _encode(pixels: Image.Image, target: ImageType, recipe: Recipe) -> bytes:
-    """Return an RGB image as a file."""
+    """Return an RGB image encoded as a file."""
     pixels.info = {}  # a comment of the source would be written as well
     buffer = io.BytesIO()
     pixels.save(buffer, target.name, **recipe.encoder_settings(target))
@@ -132,9 +132,9 @@ def _encode(pixels: Image.Image, target: ImageType, recipe: Recipe) -> bytes:
 
 
 def _with_seek_table(file: bytes, target: ImageType, recipe: Recipe, *, copied: bool) -> bytes:
-    """Return a packed file; a JPEG with the seek table that is made here, or without one.
+    """Return a packed file; a JPEG with a new seek table, or without one.
 
-    A copied file can hold one already, made by anyone for any other picture: it never stays.
+    A copied file can already hold a table, made by anyone for any picture: it is always removed.
     """
     if target.name != "JPEG":
         return file

@@ -1,11 +1,11 @@
-"""The image pipeline: it chooses the route from the bytes of a source image to a packed image.
+"""The image pipeline: chooses the route from the bytes of a source image to a packed image.
 
-    transcoding   a JPEG, grey or YCbCr and in sRGB, becomes a JPEG in its own colours
+    transcoding   a grey or YCbCr JPEG in sRGB becomes a JPEG in its own colours
     pillow        any image that Pillow opens, converted to sRGB
-    arrays        the values as they are stored, 8 or 16 bits, 1 to 16 channels
+    arrays        the values as stored, 8 or 16 bits, 1 to 16 channels
 
-An image is opened only where a route needs more than its headers: a plain JPEG never meets Pillow. A file that the
-kernel refuses is left to Pillow.
+Pillow opens an image only if a route needs more than its headers, so transcoding a plain JPEG does not involve Pillow.
+Pillow decodes the files that the kernel refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .pillow import pack_opened
 
 
 def pack_image(data: bytes, recipe: Recipe) -> EncodedImage:
-    """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
+    """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be packed."""
     if recipe.format == "npy":
         return pack_array(data, recipe)
     target = recipe.target("JPEG")
@@ -50,11 +50,11 @@ def pack_image(data: bytes, recipe: Recipe) -> EncodedImage:
 def transcode(
     data: bytes, recipe: Recipe, geometry: Geometry, *, profile: bytes | None, mode: str
 ) -> EncodedImage | None:
-    """Pack a JPEG in its own colours; None if they must change, and if it is damaged or of a rare kind.
+    """Pack a JPEG in its own colours; return None if the colours must change, or the JPEG is damaged or of a rare kind.
 
     One call of the native kernel decodes, resizes, turns, crops and encodes it (`native.transcoding`).
 
-    `mode` is Pillow's, of the pixels that `profile` is for.
+    `mode` is Pillow's mode of the pixels to which `profile` applies.
     """
     conversion = profile_conversion(profile, mode)
     if conversion.transform is not None or not recipe.can_transcode(geometry):

@@ -1,16 +1,16 @@
-"""The reader of a source: from an item to the bytes of its image and of its other parts.
+"""The reader of a source: reads the bytes of an item's image and other parts.
 
-One reader serves every kind of source. The `more` of an item is a JSON object with up to three entries:
+One reader serves every kind of source. The `more` of an item is a JSON object with up to four entries:
 
-    image   the location of the image, when it is not the file at the item's path; False where there is none
-    parts   part → its location, or its text itself
-    bad     why the input cannot be used: a reason that the listing has found already
+    image   the location of the image, if it is not the file at the item's path; False without an image
+    parts   part → its location, or its text
+    size    width and height of the image to which the annotations belong
+    bad     why the input cannot be used, if the listing found a reason
 
 A *location* is a list: [place], a whole file; or [place, offset, size, crc32], a slice of one. A place is the name of a
-file below the base, an absolute one, or a URL; names are UTF-8 in any locale, see `storage.file_names`.
+file below the base, an absolute name, or a URL; names are UTF-8 in any locale, see `storage.file_names`.
 
-The owner of a server chooses the names of its listings and the places in its tables. So below a remote base a place is
-never a file of this machine; see `refusal`.
+Below a remote base a place is never a local file, because the owner of the server chooses it; see `refusal`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .items import Item, identity_of
 
 _WHOLE_FILE: tuple[Any, ...] = ("", 0, -1, -1)  # a location's default values
 _QUERY = re.compile(r"\?\S*")
-_THREADS, _CHUNK = 16, 64  # a chunk of files on a local disk takes longer than its way to a thread
+_THREADS, _CHUNK = 16, 64  # a chunk of files on a local disk takes longer than passing it to a thread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -50,8 +50,8 @@ R = TypeVar("R")
 class Input(NamedTuple):
     """The bytes of an input: its image file, and every other part by name.
 
-    `size` is the width and height that its annotations belong to, where the source says so. Without an image, its bytes
-    are empty and `has_image` is False.
+    `size` is the width and height of the image to which the annotations belong, if the source states it. Without an
+    image, `image` is empty and `has_image` is False.
     """
 
     image: bytes
@@ -62,14 +62,14 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Reads inputs. It can be pickled, and used by several threads; reading an item may be repeated.
+    """Reads inputs. A reader can be pickled and used by several threads; reading an item may be repeated.
 
     Args:
-        base: Directory or URL that relative places are below.
+        base: Directory or URL of relative places.
         remote: Whether requests are so slow that several should be made at once.
-        chunk_items: How many consecutive items are read at little more than the cost of one. They are shuffled
+        chunk_items: How many consecutive items are read at little more than the cost of one item. They are shuffled
             together, and packed by one process.
-        storage_options: Options of fsspec's file system for `base` if that is a URL, otherwise for every URL.
+        storage_options: Options of fsspec's file system: for `base` if it is a URL, otherwise for every URL.
     """
 
     base: str = field(repr=False)  # its query can be a signature
@@ -79,7 +79,7 @@ class Reader:
 
     @classmethod
     def at(cls, storage: Storage, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Reader:
-        """Return the reader of a storage that was opened by a path or URL."""
+        """Return the reader of a storage, given the path or URL by which it was opened."""
         base = url_text(url).rstrip("/") if is_remote(url) else str(storage)
         return cls(base=base, remote=is_remote(base), storage_options=storage_options)
 
@@ -87,7 +87,7 @@ class Reader:
         """Return an input.
 
         Raises:
-            SampleError: It cannot be read, is too large, or has changed since it was listed.
+            SampleError: The input cannot be read, is too large, or has changed since it was listed.
         """
         more: dict[str, Any] = json.loads(item.more) if item.more else {}
         if "bad" in more:
@@ -115,7 +115,7 @@ class Reader:
             try:
                 text = isinstance(place, str)
                 parts[part] = place.encode(errors="replace") if text else self._bytes(place, item.identity)
-            except OSError as error:  # its name, because the reason is listed under the image's
+            except OSError as error:  # name the part, because the reason is listed under the name of the image
                 raise SampleError(f"{part}: {error.strerror or error}") from error
         return Input(image, parts, tuple(more["size"]) if "size" in more else None, bool(location))
 
@@ -143,13 +143,13 @@ class Reader:
 
 
 def too_many_bytes(size: int) -> str:
-    """Return why an input, or a sample of a tar, of so many bytes is not packed; "" if it is."""
+    """Return why an input, or a sample of a tar, of `size` bytes is not packed; "" if the size is allowed."""
     most = f"{MAX_SAMPLE_BYTES:,} is the most for one input"
     return f"has {size:,} bytes; {most}: leave it out, or make it smaller" if size > MAX_SAMPLE_BYTES else ""
 
 
 def local_path(base: str, place: str) -> str | None:
-    """Return where a place is on this machine; None if it, or the base, is a URL."""
+    """Return the local path of a place; None if the place or the base is a URL."""
     if is_remote(base) or is_remote(place):
         return None
     if place.startswith("file://"):
@@ -158,9 +158,9 @@ def local_path(base: str, place: str) -> str | None:
 
 
 def refusal(place: str, url: str) -> str:
-    """Return why a place that a listing or a table at `url` names is not read; "" if it can be tried.
+    """Return why a place in a listing or a table at `url` must not be read; "" if it may be read.
 
-    A remote one may lead to names below its base, and to URLs of stores, but never to a file of this machine.
+    Remote listings and tables may name places below their base and URLs of stores, but never local files.
     """
     if not is_place(place):
         return f"{place!a} is not a file name"
@@ -179,7 +179,7 @@ def refusal(place: str, url: str) -> str:
 
 
 def file_state(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
-    """Return size and identity of a file; zeros for a broken link: reading it gives the reason."""
+    """Return size and identity of a file; zeros if there is an error, which reading the file then reports."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -192,7 +192,7 @@ def _identity(status: os.stat_result) -> int:
 
 
 def map_in_threads(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
-    """Yield the results of a function in order, while several calls wait, as for a file server that is far away."""
+    """Yield the results of a function in order, with several calls in parallel, as for a distant file server."""
     rest, pending = iter(values), deque[Future[list[R]]]()
 
     def call(chunk: Sequence[T]) -> list[R]:
@@ -208,14 +208,14 @@ def map_in_threads(function: Callable[[T], R], values: Iterable[T]) -> Iterator[
 
 
 def place_state(base: str, place: str) -> tuple[int, int]:
-    """Return size and identity of a file; behind a URL -1, and what tells relative places below other URLs apart."""
+    """Return size and identity of a file; for a URL -1, and an identity that is the base's for relative places."""
     if (path := local_path(base, place)) is not None:
         return file_state(path)
     return -1, 0 if is_remote(place) else identity_of(public_name(base))
 
 
 def is_place(text: str) -> bool:
-    """Return whether a text can be the name of a file."""
+    """Return whether a text can be a file name."""
     try:
         return b"\0" not in name_bytes(text)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
@@ -223,7 +223,7 @@ def is_place(text: str) -> bool:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the root of a URL, such as its bucket, its host or its repository, and the name below it."""
+    """Return the root of a URL (such as its bucket, host or repository) and the name below the root."""
     place, query = divide_query(url)
     scheme, _, rest = place.partition("://")
     root = store_of(place).match_root(rest)
@@ -231,7 +231,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def public_name(place: str) -> str:
-    """Return a place without secrets: a URL without user, password and query. In a bucket, `?` begins no query."""
+    """Return a place without secrets: a URL without user, password and query. In a bucket, a name may contain `?`."""
     if "://" not in place:
         return place
     scheme, _, rest = place.partition("://")
@@ -244,7 +244,7 @@ def public_name(place: str) -> str:
 
 
 def _file(path: str, offset: int, size: int, identity: int) -> bytes:
-    """Return a file, or a slice of one with this identity, if it is known: its listing has no checksum of the slice."""
+    """Return a file or a slice of it; for a slice without a checksum, check the file's identity, 0 if not known."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise SampleError("not a regular file")
@@ -263,7 +263,7 @@ def _file(path: str, offset: int, size: int, identity: int) -> bytes:
 
 
 class StorageOptions:
-    """Hashable storage_options: equal when their contents are."""
+    """Hashable storage_options, compared by content."""
 
     def __init__(self, options: Mapping[str, Any] | None) -> None:
         self.options = options
@@ -278,5 +278,5 @@ class StorageOptions:
 
 @functools.lru_cache(maxsize=64)
 def process_storage(root: str, options: StorageOptions) -> Storage:
-    """Return this process's storage of a root: making one takes a tenth of a second, and it holds the connections."""
+    """Return this process's storage of a root, cached: opening one takes 0.1 s, and it holds the connections."""
     return open_storage(root, options.options)

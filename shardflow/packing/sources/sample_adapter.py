@@ -1,6 +1,6 @@
-"""Adapter of samples: an object of any usual form becomes an image, a label, and other parts.
+"""The sample adapter: turns an object of any usual form into an image, a label, and other parts.
 
-Images as objects become files without loss, so that they reach the recipe as any other image does.
+Image objects become lossless files, so that recipes treat them like any other image.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 class AdaptedSample(NamedTuple):
-    """A sample in one form."""
+    """A sample in the uniform form."""
 
     image: Any  # the image, in any form
     label: Named
-    parts: Mapping[str, Any]  # texts, bytes, or images, by the names of the parts they become
-    mask: str | None = None  # the part among them that is known to be a mask; None where there is none
+    parts: Mapping[str, Any]  # part name → text, bytes, or image
+    mask: str | None = None  # the part that is known to be a mask; None if there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAdapter:
-    """Adapts samples. Each field is a key of samples that are mappings; None for the usual keys."""
+    """Adapts samples. Each field is a key of samples that are mappings; None for the usual keys, if there are any."""
 
     image: str | None
     label: str | None
@@ -54,7 +54,7 @@ class SampleAdapter:
     mask: str | None
 
     def adapt(self, sample: Any) -> AdaptedSample:
-        """Return a sample in one form."""
+        """Return a sample in the uniform form; SampleError if its form is not supported."""
         if isinstance(sample, Mapping) and not is_image(sample):
             return self._mapping(sample)
         if isinstance(sample, tuple | list) and not is_image(sample):
@@ -106,7 +106,7 @@ def _pair(image: Any, target: Any = None) -> AdaptedSample:
 
 
 def _label(value: Any) -> Named:
-    """Return a label as the number or the name of a class, or a list of those; -1 means no class."""
+    """Return a label as the number or the name of a class, or a list of these; None for -1, which means no class."""
     if value is None or isinstance(value, str | bool):  # a bool is refused, as in any source
         return value
     if isinstance(value, bytes):
@@ -133,10 +133,10 @@ def _label(value: Any) -> Named:
 
 
 def label_column(given: str | None, names: Collection[str], classes: Collection[str], where: object) -> str | None:
-    """Return the column of the labels among these, of which `classes` have names of classes; None where there is none.
+    """Return the label column among `names`, of which `classes` have class names; None if there is none.
 
     Raises:
-        ConfigError: Several columns have classes, and none is given, or named as labels usually are.
+        ConfigError: Several columns have class names, and the label is neither given nor one of `LABEL_KEYS`.
     """
     label = given or next((key for key in LABEL_KEYS if key in names), None)
     if label is None and len(classes) > 1:
@@ -148,7 +148,7 @@ def label_column(given: str | None, names: Collection[str], classes: Collection[
 
 
 def caption_text(value: Any) -> str:
-    """Return a caption; raise a SampleError for any other value than text, such as None or NaN."""
+    """Return a caption; raise a SampleError for a value that is not text, such as None or NaN."""
     if isinstance(value, str):
         return value
     with contextlib.suppress(UnicodeDecodeError):
@@ -158,7 +158,7 @@ def caption_text(value: Any) -> str:
 
 
 def unfit_caption(source: object, column: str, kind: str, *, is_named: bool) -> str:
-    """Return the warning that a column "caption" without texts stays in `.json`; ConfigError if the user named it."""
+    """Return a warning that a caption column without text goes to `.json`; raise ConfigError if the user named it."""
     values = f"{source}: column {column!r} has values of type {kind}"
     if is_named:
         message = f"{values}; a caption is one text"
@@ -167,7 +167,7 @@ def unfit_caption(source: object, column: str, kind: str, *, is_named: bool) -> 
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """Return values as a JSON object, "" for none. Types that JSON lacks become text, and NaN becomes null."""
+    """Return values as a JSON object, "" without values. Types that JSON lacks become text, and NaN becomes null."""
     try:
         return json.dumps(_in_json(dict(values)), ensure_ascii=False, default=_as_text) if values else ""
     except RecursionError as error:
@@ -181,31 +181,31 @@ def _as_text(value: Any) -> str:
 
 
 def _in_json(value: Any) -> Any:
-    """Return a value with None in place of NaN, and with arrays and numbers of numpy and torch as lists and numbers."""
+    """Return a value with None instead of NaN, and with arrays and scalars of numpy and torch as lists and numbers."""
     if isinstance(value, Mapping):
         return {name: _in_json(each) for name, each in value.items()}
-    is_time = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # of which lists would be bare numbers
+    is_time = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # `tolist` would give numbers
     if isinstance(value, list | tuple) or (is_time and value.ndim):
         return [_in_json(each) for each in value]
     if hasattr(value, "tolist") and not is_time:
         return _in_json(value.tolist())
-    with contextlib.suppress(TypeError):  # of pandas' NA
+    with contextlib.suppress(TypeError):  # pandas' NA raises it
         return value if value == value else None
     return None
 
 
 def is_image(value: object) -> bool:
-    """Whether a value is an image: Pillow's, an array or tensor, or a file as in Hugging Face datasets."""
+    """Return whether a value is an image: Pillow's, an array or tensor, or a file as in Hugging Face datasets."""
     if isinstance(value, Mapping):
         return {"bytes", "path"} == value.keys()
     return isinstance(value, Image.Image) or len(getattr(value, "shape", ())) in (2, 3)
 
 
 def image_file(value: Any, *, as_png: bool = False) -> bytes | Path:
-    """Return an image as the bytes or the path of a file: the cheapest format to write, or PNG, as masks are read.
+    """Return an image as the bytes or the path of a file: in the cheapest format to write, or as PNG for masks.
 
-    It is bytes, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8 (grey: or uint16):
-    [height, width], [height, width, channels], or, of torch, [channels, height, width].
+    `value` is bytes, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8 (or uint16 for
+    grey): [height, width], [height, width, channels], or, for torch, [channels, height, width].
     """
     if isinstance(value, Mapping) and is_image(value):
         value = value["bytes"] if value["bytes"] is not None else value["path"]
@@ -235,10 +235,10 @@ def _pixels(value: Any) -> npt.NDArray[Any]:
 
 
 def _encode(image: Image.Image, as_png: bool) -> bytes:
-    """Return a file in the format that is cheapest to write and to read, of those that can hold the image."""
+    """Return a file in the lossless format that is cheapest to write and to read and can hold the image."""
     profile = image.info.get("icc_profile")
     image = upright(image).copy()
-    # Metadata would be written as well, and turn the upright image once more.
+    # Metadata would be written too, and turn the upright image once more.
     image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     buffer = io.BytesIO()
     if image.mode in _PLAIN_MODES and not (profile or image.info or as_png):
