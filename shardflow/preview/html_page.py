@@ -1,4 +1,4 @@
-"""The HTML page about a dataset: one file that needs no network."""
+"""The HTML page of a dataset: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_page(
     findings: Sequence[Finding] | None,
     augmented: ContactSheet | None = None,
 ) -> None:
-    """Write the page of a split, with `count` of its samples; `findings` is None if the dataset was not verified."""
+    """Write the page of a split with about `count` of its samples; `findings` is None if it was not verified."""
     reader = SampleReader(dataset, split)
     samples = reader.samples(reader.spread_samples(count))
     tiles = sample_tiles(samples, dataset.classes, dataset.manifest.annotations)
@@ -72,7 +72,7 @@ def write_page(
 
 
 def count_images(dataset: Dataset, reader: SampleReader) -> tuple[Statistics, bool]:
-    """Return the statistics of the reader's split, and whether they cover all of it.
+    """Return the statistics of the reader's split, and whether they cover the whole split.
 
     If the manifest has none, they are counted from the indexes of some shards, without the facts of packing:
     classes, and sizes and bytes before packing.

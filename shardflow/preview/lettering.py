@@ -1,7 +1,7 @@
-"""Lettering: text in pictures, in whichever fonts this machine has.
+"""Lettering: text in pictures, in the fonts of this machine.
 
-Pillow's own font has only ASCII. Text that it lacks is drawn in the first font found that has all of it; a character
-that no font has is drawn as its escape, such as \\u732b, because a box in its place would say nothing.
+Pillow's own font has only ASCII. A text is drawn in the font that lacks the fewest of its characters, the first if
+several do. A character that this font lacks is drawn as its escape, such as \\u732b, instead of a meaningless box.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FONTS = (
     "unifont.otf",
     "unifont.ttf",
 )
-"""Fonts of Linux, macOS and Windows, by the names of their files; first those with more beautiful letters."""
+"""File names of fonts of Linux, macOS and Windows; the most legible come first."""
 
-_NO_CHARACTER = "\U0010ffff"  # Unicode gives it to no character, so every font draws its box for it
+_NO_CHARACTER = "\U0010ffff"  # a Unicode noncharacter, for which every font draws its box
 
 
 def write(
@@ -54,7 +54,7 @@ def write(
     width: float | None = None,
     anchor: str | None = None,
 ) -> None:
-    """Draw a line of text, `size` pixels high, cut with an ellipsis where it is wider than `width` pixels."""
+    """Draw a line of text, `size` pixels high, truncated with an ellipsis if it is wider than `width` pixels."""
     text = unicodedata.normalize("NFC", text)
     best = min(_fonts(), key=lambda font: sum(not _has(font, character) for character in set(text)))
     font = best.font_variant(size=size) if isinstance(best, ImageFont.FreeTypeFont) else best
@@ -82,7 +82,7 @@ def _has(font: Font, character: str) -> bool:
 
 @functools.cache
 def _fonts() -> list[Font]:
-    """Return Pillow's own font, and those that this machine has."""
+    """Return Pillow's own font, and the fonts of `_FONTS` that this machine has."""
     fonts: list[Font] = [ImageFont.load_default(16)]
     for name in _FONTS:
         with contextlib.suppress(OSError, ImportError):

@@ -21,16 +21,16 @@ _WIDTH, _HEIGHT, _AXIS_HEIGHT = 360, 110, 20
 _BINS_PER_DOUBLING = 4
 
 _GALLERY_SIDES = (120, 2 * SIDE), (1200, SIDE), (math.inf, SIDE // 2)
-"""Pixels of a picture for up to so many samples: the page stays small enough for a browser, 30 MB with 10,000."""
+"""(most samples, longest side of a picture in pixels): so a browser can show the page, 30 MB with 10,000 samples."""
 
 
 def section(title: str, content: str) -> str:
-    """Return a section with its heading; the content is HTML."""
+    """Return a section with a heading; `content` is HTML."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
 def table(rows: Iterable[tuple[str, str]], style: str = "") -> str:
-    """Return a table of two columns, with a class of the style sheet; "" without rows."""
+    """Return a table of two columns; `style` is a class of the style sheet; "" without rows."""
     lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
     return f"<table{f' class={style}' if style else ''}>{lines}</table>" if lines else ""
 
@@ -41,7 +41,7 @@ def note(text: str) -> str:
 
 
 def gallery(split: str, tiles: Iterable[Tile], count: int) -> str:
-    """Return about `count` samples of a split as data for `page.js`, and the controls that it serves."""
+    """Return about `count` samples of a split as data for `page.js`, and the controls that the script handles."""
     side = next(side for most, side in _GALLERY_SIDES if count <= most)
     samples = []
     for tile in tiles:
@@ -50,13 +50,13 @@ def gallery(split: str, tiles: Iterable[Tile], count: int) -> str:
         picture = "" if tile.picture is None else data_url(tile.picture, "JPEG")
         samples.append({**tile._asdict(), "picture": picture})
     data = json.dumps({"split": split, "samples": samples}, separators=(",", ":"))
-    for mark in "<>&":  # inside of a script element only these could end it, or begin a comment
+    for mark in "<>&":  # only these could end a script element, or begin a comment in it
         data = data.replace(mark, f"\\u{ord(mark):04x}")
     return f'{_asset("gallery.html")}<script type="application/json" id="samples">{data}</script>'
 
 
 def page(title: str, body: str) -> str:
-    """Return a page with a title, and a body that is HTML; it needs no other file, and may not ask for one."""
+    """Return a page with a title and an HTML body. The page needs no other file, and its policy forbids requests."""
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -98,7 +98,7 @@ def _figure(tile: Tile) -> str:
 
 
 def data_url(picture: Image.Image, encoding: str) -> str:
-    """Return a picture as a data URL; the encoding is "JPEG" or "PNG"."""
+    """Return a picture as a data URL; `encoding` is "JPEG" or "PNG"."""
     file = io.BytesIO()
     picture.save(file, encoding, **({"quality": _JPEG_QUALITY} if encoding == "JPEG" else {"optimize": True}))
     return f"data:image/{encoding.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -116,7 +116,7 @@ def bar_chart(rows: Sequence[tuple[str, int]]) -> str:
 
 
 def rank_chart(numbers: Sequence[int], label: str) -> str:
-    """Return the numbers in falling order as a filled curve, for more of them than bars have room for."""
+    """Return the numbers in descending order as a filled curve, for more numbers than there is room for bars."""
     ordered = sorted(numbers, reverse=True)
     most, last = max(1, *ordered), max(1, len(ordered) - 1)
     points = " ".join(
@@ -128,7 +128,7 @@ def rank_chart(numbers: Sequence[int], label: str) -> str:
 
 
 def size_histogram(before: Mapping[int, int], after: Mapping[int, int], label: str) -> str:
-    """Return two histograms of sides in pixels on one logarithmic axis: before as an outline, after filled."""
+    """Return two histograms of sides in pixels on one logarithmic axis: `before` as an outline, `after` filled."""
     drawn = [(_binned(each), style) for each, style in ((after, "fill"), (before, "line")) if each]
     bins = [place for counts, _ in drawn for place in counts]
     first, last = min(bins) - 1, max(bins) + 2

@@ -1,8 +1,8 @@
-"""The mixing of a split: how well the shuffle mixes its samples. docs/performance.md measures the same in general.
+"""The mixing of a split: how well the shuffle mixes its samples. docs/performance.md has general measurements.
 
 Class noise is the variance of the class counts of a batch, as a multiple of the variance under a full shuffle
-(chi-square over its degrees of freedom). It needs the labels of all samples, so it is measured only where the shards
-are local; elsewhere only the number of shards per batch is known.
+(chi-square over its degrees of freedom). It needs the labels of all samples, so it is measured only if all shards are
+local; otherwise only the number of shards per batch is known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RAMP = (55, 48, 128), (44, 110, 146), (60, 160, 125), (240, 210, 80)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """The mixing of an epoch on one rank: mean number of shards in a batch, now and under a full shuffle; class noise.
+    """The mixing of an epoch on one rank: mean shards per batch, as read and under a full shuffle; class noise.
 
     `places` is float [batches, batch_size]: the positions of samples in the split, 0 … 1, sorted within each batch.
     """
@@ -47,7 +47,7 @@ class Mixing:
 
 
 def measure_mixing(split: Split, classes: int, *, streams: int | None = None, buffer: int = BUFFER) -> Mixing | None:
-    """Return the mixing of a split, read with these streams and buffer; None if it has too few samples."""
+    """Return the mixing of a split with these streams and this buffer; None if the split has too few samples."""
     batch = min(BATCH, len(split) // _LEAST_BATCHES)
     if batch < 2:
         return None
