@@ -1,7 +1,7 @@
-"""The benchmark of a loader: its throughput, compared with how fast the machine's cores can decode.
+"""The benchmark of a loader: its throughput, compared with the decode rate of the machine's cores.
 
 Loader and decode baseline are measured alternately, so that other load on the machine affects both. The workers are
-stopped in between: they would continue to prefetch, and take cores from the baseline.
+stopped during the baseline: they would continue to prefetch, and take cores from it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _UNDISTURBED = 0.9  # the least share of the cores that the baseline gets on a m
 class BenchReport:
     """The result of `bench`: measurements of the loader, and of one decoding process per core.
 
-    `image_bytes` counts tar headers, `stage_cpu_ms` is per image; `step_ms` is the step time of the user's model, if
-    known.
+    `image_bytes` is the tar bytes per sample, with headers; `stage_cpu_ms` is per image; `step_ms` is the step time of
+    the user's model, if known.
     """
 
     batch_size: int
@@ -59,26 +59,26 @@ class BenchReport:
 
     @property
     def wait_share(self) -> float | None:
-        """Share of its time that the user's model would wait for data, 0 … 1; None if its step is not known."""
+        """Share of its time that the user's model would wait for data, 0 … 1; None if its step time is not known."""
         return None if self.step_ms is None else max(0.0, 1 - self.step_ms / self.batch_ms)
 
     @property
     def fed(self) -> bool | None:
-        """Whether the user's model would never wait for data; None if its step is not known."""
+        """Whether the user's model would never wait for data; None if its step time is not known."""
         return None if self.step_ms is None else self.step_ms >= self.batch_ms
 
     def shares(self) -> dict[str, float]:
         """Return how the workers spend their time: stage → share; the shares add up to 1.
 
-        "wait" is the time in which a worker does not run: it waits for storage, for a core, or for the training process
-        to take a finished batch. "transfer" is CPU time outside the stages: sending batches to the training process.
+        "wait" is the time when a worker does not run: it waits for storage, for a core, or for the training process to
+        take a finished batch. "transfer" is CPU time outside the stages: sending batches to the training process.
         """
         processes = max(1, self.workers)
         per_image_s = processes * self.loader.wall_s / self.loader.images
         worked_s = (self.loader.workers_cpu_s if self.workers else self.loader.own_cpu_s) / self.loader.images
         busy = min(1.0, worked_s / per_image_s)
         stages = {name: ms / 1000 / per_image_s for name, ms in self.stage_cpu_ms.items()}
-        # The stages are timed in a separate run: scaled, they never exceed the time that the workers were busy.
+        # The stages are timed in a separate run: scale them so that they do not exceed the workers' busy time.
         scale = min(1.0, busy / max(1e-12, sum(stages.values())))
         shares = {name: scale * share for name, share in stages.items()}
         return {"wait": 1 - busy, **shares, "transfer": max(0.0, busy - sum(shares.values()))}
@@ -111,7 +111,7 @@ class BenchReport:
 def bench(
     loader: Loader, *, seconds: float = 10.0, step_ms: float | None = None, progress: Callable[[], object] | None = None
 ) -> BenchReport:
-    """Measure the throughput of a loader. The loader is iterated, so its epoch advances, and then closed.
+    """Measure the throughput of a loader. This iterates the loader, so its epoch advances, and then closes it.
 
     The workers start four times, which `seconds` does not include.
     """
@@ -133,7 +133,7 @@ def bench(
             with LoaderProbe(loader) as probe:
                 measured += probe.measure(seconds * _LOADER_SHARE / _ROUNDS)
             report_step()
-            if baseline is None:  # only now, because by now some shards of a remote dataset are local
+            if baseline is None:  # not earlier: now some shards of a remote dataset are local
                 first_batch_s = probe.first_batch_s
                 baseline = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.decoder, cores))
             decoded += baseline.measure(seconds * _BASELINE_SHARE / _ROUNDS)

@@ -21,7 +21,7 @@ COLOURS = {
     "collate": "#cc79a7",
     "transfer": "#d55e00",
 }
-"""The palette of Okabe and Ito, which readers with colour blindness can tell apart."""
+"""The palette of Okabe and Ito, which readers with colour blindness can distinguish."""
 
 _WIDTH, _MARGIN, _CAPTION = 1100, 40, 210
 _BAR, _ROW = 34, 52

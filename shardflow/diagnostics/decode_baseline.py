@@ -1,6 +1,6 @@
-"""The decode baseline: the rate at which the machine's cores decode a split's images when they do nothing else.
+"""The decode baseline: the rate at which the machine's cores decode a split's images if they do nothing else.
 
-Plain processes decode images from memory into a buffer that is reused, with the decoder of the loader. No loader of
+Plain processes decode images from memory into reused buffers, with the decoder of the loader. No loader that decodes
 these images can be faster on this machine; the difference is the cost of reading, collating and transferring batches.
 """
 
@@ -35,7 +35,7 @@ _TIMEOUT_S = 60.0
 
 
 def payloads(split: Split) -> list[bytes]:
-    """Return up to 512 encoded images, from up to eight shards that are local."""
+    """Return up to 512 encoded images, from up to eight local shards, or from the first shard if none is local."""
     local = [number for number in range(len(split.shards)) if split.reader.is_local(number)] or [0]
     chosen = local[:: -(-len(local) // _SHARDS)]
     images = []
@@ -63,7 +63,7 @@ class DecodeBaseline(contextlib.AbstractContextManager["DecodeBaseline"]):
             self._processes.append(process)
 
     def measure(self, seconds: float) -> Measurement:
-        """Let all processes decode in parallel for some seconds, and measure them; this process is not counted."""
+        """Let all processes decode in parallel for `seconds` and measure them; this process is not counted."""
         try:
             for connection in self._connections:
                 connection.send(seconds)
@@ -79,7 +79,7 @@ class DecodeBaseline(contextlib.AbstractContextManager["DecodeBaseline"]):
 
     def __exit__(self, *_: object) -> None:
         for connection, process in zip(self._connections, self._processes, strict=True):
-            process.kill()  # it holds nothing that could be lost
+            process.kill()  # it has no state to lose
             process.join()
             connection.close()
 
@@ -91,14 +91,14 @@ def _decode_on_request(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     torch.set_num_threads(1)  # as in a DataLoader worker
     buffer = functools.cache(functools.partial(torch.empty, dtype=torch.uint8))
-    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like a shard's
+    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, as from a shard
     sizes = np.array([image_size(view) for view in views], dtype=np.int64)  # a loader has them from the index
     batches = [(views[begin : begin + BATCH], sizes[begin : begin + BATCH]) for begin in range(0, len(views), BATCH)]
     keys = np.random.default_rng(seed)
     while True:
         seconds = requests.recv()
         cpu, begin = time.process_time(), time.perf_counter()
-        now, images, turn = begin, 0, seed  # each process starts with another batch
+        now, images, turn = begin, 0, seed  # each process starts with a different batch
         while now - begin < seconds:
             batch, batch_sizes = batches[turn % len(batches)]
             decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), allocate=buffer)

@@ -1,4 +1,4 @@
-"""The loader probe: runs a loader and measures it. A measurement has the counters of a stretch of time."""
+"""The loader probe: runs a loader and measures it. A measurement has the counters of an interval."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Counts over a stretch of time; measurements can be added and subtracted.
+    """Counters of an interval; measurements can be added and subtracted.
 
-    CPU time is that of this process, of its workers, and of all processes on the machine; `disk_bytes` are those that
-    the workers read from a disk and not from the page cache.
+    CPU time is that of this process, of its workers, and of all processes on the machine; `disk_bytes` are the bytes
+    that the workers read from a disk and not from the page cache.
     """
 
     images: int = 0
@@ -59,8 +59,8 @@ class Measurement:
 class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
     """Runs a loader, epoch after epoch, and measures its throughput until the context ends.
 
-    The batches are discarded, as in a training whose steps take no time. `first_batch_s`
-    includes the start of the workers; `batch_bytes` is the size of the tensors of a batch.
+    The batches are discarded, as in training whose steps take no time. `first_batch_s` includes the start of the
+    workers; `batch_bytes` is the size of the tensors of the first batch.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -75,7 +75,7 @@ class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
         self._workers = _children() - before
 
     def measure(self, seconds: float) -> Measurement:
-        """Measure for about `seconds`, and at least two batches per worker, after one batch per worker to warm up."""
+        """Measure about `seconds`, and at least two batches per worker, after a warm-up of one batch per worker."""
         workers = self.loader.num_workers
         for _ in range(workers):
             next(self._batches)
@@ -110,7 +110,7 @@ def _cpu_ticks(pid: int) -> int:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0  # the worker has ended, which the loader reports
+        return 0  # the worker has ended; the loader reports it
     return int(fields[11]) + int(fields[12])  # proc(5): utime and stime, counted from behind "(name)"
 
 

@@ -1,4 +1,4 @@
-"""The system report: the facts about machine and installation for a bug report or a paper's appendix."""
+"""The system report: facts about the machine and the installation, for a bug report or a paper's appendix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONAL = ("pyarrow", "ray", "kornia", "lightning", "datasets")
 
 
 def describe_system() -> dict[str, str]:
-    """Return the machine, the versions of the libraries, and whether the native kernel is active, or why it is not."""
+    """Return facts about the machine, the versions of libraries, and whether the native kernel is active or why not."""
     versions = describe_versions()
     return {
         **versions,
@@ -70,7 +70,7 @@ def _free(directory: str | Path) -> str:
 
 
 def _import_error(package: str) -> str:
-    """Return that a package cannot be imported, and why, to follow its version; "" if it can."""
+    """Return the import error of a package as text to append to its version; "" if it can be imported."""
     try:
         import_large(package)
     except (ImportError, OSError, RuntimeError) as error:  # the last two: a missing CUDA library, or operator
