@@ -1,1 +1,1 @@
-"""The demo: images are drawn, packed, verified, streamed and trained on, through the public API."""
+"""The demo: draws, packs, verifies and streams images, and trains on them, through the public API."""

@@ -1,6 +1,6 @@
-"""Pictures for the demo: scenes in varied light, with the flaws of a lens, as JPEG files.
+"""Pictures for the demo: scenes in varied light, with lens flaws, as JPEG files.
 
-A picture is a pure function of its class and number, so every run of the demo draws the same ones.
+A picture is a pure function of its class and number, so every run of the demo draws the same pictures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHORT_SIDE = 272, 352  # range in pixels: above 256, so that packing has someth
 
 
 def make_pictures(folder: Path, *, train: int, val: int, workers: int) -> int:
-    """Write `folder/{train,val}/CLASS/NNNN.jpg`, so many pictures per class in each split; return their number."""
+    """Write `train` and `val` pictures per class to `folder/{train,val}/CLASS/NNNN.jpg`; return their total number."""
     jobs = []
     for split, numbers in (("train", range(train)), ("val", range(train, train + val))):
         for name in SCENES:
@@ -51,7 +51,7 @@ def draw(name: str, number: int) -> Image.Image:
 
 
 def _add_foreground(rng: np.random.Generator, pixels: Pixels) -> Pixels:
-    """Return the scene with an unfocused object near the lens that hides a part of it."""
+    """Return the scene partly hidden by an unfocused object near the lens."""
     height, width = pixels.shape[:2]
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     side = rng.uniform(0, 2 * np.pi)
@@ -63,7 +63,7 @@ def _add_foreground(rng: np.random.Generator, pixels: Pixels) -> Pixels:
 
 
 def _relight(rng: np.random.Generator, pixels: Pixels) -> Pixels:
-    """Return the scene in other light: white balance, exposure, contrast, a shadow, vignette and noise."""
+    """Return the scene in random light: white balance, exposure, contrast, a shadow, vignette and noise."""
     height, width = pixels.shape[:2]
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j].astype(np.float32)
     angle = rng.uniform(0, 2 * np.pi)

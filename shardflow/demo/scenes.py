@@ -1,7 +1,7 @@
 """The scenes of the demo's pictures: eight classes, drawn with numpy.
 
 A scene is a function from a random generator and a size to pixels. Light, time of day and palette vary within a class
-as much as between classes, so that a net cannot tell them apart by colour, only by shape and texture.
+as much as between classes, so that a network distinguishes classes by shape and texture, not by colour.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from .pictures import make_pictures
 from .scenes import SCENES
 from .training import AUGMENTATION, BATCH, CROP, SIZE, train
 
-_LIMIT = 4096  # the most samples of a split that are streamed and trained on, for a short demo
-_WORKERS = 8  # the most processes by default: the demo has no work for more
+_LIMIT = 4096  # the most samples of a split to stream and train on, for a short demo
+_WORKERS = 8  # the default limit of processes: the demo has too little work for more
 _CROP = 224
 _RESUMED_BATCH = 24
 _SHEET = "demo.png"
@@ -55,9 +55,9 @@ def run_demo(
     workers: int | None = None,
     pictures: tuple[int, int] = (60, 16),
 ) -> DemoResult:
-    """Run all steps: on a folder of images, or on pictures drawn now, so many per class for train and for val.
+    """Run all steps on a folder of images or, without one, on new pictures: numbers per class for train and for val.
 
-    If the output folder is in use, the results are in a new folder in it.
+    If the output folder is not empty, the results are in a new folder in it.
     """
     for name, value in (("epochs", epochs), ("workers", workers)):
         if value is not None and value < 0:
@@ -123,7 +123,7 @@ def _draw_pictures(folder: Path, pictures: tuple[int, int], workers: int, report
 
 def _pack(images: Path, url: Path, workers: int, report: Report, *, shard_samples: int) -> None:
     report("pack", f"resizing {images} to a short side of 256 pixels, as shards in {url}")
-    # Bad files do not end the demo, they are reported.
+    # Bad files are reported, and do not end the demo.
     packed = shardflow.pack(images, url, workers=max(1, workers), shard_samples=shard_samples, max_errors=1 << 62)
     sizes = f"{packed.bytes_in / 1e6:.1f} -> {packed.bytes_out / 1e6:.1f} MB"
     speed = f"in {packed.seconds:.1f} s: {packed.inputs / packed.seconds:.0f} images/s"
@@ -147,7 +147,7 @@ def _verify(url: Path, report: Report, failures: list[str]) -> None:
 
 
 def _stream(url: Path, split: str, workers: int, report: Report, failures: list[str]) -> None:
-    """Stream an epoch and save the state halfway, time another epoch, and resume the first one from the state."""
+    """Stream an epoch and save the state halfway, time another epoch, and resume the first epoch from the state."""
     decoder, fields = shardflow.decoders.RandomResizedCrop(_CROP), ("image", "key")
     loader = partial(shardflow.Loader, url, split=split, decoder=decoder, fields=fields, tail="short", limit=_LIMIT)
     report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, worker processes: {workers}")
@@ -186,7 +186,7 @@ def _checksums(images: Any, keys: list[str]) -> list[tuple[str, int]]:
 def _train(
     url: Path, split: str, val_split: str | None, epochs: int, workers: int, report: Report, chance: float
 ) -> list[str]:
-    """Train, and return the failure to learn, if any."""
+    """Train; return a failure if the net did not learn."""
     evaluated = f"evaluated on {val_split}" if val_split else f"evaluated on {split}, without a val split"
     report("train", f"a small convolutional net on the CPU, {SIZE}-pixel crops of {split}, {evaluated}")
     for last in train(url, split=split, val_split=val_split, epochs=epochs, workers=workers, limit=_LIMIT):
@@ -205,7 +205,7 @@ def draw_samples(
 ) -> None:
     """Draw samples of a split as a PNG, one of each class as far as there is room.
 
-    Each row is a sample: as it was packed, and as the training's loader augments it in the first epochs.
+    Each row is a sample: as packed, and as the training's loader augments it in the first epochs.
     """
     loader = shardflow.Loader(
         url,

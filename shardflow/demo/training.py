@@ -24,7 +24,7 @@ AUGMENTATION = v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3)  # a
 class Epoch(NamedTuple):
     """The result of one epoch: its number from 1, mean loss, accuracies in 0 … 1, and training throughput.
 
-    The training accuracy is that on the augmented images during the epoch.
+    The training accuracy is measured on the augmented images during the epoch.
     """
 
     number: int
@@ -109,7 +109,7 @@ def train(
 def _run_epoch(
     net: nn.Module, loader: shardflow.Loader, step: Callable[[torch.Tensor], None] | None = None
 ) -> tuple[float, float]:
-    """Run one epoch, with a training step for each loss if there is one; return the mean loss and the accuracy."""
+    """Run one epoch, with a training step per batch if `step` is given; return the mean loss and the accuracy."""
     net.train(step is not None)
     loss_sum, correct, seen = 0.0, 0, 0
     with torch.set_grad_enabled(step is not None), _half_the_threads():
@@ -128,8 +128,8 @@ def _run_epoch(
 def _half_the_threads() -> Iterator[None]:
     """Leave half of the cores to the loader's workers.
 
-    The threads of an operation spin while they wait for each other; if a worker occupies the core of one of them, all
-    others burn CPU time. On two busy cores the net runs ten times as fast with one thread as with two.
+    The threads of an operation spin while they wait for each other; if a worker occupies the core of one thread, all
+    other threads burn CPU time. On two busy cores the net runs ten times as fast with one thread as with two.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // 2))
