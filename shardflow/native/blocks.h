@@ -1,5 +1,5 @@
-/* AVX2 for the 8 x 8 blocks of a JPEG, two at once: one in each half of the vectors, whose lanes of 16 bits are the values of
- * a row or of a column. And the constants of both transforms, which are libjpeg's "islow". */
+/* AVX2 for the 8 x 8 blocks of a JPEG, two at once: one in each half of the vectors, whose 16-bit lanes are the values of a
+ * row or of a column. Also the constants of both transforms, libjpeg's "islow". */
 #ifndef SHARDFLOW_BLOCKS_H
 #define SHARDFLOW_BLOCKS_H
 
@@ -13,7 +13,7 @@ enum { CONST_BITS = 13, PASS1_BITS = 2 };
 enum {
     F_0_298 = 2446, F_0_390 = 3196, F_0_541 = 4433, F_0_765 = 6270, F_0_899 = 7373, F_1_175 = 9633, F_1_501 = 12299,
     F_1_847 = 15137, F_1_961 = 16069, F_2_053 = 16819, F_2_562 = 20995, F_3_072 = 25172,
-    /* and of the transforms to fewer samples */
+    /* for the transforms to fewer samples */
     F_0_211 = 1730, F_0_509 = 4176, F_0_601 = 4926, F_0_720 = 5906, F_0_850 = 6967, F_1_061 = 8697, F_1_272 = 10426,
     F_1_451 = 11893, F_2_172 = 17799, F_3_624 = 29692,
 };
@@ -29,7 +29,7 @@ static ALWAYS_INLINE AVX2 __m256i sf_load_halves(const void *low, const void *hi
     return _mm256_inserti128_si256(both, _mm_load_si128(high), 1);
 }
 
-/* Store eight bytes each. */
+/* Store eight bytes at each address. */
 static ALWAYS_INLINE AVX2 void sf_store_quarters(__m256i a, uint8_t *const to[4]) {
     const __m128i low = _mm256_castsi256_si128(a), high = _mm256_extracti128_si256(a, 1);
     _mm_storel_epi64((__m128i *)to[0], low);
@@ -38,7 +38,7 @@ static ALWAYS_INLINE AVX2 void sf_store_quarters(__m256i a, uint8_t *const to[4]
     _mm_storeh_pd((double *)(void *)to[3], _mm_castsi128_pd(high));
 }
 
-static ALWAYS_INLINE AVX2 __m256i sf_load_bytes(const uint8_t *at) { /* 16, as lanes of 16 bits */
+static ALWAYS_INLINE AVX2 __m256i sf_load_bytes(const uint8_t *at) { /* 16 bytes, as 16-bit lanes */
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
 }
 #else
@@ -52,7 +52,7 @@ static ALWAYS_INLINE AVX2 __m256i pair_of(int a, int b) {
     return _mm256_set1_epi32((int)((uint32_t)(uint16_t)a | (uint32_t)(uint16_t)b << 16));
 }
 
-/* Both halves of sums of 32 bits. */
+/* 32-bit sums, in two vectors. */
 typedef struct {
     __m256i low, high;
 } wide;

@@ -4,7 +4,7 @@
 
 #if defined(SF_HAVE_AVX2) || defined(SF_GENERIC)
 
-/* 32 pixels whose chroma is given apart for the even and the odd ones, in 16 bits from -128 on. */
+/* Store 32 pixels, given 16-bit chroma from -128 on, separately for even and odd pixels. */
 static ALWAYS_INLINE AVX2 void store_pixels(__m256i luma, __m256i blue[2], __m256i red[2], uint8_t *out) {
     const __m256i zero = _mm256_setzero_si256();
     const __m256i y[2] = {_mm256_and_si256(luma, _mm256_set1_epi16(255)), _mm256_srli_epi16(luma, 8)};
@@ -20,7 +20,7 @@ static ALWAYS_INLINE AVX2 void store_pixels(__m256i luma, __m256i blue[2], __m25
         const wide both = products(interleave(blue[i], red[i]), -22554, 18734);
         g[i] = _mm256_sub_epi16(_mm256_add_epi16(y[i], descaled(both, 16)), red[i]);
     }
-    /* Of each half, eight even pixels and then the odd ones between them. */
+    /* In each half, eight even pixels and then the odd pixels between them. */
     const __m256i reds = _mm256_packus_epi16(r[0], r[1]), greens = _mm256_packus_epi16(g[0], g[1]);
     const __m256i blues = _mm256_packus_epi16(b[0], b[1]);
     const __m256i rg_even = _mm256_unpacklo_epi8(reds, greens), rg_odd = _mm256_unpackhi_epi8(reds, greens);
@@ -37,7 +37,7 @@ static ALWAYS_INLINE AVX2 void store_pixels(__m256i luma, __m256i blue[2], __m25
 
 static ALWAYS_INLINE AVX2 __m256i load(const void *at) { return _mm256_loadu_si256(at); }
 
-/* The line of a chroma plane in 16 bits, near the line `near` three times as heavy as near `far`; alone without `far`. */
+/* Widen a line of chroma to 16 bits: three times `near` plus `far`, or `near` alone without `far`. */
 static AVX2 void add_lines(const uint8_t *near, const uint8_t *far, size_t count, int16_t *out) {
     for (size_t i = 0; i < count; i += 16) {
         const __m256i a = sf_load_bytes(near + i);
@@ -51,7 +51,7 @@ static AVX2 void add_lines(const uint8_t *near, const uint8_t *far, size_t count
     }
 }
 
-/* 16 values of a weighted line to those of 32 pixels: even and odd ones, which are rounded in turns. */
+/* Interpolate 16 values of a weighted line to 32 pixels: even and odd pixels, which are rounded alternately. */
 static ALWAYS_INLINE AVX2 void widen_chroma(const int16_t *sums, int bits, __m256i out[2]) {
     const __m256i here = load(sums), left = load(sums - 1), right = load(sums + 1), middle = _mm256_set1_epi16(128);
     const __m256i thrice = _mm256_add_epi16(here, _mm256_slli_epi16(here, 1));
@@ -75,7 +75,7 @@ static AVX2 void write_444(const uint8_t *luma, const uint8_t *const chroma[2], 
     }
 }
 
-/* Lines of half as many values of chroma, whose weights add up to 2^bits after they are widened. */
+/* Lines with half as many chroma values, whose weights sum to 2^bits after interpolation. */
 static ALWAYS_INLINE AVX2 void write_halved(const uint8_t *luma, const int16_t *blue, const int16_t *red, int bits,
                                             size_t count, uint8_t *restrict row) {
     for (size_t i = 0; i < count; i += SF_LINE, row += 4 * SF_LINE) {
@@ -112,7 +112,7 @@ static const uint8_t *line_of(const sf_scan *scan, int plane, int32_t line) {
     return samples->rows + (size_t)(line & (kept - 1)) * samples->stride;
 }
 
-/* Weight the line of a chroma plane, near the line `beside` where there is one. Beyond the image its last sample comes again. */
+/* Weight a line of a chroma plane with its neighbour `beside`, if there is one. Repeat its first and last samples. */
 static void weight(const sf_color *c, int plane, const uint8_t *line, const uint8_t *beside, size_t count) {
     int16_t *const sums = c->sums[plane - 1];
     c->loops->add_lines(line, beside, count, sums);
@@ -128,7 +128,7 @@ bool sf_color_line(sf_color *c, int32_t line, uint8_t *row) {
     const bool grey = c->across == 0;
     const sf_samples *const luma = &scan->samples[0], *const chroma = &scan->samples[grey ? 0 : 1];
     const int32_t own = c->down == 2 ? line / 2 : line, last = chroma->height - 1;
-    /* The lines of a pair are made at once there: both wait for the line of chroma below. */
+    /* libjpeg-turbo makes both lines of a pair at once, after the line of chroma below: wait for that line here too. */
     const int32_t below = c->down == 2 && own < last ? own + 1 : own;
     const int32_t together = c->together, wanted = (below / chroma->lines / together + 1) * together;
     while (scan->next_row < wanted && scan->next_row < scan->rows) {
@@ -163,7 +163,7 @@ bool sf_color_can(const sf_jpeg *jpeg, int32_t reduction) {
         if (shape->h[i] != 1 || shape->v[i] != 1) return false;
     }
     if (across == 1 || sf_samples_of_block(shape, 1, reduction) > DCTSIZE / reduction) return true;
-    /* So few columns, and single samples of blocks, are not interpolated. */
+    /* libjpeg-turbo does not interpolate so few columns, or single samples of blocks. */
     return reduction < DCTSIZE && sf_divide_up(shape->width, 2 * reduction) > 2;
 }
 

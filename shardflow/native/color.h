@@ -1,6 +1,6 @@
-/* From the samples of a scan to lines of RGBX, with libjpeg-turbo's values bit by bit: "fancy" upsampling of the chroma, and
- * the conversion of colours, in one go per line. For the samplings that photographs have, 4:4:4, 4:2:2 and 4:2:0, and for
- * grey; all else is libjpeg-turbo's. */
+/* From the samples of a scan to lines of RGBX, bit-identical to libjpeg-turbo: "fancy" chroma upsampling and colour
+ * conversion in one pass per line. For the samplings of photographs, 4:4:4, 4:2:2 and 4:2:0, and for grey; libjpeg-turbo
+ * decodes all other samplings. */
 #ifndef SHARDFLOW_COLOR_H
 #define SHARDFLOW_COLOR_H
 
@@ -19,8 +19,8 @@ typedef struct {
     sf_scan *scan;
     const sf_color_loops *loops;
     int32_t across, down; /* pixels per sample of chroma: 1 or 2 */
-    int32_t together;     /* rows of MCUs that are decoded at once, as libjpeg-turbo does: damage is found alike */
-    int16_t *sums[2];     /* a line of each chroma plane, weighted */
+    int32_t together;     /* rows of MCUs decoded at once, as in libjpeg-turbo, so that both find the same damage */
+    int16_t *sums[2];     /* a weighted line of each chroma plane */
     sf_buffer memory;
 } sf_color;
 
@@ -32,8 +32,8 @@ bool sf_color_can(const sf_jpeg *jpeg, int32_t reduction);
 bool sf_color_start(sf_color *color, sf_scan *scan, sf_entropy *entropy, const sf_jpeg *jpeg, int32_t reduction,
                     sf_window window);
 
-/* Write a line of the image from the first column of the window on, in whole groups of 32 pixels. Lines are asked for in
- * ascending order. False: there is a fault in the scan. */
+/* Write a line of the image from the first column of the window on, in whole groups of 32 pixels. Lines must be requested
+ * in ascending order. False: there is a fault in the scan. */
 bool sf_color_line(sf_color *color, int32_t line, uint8_t *row);
 
 #endif

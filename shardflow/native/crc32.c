@@ -1,4 +1,4 @@
-/* CRC-32 (ITU-T V.42, reflected, as in zlib), by the instructions that processors have for it. */
+/* CRC-32 (ITU-T V.42, reflected, as in zlib), with the processor's instructions for it. */
 #include "kernel.h"
 
 #include <string.h>
@@ -12,11 +12,11 @@
 #include <sys/auxv.h>
 #endif
 
-enum { STEP = 8 }; /* bytes that are looked up at once */
+enum { STEP = 8 }; /* bytes per table lookup step */
 
 static uint32_t tables[STEP][256]; /* [n][b]: the remainder of byte b followed by n zero bytes */
 
-/* This and by_instruction continue from a remainder, which is not inverted. */
+/* This function and by_instruction continue from a remainder that is not inverted. */
 static uint32_t by_tables(uint32_t rest, const uint8_t *at, size_t size) {
     for (; size >= STEP; at += STEP, size -= STEP) {
         uint32_t next = 0;
@@ -31,7 +31,7 @@ static uint32_t by_tables(uint32_t rest, const uint8_t *at, size_t size) {
 
 #define CLMUL __attribute__((target("pclmul,sse4.1")))
 
-/* 128 bits of the message, moved ahead by as many bits as the two powers of x say. */
+/* Move 128 bits of the message ahead, by the distance of the two powers of x, and add the bits there. */
 static inline CLMUL __m128i fold(__m128i bits, __m128i powers, __m128i ahead) {
     const __m128i low = _mm_clmulepi64_si128(bits, powers, 0x00), high = _mm_clmulepi64_si128(bits, powers, 0x11);
     return _mm_xor_si128(_mm_xor_si128(low, high), ahead);
@@ -39,8 +39,8 @@ static inline CLMUL __m128i fold(__m128i bits, __m128i powers, __m128i ahead) {
 
 static inline CLMUL __m128i load(const uint8_t *at) { return _mm_loadu_si128((const __m128i *)at); }
 
-/* Fold the message onto its last 16 whole bytes, in four lanes first, and look up the remainder of these. Source: Gopal et al.,
- * "Fast CRC computation for generic polynomials using PCLMULQDQ", Intel 2009; the powers are those of its reflected CRC-32. */
+/* Fold the message onto its last 16 whole bytes, first in four lanes, and look up their remainder. Source: Gopal et al.,
+ * "Fast CRC computation for generic polynomials using PCLMULQDQ", Intel 2009, with its powers for the reflected CRC-32. */
 static CLMUL uint32_t by_instruction(uint32_t rest, const uint8_t *at, size_t size) {
     const __m128i by_64_bytes = _mm_set_epi64x(0x1C6E41596, 0x154442BD4), by_16 = _mm_set_epi64x(0x0CCAA009E, 0x1751997D0);
     if (size < 64) return by_tables(rest, at, size);

@@ -5,8 +5,8 @@
 #include <string.h>
 
 enum {
-    /* What a decoder of whole images takes of each pixel: four bytes, and two more of each component where coefficients
-     * are kept from scan to scan. Not all of it is taken here; but which images are too large must not depend on it. */
+    /* The memory per pixel of a decoder of whole images: four bytes, and two more per component if coefficients are kept
+     * between scans. This decoder takes less; but which images are too large must not depend on the decoder. */
     PIXEL_BYTES = 4,
     COEFFICIENT_BYTES = 2,
     /* How many images share a decompressor; see sf_open_image. */
@@ -27,21 +27,21 @@ static void on_error(j_common_ptr info) {
     sf_decoder *d = info->client_data;
     char text[JMSG_LENGTH_MAX];
     info->err->format_message(info, text);
-    /* Frames that it does not know, such as lossless ones, and what it was built without. By their words: the numbers of
-     * its messages differ from version to version. */
+    /* Frames that libjpeg-turbo does not know, such as lossless ones, and features that it was built without. Compare
+     * texts: the numbers of messages differ between versions. */
     if (strstr(text, "Unsupported JPEG process") || strstr(text, "not implemented")) FAIL(d, SF_UNSUPPORTED, "%s", text);
     FAIL(d, SF_CORRUPT, "not a decodable JPEG: %s", text);
 }
 
 static void on_message(j_common_ptr info, int level) {
-    if (level >= 0 || info->err->num_warnings++ > 0) return; /* the first warning says where it went wrong */
+    if (level >= 0 || info->err->num_warnings++ > 0) return; /* the first warning describes the damage */
     sf_decoder *d = info->client_data;
     char text[JMSG_LENGTH_MAX];
     info->err->format_message(info, text);
     sf_describe(d, SF_DAMAGED, "%s", text);
 }
 
-static void on_output(j_common_ptr info) { (void)info; /* a library does not print */ }
+static void on_output(j_common_ptr info) { (void)info; /* do not print */ }
 
 static int64_t pixels_of(const sf_decoder *d) { return (int64_t)d->shape.width * d->shape.height; }
 
@@ -56,13 +56,13 @@ static void on_progress(j_common_ptr info) {
 
 static void fail_truncated(sf_decoder *d) { FAIL(d, SF_TRUNCATED, "the JPEG ends before its image does"); }
 
-/* ---- source: the image's bytes, where they are ---- */
+/* ---- source: the image's bytes in place ---- */
 
 static void on_source_start(j_decompress_ptr info) { (void)info; }
 
 static void on_source_end(j_decompress_ptr info) { (void)info; }
 
-/* libjpeg's own memory source invents an end marker here and continues in grey; a cut image must not pass for a whole. */
+/* libjpeg's memory source inserts an end marker here and fills the rest with grey; but a truncated image is an error. */
 static boolean on_source_empty(j_decompress_ptr info) {
     fail_truncated(info->client_data);
     return FALSE;
@@ -79,10 +79,10 @@ static void on_source_skip(j_decompress_ptr info, long bytes) {
 
 /* Point the decompressor at the image, in the state of a new one.
  *
- * It is reused, because some versions ask the processor for its abilities whenever one is made, which costs 10 us in
- * a virtual machine. What libjpeg keeps from the image before are its tables, so that a file without tables
- * would be decoded with its neighbour's. Forgotten, they stay allocated (about 2 KB) until the decompressor goes, and
- * lengthen a list that every allocation walks: hence few images per decompressor. */
+ * The decompressor is reused, because some versions query the processor's features for each new one, which costs 10 us
+ * in a virtual machine. libjpeg keeps the tables of the previous image, and would decode a file without tables with
+ * them. So the tables are dropped; they stay allocated (about 2 KB) as long as the decompressor, and lengthen a list that
+ * every allocation walks: hence few images per decompressor. */
 static void open_with_library(sf_decoder *d) {
     struct jpeg_decompress_struct *info = &d->info;
     d->is_own = false;
@@ -125,7 +125,7 @@ void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size) {
     }
 }
 
-/* After a problem nothing is reused. */
+/* After a problem the decompressor is not reused. */
 void sf_close_image(sf_decoder *d) {
     if (d->is_own || d->images_left == 0) return;
     if (--d->images_left > 0 && d->problem->status == SF_OK) {
@@ -142,7 +142,7 @@ void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem) {
     problem->status = SF_OK;
     problem->message[0] = 0;
     d->several_scans = d->is_progressive = d->found_fault = false;
-    d->is_own = true; /* libjpeg-turbo has not been asked yet */
+    d->is_own = true; /* libjpeg-turbo has not been called yet */
 }
 
 static bool is_neither_grey_nor_ycbcr(const sf_decoder *d) {
@@ -157,7 +157,7 @@ static void check_coding(sf_decoder *d) {
     if (info->data_precision != 8) FAIL(d, SF_UNSUPPORTED, "%d bits per component, not 8", info->data_precision);
     const sf_coding coding = sf_coding_of(d->library, info);
     if (coding.arithmetic) FAIL(d, SF_UNSUPPORTED, "arithmetic coding");
-    /* Their scans have no coefficients, but a predictor instead of the first one's number. */
+    /* A lossless scan has a predictor instead of the number of its first coefficient. */
     if (!coding.progressive && coding.Ss > 0 && coding.Se == 0) FAIL(d, SF_UNSUPPORTED, "lossless coding");
 }
 
@@ -172,8 +172,8 @@ void sf_need(sf_decoder *d, bool got) {
     if (!got) FAIL(d, SF_NO_MEMORY, "not enough memory, or an image that needs too much of it");
 }
 
-/* Whether the part of a sequential image below the crop, which is not decoded, ends in an end marker: otherwise a file
- * cut there would pass. Inside entropy-coded data FF is never followed by D9, so any end marker is a real one. */
+/* Whether the part of a sequential image below the crop, which is not decoded, ends with an end marker: otherwise the file
+ * is truncated. Inside entropy-coded data D9 never follows FF, so any end marker is a real one. */
 static bool has_end_marker(const sf_decoder *d) {
     if (!d->is_own && sf_coding_of(d->library, &d->info).unread_marker == EOI) return true;
     const uint8_t *at = d->is_own ? d->entropy.marker : d->source.next_input_byte, *end = d->image_end;
@@ -284,7 +284,7 @@ int32_t sf_choose_reduction(const int32_t size[2], const int32_t resized[2], int
 
 void sf_decoder_init(sf_decoder *d, const struct sf_library *library, enum sf_way way) {
     d->library = library;
-    d->way = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? way : SF_BY_LIBRARY; /* the vectors are of that order */
+    d->way = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? way : SF_BY_LIBRARY; /* the vector loops are little-endian */
     d->loops = sf_loops_choose(way == SF_FAST);
     sf_entropy_init(&d->entropy);
     d->scan.idct = sf_idct_choose(way == SF_FAST);

@@ -8,8 +8,8 @@ enum {
     SKIP = 0xF0, /* the symbol of 16 zeros */
     BLOCK_END = 0,
     MAX_MCU_BLOCKS = 6,
-    MCU_BYTES = MAX_MCU_BLOCKS * DCTSIZE2 * 26 / 8, /* a value takes 26 bits at most, with its code */
-    WORD_BYTES = 8, /* written at once */
+    MCU_BYTES = MAX_MCU_BLOCKS * DCTSIZE2 * 26 / 8, /* a value with its code takes at most 26 bits */
+    WORD_BYTES = 8, /* per write */
     FIRST_BYTES = 1 << 16,
 };
 
@@ -39,7 +39,7 @@ static uint8_t *put_codes(uint8_t *to, uint8_t table, const sf_standard_codes *c
     return put_bytes(to, codes->symbols, (size_t)count);
 }
 
-/* Set the quantisers of a quality, on libjpeg's scale, and write all up to the header of the scan. */
+/* Set the quantisers of a quality, on libjpeg's scale, and write everything before the header of the scan. */
 static void write_header(sf_encoder *e, const sf_plane *luma, int32_t quality, const int32_t sampling[2], uint8_t *to) {
     static const uint8_t jfif[] = {'J', 'F', 'I', 'F', 0, 1, 1, 0, 0, 1, 0, 1, 0, 0}; /* version 1.1, square pixels */
     const int percent = quality < 50 ? 5000 / quality : 200 - 2 * quality;
@@ -80,13 +80,13 @@ static void write_scan_header(uint8_t *to) {
 
 typedef struct {
     uint8_t *next;
-    uint64_t bits; /* of which the lowest `count`, seven at most, are still to be written */
+    uint64_t bits; /* the lowest `count` of these, at most seven, are still to be written */
     unsigned count;
-    const uint8_t *end; /* of the room */
+    const uint8_t *end; /* of the buffer */
 } writer;
 
-/* Write 1 to 32 bits. A word is written each time, and the next one begins as soon as it can: a branch
- * that waits for a whole word is foreseen by no processor. */
+/* Write 1 to 32 bits. Every call writes a word, and the next word begins at the first incomplete byte: a branch that waits
+ * for a whole word would be unpredictable. */
 static ALWAYS_INLINE void put(writer *w, uint32_t bits, unsigned length) {
     w->bits = w->bits << length | bits;
     w->count += length;
@@ -105,7 +105,7 @@ static ALWAYS_INLINE void put_symbol(writer *w, sf_symbol symbol, uint32_t value
 
 /* ---- blocks ---- */
 
-/* The symbol of the size of a value, and its bits: of a negative one those of the number below it. */
+/* Write the symbol of a value's size, and the bits of the value; for a negative value, the bits of value - 1. */
 static ALWAYS_INLINE void put_value(writer *w, const sf_symbol *symbols, int32_t value) {
     const int32_t sign = value >> 31;
     const unsigned size = 32 - (unsigned)__builtin_clz((uint32_t)((value ^ sign) - sign) << 1 | 1) - 1;
@@ -128,7 +128,7 @@ static ALWAYS_INLINE void put_block(writer *w, const sf_encoder *e, int table, c
     if (last < DCTSIZE2 - 1) put_symbol(w, ac[BLOCK_END], 0);
 }
 
-/* A block that fills up the last MCU of a row or of a column: it is as the one before it, and has no other values. */
+/* Write a block that fills up the last MCU of a row or column: with the DC value of the block before, and no AC values. */
 static void put_filler(writer *w, const sf_encoder *e) {
     put_symbol(w, e->dc[SF_LUMA][0], 0);
     put_symbol(w, e->ac[SF_LUMA][BLOCK_END], 0);
@@ -141,7 +141,7 @@ typedef struct {
     int32_t across, down;   /* blocks of luma in an MCU */
     int32_t luma_columns;   /* blocks of the image */
     int32_t columns, rows;  /* MCUs */
-    size_t row_blocks;      /* room for those of a row of luma */
+    size_t row_blocks;      /* capacity for the blocks of a row of luma */
     uint16_t predicted[MAX_COMPS_IN_SCAN];
 } scan;
 
@@ -196,7 +196,7 @@ static bool reserve_mcu(sf_buffer *data, writer *w) {
     return true;
 }
 
-/* Write the data of the scan, and where each MCU begins in them. Returns their bytes; 0: not enough memory. */
+/* Write the data of the scan, and where each MCU begins. Returns the number of bytes; 0: not enough memory. */
 static size_t write_data(sf_encoder *e, scan *s, sf_place *places) {
     const size_t room = e->data.bytes < FIRST_BYTES ? FIRST_BYTES : e->data.bytes;
     if (!sf_reserve(&e->data, room)) return 0;
@@ -214,7 +214,7 @@ static size_t write_data(sf_encoder *e, scan *s, sf_place *places) {
     return (size_t)(w.next - (uint8_t *)e->data.data);
 }
 
-/* Copy data with a zero after each FF, and move the places in it; returns the end of the copy. */
+/* Copy data with a zero after each FF, and move the places accordingly; returns the end of the copy. */
 static uint8_t *stuff(const uint8_t *data, size_t bytes, sf_place *places, size_t count, uint8_t *to) {
     const sf_place *const last = places + count;
     for (size_t at = 0, zeros = 0; at < bytes; zeros++) {
@@ -236,7 +236,7 @@ static size_t count_stuffed(const uint8_t *data, size_t bytes) {
 
 /* ---- public ---- */
 
-/* The scan is written before the header in front of it: only then its seek table is known, and how long that is. */
+/* The scan is written before the header that precedes it: the header has the seek table, which depends on the scan. */
 size_t sf_encode(sf_encoder *e, const sf_plane planes[PLANES], int32_t quality, const int32_t sampling[2],
                  bool with_table, const uint8_t **image) {
     sf_seek_table *const table = &e->table;

@@ -3,16 +3,16 @@
 #include <string.h>
 
 enum {
-    END = 64, /* by how much the index of the next coefficient moves on when a block ends early */
-    /* How many bytes an MCU takes at most: it is read whole before anyone asks whether they were there. A block has up
-     * to 64 symbols, of a code of up to 16 bits and a value of up to 15. */
+    END = 64, /* how far an early end of a block moves the index of the next coefficient */
+    /* The most bytes of an MCU: it is read whole before the end of the data is checked. A block has up to 64 symbols, each
+     * with a code of up to 16 bits and a value of up to 15. */
     SYMBOL_BITS = 16 + 15,
     BLOCK_BYTES = 64 * SYMBOL_BITS / 8,
     REFILL_BYTES = 8, /* read at once, */
-    AHEAD_BYTES = 7,  /* and so many before they are needed */
+    AHEAD_BYTES = 7,  /* of which so many before they are needed */
     ZERO_BYTES = MAX_BLOCKS_IN_MCU * BLOCK_BYTES + AHEAD_BYTES + REFILL_BYTES,
-    /* How many pairs 56 bits hold, and the bits of the next look-up: whole ones, and ones of up to LONG_BITS, which all are that
-     * encoders write. */
+    /* How many pairs 56 bits hold in addition to the bits of the next lookup: whole pairs, and pairs of up to LONG_BITS, to
+     * which all pairs of encoders belong. */
     PAIRS_AT_ONCE = 4,
     LONG_PAIRS_AT_ONCE = 2,
     LONG_BITS = 22,
@@ -21,8 +21,8 @@ _Static_assert(PAIRS_AT_ONCE * SF_PAIR_BITS <= 56 - SF_PAIR_BITS, "bits for the 
 _Static_assert(LONG_PAIRS_AT_ONCE * LONG_BITS <= 56 - SF_PAIR_BITS, "bits for the next look-up");
 _Static_assert(64 * SYMBOL_BITS % 8 == 0, "BLOCK_BYTES is not rounded down");
 
-/* Where in a block a coefficient goes, by the index of the one after it. Beyond the block all go to its last place, as
- * with libjpeg-turbo; the zero that an early end writes there is there already. */
+/* The place of a coefficient in a block, by the index of the next coefficient. Beyond the block it is the last place, as in
+ * libjpeg-turbo; an early end writes a zero there, where a zero already is. */
 #define LAST 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63
 static const uint8_t PLACES[] = {
     0, /* index 0 does not exist */
@@ -31,7 +31,7 @@ static const uint8_t PLACES[] = {
 #undef LAST
 _Static_assert(sizeof PLACES > 63 + 16 + END, "a run and an end may follow the last index");
 
-/* ---- symbols: the bits of a code and of the value after it, and how far the index moves ---- */
+/* ---- symbols: the numbers of bits of a code and its value, and how far the index moves ---- */
 
 static inline uint32_t symbol_of(unsigned bits_of_value, unsigned by) {
     return bits_of_value | bits_of_value << 16 | by << 24;
@@ -42,7 +42,7 @@ static inline unsigned code_bits(uint32_t symbol) { return symbol >> 8 & 255; }
 static inline unsigned value_bits(uint32_t symbol) { return symbol >> 16 & 255; }
 static inline unsigned step(uint32_t symbol) { return symbol >> 24; }
 
-/* The value, of bits that begin with the symbol. One whose first bit is 0 is negative. */
+/* The value of a symbol at the beginning of `bits`. A value whose first bit is 0 is negative. */
 static inline int value_of(uint64_t bits, uint32_t symbol) {
     const uint64_t value = bits << code_bits(symbol);
     const int is_negative = (int)~((int64_t)value >> 63);
@@ -62,13 +62,13 @@ static uint32_t long_symbol_at(const sf_codes *codes, uint64_t bits) {
 
 /* ---- AC symbols with their values ---- */
 
-/* One: how many bits it has, by how much the index moves, and the value. */
+/* One symbol: its number of bits, how far it moves the index, and its value. */
 static inline uint32_t single_of(unsigned bits, unsigned by, int value) {
     return bits | by << 8 | (uint32_t)(uint16_t)value << 16;
 }
 
-/* Two, or one: the first in the upper half, and in the lower half how much both take and move, and the second's value. So a
- * pair is added to a place, which has the bits that were taken in its lowest byte and the index above it. */
+/* Two symbols, or one: the first in the upper half; in the lower half the bits and the movement of both, and the second's
+ * value. So a pair can be added to a place, which has the bits taken in its lowest byte and the index above. */
 static inline uint64_t pair_of_singles(uint32_t one, uint32_t two) {
     return (uint64_t)(one << 16 | one >> 16) << 32 | ((one & 0xFFFF) + two);
 }
@@ -79,7 +79,7 @@ static inline int16_t first_value(uint64_t pair) { return (int16_t)(pair >> 32);
 static inline unsigned first_bits(uint64_t pair) { return pair >> 48 & 255; }
 static inline unsigned first_step(uint64_t pair) { return (unsigned)(pair >> 56); }
 
-/* A symbol whose value the next bits do not say whole: it has the bits of its code instead. UNKNOWN: its code is longer, too. */
+/* A symbol whose value does not fit: it has the number of bits of its code instead. UNKNOWN: its code does not fit either. */
 static const uint64_t UNKNOWN = (uint64_t)1 << 63;
 static inline uint64_t pair_without_value(uint32_t one) { return pair_of_singles(one, 0) | UNKNOWN; }
 static inline bool is_without_value(uint64_t pair) { return (int64_t)pair < 0; }
@@ -90,11 +90,11 @@ static inline uint32_t symbol_without_value(uint64_t pair) {
 
 /* ---- tables ---- */
 
-/* Most images have other Huffman tables than their neighbours, so that this is done for each: by ranges of the next bits, which
- * ascend with the symbols that they begin with, and without a branch for the second symbol. */
+/* Huffman tables differ between most images, so this must be fast: it fills ranges of the next bits, which ascend with the
+ * symbols at their beginning, and avoids a branch for the second symbol. */
 static void set_pairs(sf_codes *codes) {
     enum { COUNT = 1 << SF_PAIR_BITS };
-    uint32_t singles[COUNT], end = 0; /* 0: there is no such symbol with its value */
+    uint32_t singles[COUNT], end = 0; /* 0: no symbol fits with its value */
     const uint8_t *symbol = codes->values;
     for (unsigned length = 1; length <= SF_PAIR_BITS; length++) {
         for (int i = 0; i < codes->counts[length - 1]; i++, symbol++) {
@@ -154,8 +154,8 @@ static const sf_codes *codes_of(sf_codes *codes, const sf_code_lengths *table, b
 
 /* ---- decoding ---- */
 
-/* Have 56 bits or more; a symbol with its value has up to 31. What lies beyond `count` is what comes next, so that it
- * does no harm to take it again. */
+/* Have 56 bits or more; a symbol with its value has up to 31. Bits beyond `count` are the next bits of the data, so reading
+ * them again does no harm. */
 static ALWAYS_INLINE void refill(sf_reader *r) {
     uint64_t bytes;
     memcpy(&bytes, r->next, sizeof bytes);
@@ -177,11 +177,11 @@ static ALWAYS_INLINE uint32_t next_symbol(const sf_reader *r, const sf_codes *co
     return RARE(!symbol) ? long_symbol_at(codes, r->bits) : symbol;
 }
 
-/* Decode a block's AC coefficients. There are bits enough to look the first up. Bits are counted, and read, once for several
- * look-ups, and while the first of these is on its way: each waits for the one before, and for nothing else. To skip a
- * block is to do without values, and without a branch for those that are long. */
+/* Decode a block's AC coefficients. The reader has enough bits for the first lookup. Bits are counted and read once for
+ * several lookups, during the latency of the first one: each lookup waits only for the previous one. Skipping a block
+ * ignores values, and needs no branch for long values. */
 static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, int16_t *block, bool keep) {
-    uint64_t place = 1 << 8; /* the bits that were taken since they were counted, and above them the index */
+    uint64_t place = 1 << 8; /* the bits taken since the last count, and above them the index */
     for (;;) {
         uint64_t pair = ac->pairs[r->bits >> (64 - SF_PAIR_BITS)];
         refill(r);
@@ -202,12 +202,12 @@ static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, int16_t *b
             const uint64_t before = place;
             place += pair & 0xFFFF;
             const unsigned first = step_of(before) + first_step(pair), index = step_of(place);
-            if (keep) { /* in this order: the first may be the block's last, and a lone one is its own second */
+            if (keep) { /* in this order: the first may be the block's last, and a single one is also the second */
                 block[PLACES[index]] = second_value(pair);
                 block[PLACES[first]] = first_value(pair);
             }
             if (place >= 64 << 8) {
-                const unsigned bits = first >= 64 ? first_bits(pair) : bits_of(pair); /* the next one is of another block */
+                const unsigned bits = first >= 64 ? first_bits(pair) : bits_of(pair); /* the next symbol belongs to another block */
                 r->bits <<= bits;
                 r->count -= bits_of(before) + bits;
                 return true;
@@ -223,7 +223,7 @@ static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, int16_t *b
     }
 }
 
-/* How many bits of the data are left; below 0 more were read than there are. */
+/* How many bits of the data are left; negative if the reader is beyond the end. */
 static inline int64_t bits_left(const sf_entropy *e) {
     const int64_t taken = e->reader.next - (const uint8_t *)e->data.data;
     return 8 * ((int64_t)e->size - taken) + e->reader.count;
@@ -249,7 +249,7 @@ static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, sf_coefficients *into, bool 
 
 /* ---- a scan ---- */
 
-/* Copy data up to a marker, or to the end, without the zeros that follow each FF of it; returns where the copy ends. */
+/* Copy data up to a marker or the end, without the zero after each FF; returns the end of the copy. */
 static uint8_t *unstuff(const uint8_t **from, const uint8_t *end, uint8_t *to) {
     const uint8_t *at = *from;
     for (;;) {
@@ -314,17 +314,17 @@ static bool decode_in_row(sf_entropy *e, sf_coefficients *into) {
     return ++e->next_column != e->checked_column || is_at_checked_place(e);
 }
 
-/* The stretch of a row that a column is in. */
+/* The stretch of a row that contains a column. */
 static int32_t stretch_at(const sf_seek_table *table, int32_t column) {
     const int32_t stretch = column / table->stretch;
     return stretch < table->per_row ? stretch : table->per_row - 1;
 }
 
-/* Begin to read the data from one place to the end, of which a place in between, or that, is compared. */
+/* Begin to read the data from `first` to `end`, with `checked` as the place to compare, which may be `end`. */
 static bool read_stretches(sf_entropy *e, const sf_place *first, const sf_place *checked, const sf_place *end) {
     const uint8_t *at = e->scan + first->bit / 8, *stop = e->scan + checked->bit / 8;
     uint8_t *to = unstuff(&at, stop, e->data.data);
-    if (at != stop) return false; /* at a marker, or between FF and its zero */
+    if (at != stop) return false; /* the place is behind a marker, or between FF and its zero */
     e->checked = checked;
     e->checked_bit = 8 * (uint64_t)(to - (uint8_t *)e->data.data) + checked->bit % 8;
     stop = e->scan + (end->bit + 7) / 8;
@@ -339,7 +339,7 @@ static bool read_stretches(sf_entropy *e, const sf_place *first, const sf_place 
     return true;
 }
 
-/* Decode the stretch before a place, and compare the place with where that ends. */
+/* Decode the stretch before a place, and compare its end with the place. */
 static bool is_behind_the_stretch_before(sf_entropy *e, size_t number) {
     const sf_seek_table *const table = e->table;
     const sf_place *const place = (const sf_place *)table->places.data + number;
@@ -354,9 +354,9 @@ static bool is_behind_the_stretch_before(sf_entropy *e, size_t number) {
     return true;
 }
 
-/* Read the stretches of a row that the window touches, from its first MCU on. In each row one place is compared, the last one
- * inside the window; or if there is none, the next one. The end of the scan has no predictors to compare, so that
- * there the row's first place is compared as well. */
+/* Read the stretches of a row that the window touches, from its first MCU on. In each row one place is compared: the last
+ * place inside the window or, without one, the next place. The end of the scan lacks predictors to compare, so there the
+ * first place that is read is compared too. */
 static bool begin_row(sf_entropy *e, int32_t row) {
     const sf_seek_table *const table = e->table;
     const size_t number = (size_t)row * (size_t)table->per_row;

@@ -4,8 +4,8 @@
 
 enum { CENTRE = 128 };
 
-/* The reciprocal of d = 8 * step is 2^(16 + s) / d rounded up, s such that it has 16 bits. It is too large by less than 1 in
- * 2^16, so that the quotient of a number below 2^15 is exact: no coefficient, with half of d, is larger. */
+/* The reciprocal of d = 8 * step is 2^(16 + s) / d rounded up, with s such that it has 16 bits. Its relative error is below
+ * 2^-16, so the quotient of a number below 2^15 is exact. No coefficient plus half of d is larger. */
 void sf_quantiser_set(sf_quantiser *q, const uint8_t steps[DCTSIZE2]) {
     for (int i = 0; i < DCTSIZE2; i++) {
         const uint32_t divisor = (uint32_t)DCTSIZE * steps[i]; /* the transform's scale is 8 */
@@ -20,8 +20,8 @@ void sf_quantiser_set(sf_quantiser *q, const uint8_t steps[DCTSIZE2]) {
 
 static int32_t descale(int32_t sum, int bits) { return (sum + (1 << (bits - 1))) >> bits; }
 
-/* One dimension, of values that are `step` apart. In the first pass values are scaled up by PASS1_BITS, in the second one
- * down again. */
+/* Transform eight values that are `step` apart. The first pass scales values up by PASS1_BITS, and the second pass scales
+ * them down again. */
 static void transform_line(int32_t *v, int step, bool is_second) {
     const int bits = is_second ? CONST_BITS + PASS1_BITS : CONST_BITS - PASS1_BITS;
     int32_t sums[4], t[8];
@@ -70,7 +70,7 @@ static void fdct_plain(const uint8_t *const rows[DCTSIZE], int32_t count, const 
 static ALWAYS_INLINE AVX2 __m256i sum_of(__m256i a, __m256i b) { return _mm256_add_epi16(a, b); }
 static ALWAYS_INLINE AVX2 __m256i difference_of(__m256i a, __m256i b) { return _mm256_sub_epi16(a, b); }
 
-/* No sum of 16 bits overflows: a black block has the largest, -2^15. */
+/* No 16-bit sum overflows: a black block has the largest, -2^15. */
 static ALWAYS_INLINE AVX2 void transform(__m256i v[8], bool is_second) {
     const int bits = is_second ? CONST_BITS + PASS1_BITS : CONST_BITS - PASS1_BITS;
     const __m256i s0 = sum_of(v[0], v[7]), s1 = sum_of(v[1], v[6]), s2 = sum_of(v[2], v[5]), s3 = sum_of(v[3], v[4]);

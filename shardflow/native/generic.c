@@ -1,4 +1,4 @@
-/* The loops that are written for AVX2 once more, for processors without it. */
+/* The loops for AVX2, compiled again for processors without it. */
 #define SF_GENERIC
 #include "color.c"
 #include "idct.c"

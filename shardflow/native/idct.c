@@ -7,7 +7,7 @@
 /* Two blocks at once, one in each half of the vectors. */
 #if defined(SF_HAVE_AVX2) || defined(SF_GENERIC)
 
-/* A block on its way. */
+/* A block to transform. */
 typedef struct {
     int16_t *block;
     const int16_t *steps;
@@ -17,7 +17,7 @@ typedef struct {
 
 static uint8_t sample_of(int32_t value) { return (uint8_t)(value < -128 ? 0 : value > 127 ? 255 : value + 128); }
 
-/* In ten bits, as libjpeg-turbo looks it up. */
+/* The mean wraps to ten bits, as in libjpeg-turbo's lookup. */
 static void to_1x1(const job *j) {
     const int32_t mean = (j->block[0] * j->steps[0] + 4) >> 3;
     j->out[0] = sample_of(((mean & 1023) ^ 512) - 512);
@@ -29,7 +29,7 @@ static ALWAYS_INLINE AVX2 wide scaled(__m256i a, int bits) {
     return (wide){_mm256_srai_epi32(high.low, 16 - bits), _mm256_srai_epi32(high.high, 16 - bits)};
 }
 
-/* The same, and a half of what `cut` will cut off: for once instead of in each output that they are a part of. */
+/* The same plus half of the bits that `cut` cuts off, added once instead of to each output. */
 static ALWAYS_INLINE AVX2 wide scaled_with_half(__m256i a, int bits, int cut_bits) {
     const __m256i half = _mm256_set1_epi32(1 << (cut_bits - 1));
     return plus(scaled(a, bits), (wide){half, half});
@@ -39,7 +39,7 @@ static ALWAYS_INLINE AVX2 __m256i cut(wide a, int bits) {
     return _mm256_packs_epi32(_mm256_srai_epi32(a.low, bits), _mm256_srai_epi32(a.high, bits));
 }
 
-/* Outputs from the sums of the even and of the odd inputs. */
+/* Compute the outputs from the sums of the even and the odd inputs. */
 static ALWAYS_INLINE AVX2 void combine(const wide even[4], const wide odd[4], int bits, __m256i v[8]) {
     for (int i = 0; i < 4; i++) {
         v[i] = cut(plus(even[i], odd[i]), bits);
@@ -70,7 +70,7 @@ static ALWAYS_INLINE AVX2 void store_pair(__m256i rows, const job *a, const job 
     sf_store_quarters(rows, to);
 }
 
-/* Load two blocks of a component, multiplied with its steps. */
+/* Load two blocks of a component, multiplied by its steps. */
 static ALWAYS_INLINE AVX2 void load_pair(const job *a, const job *b, __m256i v[8]) {
     for (int i = 0; i < 8; i++) {
         const __m256i steps = sf_load_halves(a->steps + 8 * i, a->steps + 8 * i);
@@ -78,7 +78,7 @@ static ALWAYS_INLINE AVX2 void load_pair(const job *a, const job *b, __m256i v[8
     }
 }
 
-/* Where a block has no coefficients but in its first row, or in rows that do not count, the first pass is a shift of that row. */
+/* If a block has coefficients only in its first row, or in rows that are ignored, the first pass is a shift of that row. */
 static __attribute__((noinline)) AVX2 void shift_first_row(const job *a, const job *b, unsigned rows, __m256i *v) {
     __m256i in[8], rest = _mm256_setzero_si256();
     load_pair(a, b, in);
@@ -91,7 +91,7 @@ static __attribute__((noinline)) AVX2 void shift_first_row(const job *a, const j
     for (int i = 0; i < 8; i++) v[i] = _mm256_blendv_epi8(v[i], shifted, is_zero);
 }
 
-/* Whether that differs from what the first pass makes of these blocks: only for values that no encoder writes. */
+/* Whether the shift may differ from the first pass for these blocks: only for values that no encoder writes. */
 static ALWAYS_INLINE AVX2 bool shift_differs(__m256i first) {
     const __m256i back = _mm256_srai_epi16(_mm256_slli_epi16(first, PASS1_BITS), PASS1_BITS);
     const __m256i lost = _mm256_xor_si256(back, first);
@@ -171,7 +171,7 @@ static AVX2 void pair_to_2x2(const job *a, const job *b) {
         change[y] = _mm256_madd_epi16(descaled(sums[y], CONST_BITS - PASS1_BITS + 2), by);
     }
     __m256i changes = _mm256_hadd_epi32(change[0], change[1]);
-    changes = _mm256_hadd_epi32(changes, changes); /* of the first row, and of the second */
+    changes = _mm256_hadd_epi32(changes, changes); /* of the first row and of the second */
     const __m256i means = _mm256_slli_epi32(_mm256_unpacklo_epi32(first[0], first[1]), CONST_BITS + 2);
     const __m256i left = _mm256_add_epi32(means, changes), right = _mm256_sub_epi32(means, changes);
     const __m256i all = _mm256_unpacklo_epi32(left, right), round = _mm256_set1_epi32(1 << (CONST_BITS + PASS1_BITS + 4));
@@ -185,7 +185,7 @@ static AVX2 void pair_to_2x2(const job *a, const job *b) {
     }
 }
 
-/* The blocks of a component are transformed with those of the next MCU: it has as many of them, of the same kind. */
+/* A block is transformed together with the same block of the next MCU. */
 AVX2 void SF_LOOPS(sf_idct)(const sf_target *targets, int count, int32_t column, int32_t slot, int mcus,
                             sf_coefficients *blocks) {
     for (int i = 0; i < count; i++) {

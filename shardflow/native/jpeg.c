@@ -5,15 +5,15 @@
 #include "seek.h"
 #include "standard_tables.h"
 
-/* The segments in front of the scan, and the properties of the image that they have told so far. */
+/* The segments before the scan, and the properties of the image that have been read so far. */
 typedef struct {
     sf_jpeg *jpeg;
-    const uint8_t *at, *end; /* of the segment at hand, without its marker and length */
+    const uint8_t *at, *end; /* of the current segment, without its marker and length */
     const uint8_t *steps[NUM_QUANT_TBLS];
     bool wide_steps[NUM_QUANT_TBLS];
-    uint8_t ids[PLANES], tables[PLANES]; /* of components: their names, and those of their quantisation */
+    uint8_t ids[PLANES], tables[PLANES]; /* of components, and of their quantisation tables */
     bool has_jfif;
-    int transform; /* of colours, as Adobe says; -1: it says nothing */
+    int transform; /* of colours, from the Adobe segment; -1: not given */
 } header;
 
 static size_t left_in(const header *h) { return (size_t)(h->end - h->at); }
@@ -32,7 +32,7 @@ static bool read_quantisation(header *h) {
     return true;
 }
 
-/* Whether a decoder can be built of a table: no code is longer than the tree has room for, nor all ones. */
+/* Whether a decoder can be built from a table: the codes fit the tree, and no code is all ones. */
 static bool is_tree(const sf_code_lengths *table, bool is_dc) {
     uint32_t code = 0;
     for (int length = 1; length <= 16; length++, code <<= 1) {
@@ -105,21 +105,21 @@ static bool read_segment(header *h, uint8_t marker) {
         h->jpeg->interval = two_bytes(h->at);
         return true;
     case APP0: return read_jfif(h);
-    case DNL: case COM: return true; /* libjpeg-turbo passes over both */
+    case DNL: case COM: return true; /* libjpeg-turbo skips both */
     default:
         read_application(h, marker);
         return marker > APP0 && marker <= APP15;
     }
 }
 
-/* Set the colours of three components, as libjpeg-turbo guesses. False: it warns of them. */
+/* Set the colours of three components, as libjpeg-turbo guesses them. False: libjpeg-turbo warns of them. */
 static bool set_colours(const header *h) {
     const bool says = !h->has_jfif && h->transform >= 0;
     h->jpeg->is_rgb = says ? h->transform == 0 : !h->has_jfif && !memcmp(h->ids, "RGB", PLANES);
     return !says || h->transform <= 1;
 }
 
-/* Read the header of the scan, which has to be all there is. */
+/* Read the header of the scan, which must be the only scan. */
 static bool read_scan(header *h) {
     sf_jpeg *const j = h->jpeg;
     const int count = j->shape.count;
@@ -136,11 +136,11 @@ static bool read_scan(header *h) {
         j->steps[i] = h->steps[h->tables[i]];
         j->wide_steps[i] = h->wide_steps[h->tables[i]];
     }
-    const uint8_t *const coefficients = h->at + 1 + 2 * count; /* all of them, in full precision */
+    const uint8_t *const coefficients = h->at + 1 + 2 * count; /* must be all, in full precision */
     return coefficients[0] == 0 && coefficients[1] == DCTSIZE2 - 1 && coefficients[2] == 0;
 }
 
-/* Set the shape of an MCU: with one component it is a block, in spite of its factors. */
+/* Set the shape of an MCU: with one component it is a block, whatever its sampling factors are. */
 static bool set_mcus(sf_jpeg *j) {
     const sf_shape *const shape = &j->shape;
     const bool one = shape->count == 1;
@@ -157,7 +157,7 @@ static bool set_mcus(sf_jpeg *j) {
     return blocks <= MAX_BLOCKS_IN_MCU;
 }
 
-/* Those of frames of motion pictures, which have none. */
+/* Motion JPEG frames lack tables and use these. */
 static void set_standard_codes(sf_jpeg *j) {
     for (int number = 0; number < SF_TABLES; number++) {
         for (int class = 0; class < 2; class++) {
@@ -175,7 +175,7 @@ bool sf_jpeg_read(sf_jpeg *jpeg, const uint8_t *image, size_t size) {
     *jpeg = (sf_jpeg){.image = image, .end = end};
     set_standard_codes(jpeg);
     if (size < 4 || at[0] != 0xFF || at[1] != SOI) return false;
-    bool are_segments = true; /* and nothing between them: other bytes mean that no segment counts as a seek table */
+    bool are_segments = true; /* without bytes between them: otherwise no segment counts as a seek table */
     for (at += 2;;) {
         if (end - at < 4 || at[0] != 0xFF) return false;
         if (at[1] == 0xFF) { /* a fill byte */

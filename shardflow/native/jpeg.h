@@ -1,8 +1,8 @@
-/* A JPEG as its header describes it (ITU-T T.81, annex B), for those that the kernel decodes itself: 8 bits, Huffman coding,
- * one sequential scan of one component or of three.
+/* A JPEG as its header describes it (ITU-T T.81, annex B), if the kernel decodes the JPEG itself: 8 bits, Huffman coding, one
+ * sequential scan of one or three components.
  *
- * Reading refuses headers that are not plain, or of which libjpeg-turbo would warn: libjpeg-turbo decodes such an image, and
- * describes the problem. So no problem of a header is described here.
+ * sf_jpeg_read refuses other headers, and headers of which libjpeg-turbo would warn: libjpeg-turbo decodes such an image, and
+ * describes its problem.
  */
 #ifndef SHARDFLOW_JPEG_H
 #define SHARDFLOW_JPEG_H
@@ -27,7 +27,7 @@ enum sf_marker {
     DRI = 0xDD, APP0 = 0xE0, APP9 = 0xE9, APP14 = 0xEE, APP15 = 0xEF, COM = 0xFE,
 };
 
-/* The places of a block's coefficients, in the order in which they are coded (figure A.6). */
+/* The places of a block's coefficients in coding order (figure A.6). */
 #define SF_ZIGZAG                                                                                                \
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, \
     21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53,   \
@@ -37,26 +37,26 @@ typedef int16_t sf_coefficients[DCTSIZE2]; /* of a block, by row and column */
 
 static inline int32_t sf_divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
-/* A Huffman table as it is in the file; NULL: it is not there. */
+/* A Huffman table in the file; NULL: the file lacks it. */
 typedef struct {
     const uint8_t *counts;  /* [16] of codes, by length */
     const uint8_t *symbols; /* [count] */
     int count;
 } sf_code_lengths;
 
-/* The properties of an image that every decoder of it needs. */
+/* The properties of an image that every decoder needs. */
 typedef struct {
     int32_t width, height;
     int count;                  /* of components */
-    int h[PLANES], v[PLANES];   /* their sampling factors: samples across and down, in relation to the greatest */
+    int h[PLANES], v[PLANES];   /* their sampling factors, across and down, relative to the greatest ones */
     int max_h, max_v;
 } sf_shape;
 
 typedef struct {
     sf_shape shape;
     bool is_rgb;                  /* else YCbCr, or grey */
-    const uint8_t *steps[PLANES]; /* of quantisation, by component, in zigzag order, */
-    bool wide_steps[PLANES];      /* of two bytes each */
+    const uint8_t *steps[PLANES]; /* of quantisation, by component, in zigzag order */
+    bool wide_steps[PLANES];      /* whether steps have two bytes each */
     const sf_code_lengths *dc[PLANES], *ac[PLANES]; /* by component */
     sf_code_lengths codes[2][NUM_HUFF_TBLS];
     unsigned interval;            /* MCUs between two restart markers; 0: there are none */
@@ -64,14 +64,14 @@ typedef struct {
     int32_t mcu_width, mcu_height; /* in pixels */
     int32_t columns, rows;         /* of MCUs */
     const uint8_t *image, *scan, *end; /* the entropy-coded data begin at `scan`; the file ends at `end` */
-    const uint8_t *seek_table;     /* the segment that may be one; NULL: there is none */
+    const uint8_t *seek_table;     /* a segment that may be a seek table, or NULL */
 } sf_jpeg;
 
-/* False: the image is for libjpeg-turbo. */
+/* False: libjpeg-turbo must decode the image. */
 bool sf_jpeg_read(sf_jpeg *jpeg, const uint8_t *image, size_t size);
 
-/* How many samples each way a block of a component has, at the scale of 1 / reduction: libjpeg-turbo decodes to more of them
- * what has fewer samples than pixels. */
+/* How many samples a block of a component has on each axis, at the scale of 1 / reduction: as in libjpeg-turbo, blocks of
+ * subsampled components are decoded to more samples. */
 int sf_samples_of_block(const sf_shape *shape, int component, int32_t reduction);
 
 #endif

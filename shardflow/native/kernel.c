@@ -11,17 +11,17 @@
 #include "workspace.h"
 
 enum {
-    /* Fancy chroma upsampling looks at a neighbour, and partial decoding takes the first column and row it is asked for
-     * as the image's edge. Two pixels more make the crop's pixels those of a full decode. */
+    /* Fancy chroma upsampling reads a neighbour, and partial decoding treats its first column and row as the image's edge.
+     * With two more pixels, the crop has the pixels of a full decode. */
     MARGIN = 2,
-    /* Where scans are missing, progressive images are smoothed across neighbouring blocks, two to each side, and the
-     * first decoded column is taken for the image's edge as well. So many iMCUs more are enough for that and MARGIN. */
+    /* If scans are missing, progressive images are smoothed across two blocks to each side, and the first decoded column
+     * is treated as the image's edge too. So many more iMCUs are enough for smoothing and MARGIN. */
     SMOOTHED_IMCUS = 3,
-    /* libjpeg-turbo hands out at most one row group per call, which is up to four rows. */
+    /* libjpeg-turbo returns at most one row group per call, which has up to four rows. */
     ROWS_PER_READ = 4,
 };
 
-/* What the views of an image need of it, decoded once: rows of RGBX. */
+/* The part of an image that its views need, decoded once: rows of RGBX. */
 typedef struct {
     int32_t column, line; /* of the image, where it begins */
     size_t row_bytes;
@@ -31,17 +31,17 @@ typedef struct {
 /* The parts of a batch that concern one image. */
 typedef struct {
     const sf_batch *batch;
-    const int32_t *box;      /* x, y, width, height; NULL until the size is known where the whole image is meant */
+    const int32_t *box;      /* x, y, width, height; NULL for the whole image until its size is known */
     const int32_t *resized;  /* width, height, left, top */
     const int32_t *expected; /* width, height; may be NULL */
     bool mirrored;
     int32_t out_width, out_height;
     uint8_t *out;
-    const uint8_t *pixels; /* of an image that is decoded already, else NULL */
-    const sf_frame *frame; /* of one whose views were decoded together, else NULL */
+    const uint8_t *pixels; /* of an image that is already decoded, else NULL */
+    const sf_frame *frame; /* of an image whose views were decoded together, else NULL */
     int32_t width, height; /* of the image */
-    int32_t whole[4];      /* the box where there is none */
-    int32_t to_batch[4];   /* what the box is resized to where nothing else is said */
+    int32_t whole[4];      /* the box if none is given */
+    int32_t to_batch[4];   /* the resized size if none is given */
 } sf_task;
 
 static void set_task(sf_task *task, const sf_batch *batch, int32_t index) {
@@ -97,9 +97,9 @@ static void check_task(sf_decoder *d, sf_task *task) {
 
 /* The position of a crop on one axis of the (reduced) image. */
 typedef struct {
-    int32_t start;         /* the whole pixel it begins in */
+    int32_t start;         /* the pixel in which it begins */
     double offset, length; /* from `start`, in pixels of the reduced image */
-    int32_t pixels;        /* it touches this many */
+    int32_t pixels;        /* number of pixels that it touches */
 } extent;
 
 static extent reduce(int32_t start, int32_t length, int32_t reduction, int32_t limit) {
@@ -110,19 +110,19 @@ static extent reduce(int32_t start, int32_t length, int32_t reduction, int32_t l
     return e;
 }
 
-/* RGB to RGBX, the fourth byte arbitrary. Nothing beyond the last pixel is read. */
+/* RGB to RGBX with an arbitrary fourth byte. Bytes beyond the last pixel are not read. */
 static void widen(const uint8_t *in, int32_t pixels, uint8_t *out) {
     for (int32_t i = 0; i < pixels - 1; i++) memcpy(out + 4 * (size_t)i, in + 3 * (size_t)i, 4);
     memcpy(out + 4 * (size_t)(pixels - 1), in + 3 * (size_t)(pixels - 1), 3);
 }
 
-/* The pixels that a task's image is made of: the part of an image that carries weight. */
+/* The part of an image whose pixels have weight in a task. */
 typedef struct {
-    int32_t reduction;     /* by which the image is decoded */
+    int32_t reduction;     /* the image is decoded at 1 / reduction */
     int32_t width, height; /* of the (reduced) image */
-    int32_t left, right, top, bottom; /* columns and lines that carry weight, the last ones excluded */
-    int32_t column, columns;          /* that are decoded: the first one, and how many */
-    int32_t line;                     /* the next one */
+    int32_t left, right, top, bottom; /* columns and lines with weight; right and bottom are excluded */
+    int32_t column, columns;          /* the first decoded column, and their number */
+    int32_t line;                     /* the next line */
     size_t row_bytes;                 /* of a decoded row, RGBX */
     uint8_t *rows[ROWS_PER_READ];
 } sf_source;
@@ -135,7 +135,7 @@ static void start_image(sf_decoder *d, int32_t reduction, sf_source *source) {
     source->height = d->height;
 }
 
-/* Set the filters of both axes, which give columns and lines their weights. */
+/* Set the filters of both axes, and which columns and lines have weight. */
 static void set_axes(sf_workspace *w, const sf_task *task, sf_source *source) {
     sf_decoder *const d = &w->decoder;
     const sf_batch *batch = task->batch;
@@ -159,7 +159,7 @@ static void set_axes(sf_workspace *w, const sf_task *task, sf_source *source) {
 static int32_t at_least(int32_t value, int32_t least) { return value < least ? least : value; }
 static int32_t at_most(int32_t value, int32_t most) { return value > most ? most : value; }
 
-/* Decode no MCUs of the scan but those whose pixels carry weight, or are looked at in upsampling. */
+/* Decode only the MCUs of the scan whose pixels have weight, or are read by upsampling. */
 static void narrow_own(sf_decoder *d, sf_source *source) {
     const int32_t by = source->reduction;
     const int32_t box[4] = {
@@ -172,9 +172,9 @@ static void narrow_own(sf_decoder *d, sf_source *source) {
     source->columns = (window.right - window.left) * d->jpeg.mcu_width / by;
 }
 
-/* Decode only the columns that carry weight; libjpeg widens them to the left to whole blocks. And only the lines: those
- * above are skipped in whole row groups and even numbers, so that each read gives a whole group, and an odd line is never
- * taken for the first of the two that share a line of chroma. */
+/* Decode only the columns with weight, which libjpeg extends to the left to whole blocks, and only the lines with weight.
+ * Lines above are skipped in whole row groups and even numbers, so that each read gives a whole group, and an odd line is
+ * never treated as the first of two lines that share a line of chroma. */
 static void narrow_library(sf_decoder *d, sf_source *source) {
     struct jpeg_decompress_struct *info = &d->info;
     int32_t margin = MARGIN;
@@ -204,11 +204,11 @@ static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
     }
 }
 
-/* The colour conversion of libjpeg-turbo uses non-temporal stores on 32-byte aligned rows, which push the row out of the
- * cache it is about to be read from: two thirds of the speed. 16 bytes off is enough to avoid it. */
+/* libjpeg-turbo's colour conversion uses non-temporal stores on 32-byte aligned rows, which evict the row from the cache
+ * before it is read: this gives two thirds of the speed. An offset of 16 bytes avoids it. */
 static void reserve_rows(sf_workspace *w, sf_source *source) {
     sf_decoder *const d = &w->decoder;
-    const size_t slack = 4 * ((size_t)w->horizontal.taps + SF_BLOCK); /* lines are made in whole blocks, too */
+    const size_t slack = 4 * ((size_t)w->horizontal.taps + SF_BLOCK); /* lines are made in whole blocks */
     source->row_bytes = (4 * (size_t)source->columns + slack + 31) & ~(size_t)31;
     sf_need(d, sf_reserve(&w->rows, 16 + ROWS_PER_READ * source->row_bytes));
     for (int i = 0; i < ROWS_PER_READ; i++) {
@@ -238,7 +238,7 @@ static int32_t read_rows(sf_decoder *d, const sf_task *task, sf_source *source) 
     return got;
 }
 
-/* Blocks of a constant size, each moved by a register; the last one ends with the square and may overlap. */
+/* Copy blocks of a constant size, each through a register; the last block ends with the square and may overlap. */
 static inline void write_blocks(const uint8_t *row, size_t squares, size_t side, size_t block, uint8_t *out) {
     for (; squares > 0; squares--, row += side, out += 3 * side * side) {
         for (size_t at = 0; at + block < side; at += block) memcpy(out + at, row + at, block);
@@ -246,15 +246,15 @@ static inline void write_blocks(const uint8_t *row, size_t squares, size_t side,
     }
 }
 
-/* Write a row of a plane into the squares that it crosses. */
+/* Write a row of a plane to the squares that it crosses. */
 static void write_squares(const uint8_t *row, size_t squares, size_t side, uint8_t *out) {
     if (side >= 16) write_blocks(row, squares, side, 16, out);
     else if (side >= 8) write_blocks(row, squares, side, 8, out);
     else write_blocks(row, squares, side, 1, out);
 }
 
-/* Read, resize and write. Rows that went through the horizontal pass live in a ring, in the layout of the caller's image,
- * which leaves out the fourth byte: less to do for the vertical pass, which then writes the image itself. */
+/* Read, resize and write. Rows of the horizontal pass are kept in a ring, in the layout of the caller's image, which omits
+ * the fourth byte: so the vertical pass has less to do, and writes the image directly. */
 static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
     sf_decoder *const d = &w->decoder;
     const sf_batch *batch = task->batch;
@@ -277,7 +277,7 @@ static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
         while (source->line < end) {
             const int32_t got = read_rows(d, task, source);
             for (int32_t i = 0; i < got; i++, source->line++) {
-                if (source->line < start) continue; /* of the margin, or between two outputs of an extreme reduction */
+                if (source->line < start) continue; /* in the margin, or between two outputs of an extreme reduction */
                 uint8_t *const made = ring + made_bytes * ((size_t)source->line & (ring_rows - 1));
                 loops->horizontal(horizontal, source->rows[i] + shift, mixed);
                 if (batch->interleaved) loops->squeeze(mixed, task->out_width, made);
@@ -299,8 +299,8 @@ static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
     }
 }
 
-/* Decode the smallest part of an image that holds the crops of all its views. Rows end in what the horizontal pass reads
- * after them, with zero weight: the begin of the next row. They are off 32 bytes as those of `reserve_rows`. */
+/* Decode the smallest part of an image that contains the crops of all its views. After a row the horizontal pass reads the
+ * beginning of the next row, with zero weight. The rows have an offset of 16 bytes, as in `reserve_rows`. */
 static void decode_frame(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index, sf_frame *frame) {
     sf_decoder *const d = &w->decoder;
     sf_source source = {.left = INT32_MAX, .top = INT32_MAX};
@@ -346,7 +346,7 @@ static void decode_view(sf_workspace *w, sf_task *task) {
     if (encoded) sf_check_end(d);
 }
 
-/* A part of a file, just read, is in the cache when it is checked, and the image when it is decoded. */
+/* Read and check the parts of a file: right after reading, they are in the processor's cache. */
 static void read_file(sf_workspace *w, const sf_batch *batch, const sf_file *file, const uint8_t **image, size_t *size) {
     sf_decoder *const d = &w->decoder;
     sf_need(d, sf_reserve(&w->file, (size_t)file->bytes));
@@ -396,7 +396,7 @@ static void decode(sf_workspace *w, const sf_batch *views, int32_t count, int32_
     }
 }
 
-/* setjmp is called in functions without locals, so that none is indeterminate after a longjmp. */
+/* Functions that call setjmp have no locals, which would be indeterminate after a longjmp. */
 static void try_to_decode(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
     sf_prepare(&w->decoder, &views->limits, problem);
     if (!setjmp(w->decoder.escape)) decode(w, views, count, index);

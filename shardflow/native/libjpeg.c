@@ -23,8 +23,8 @@ static void fail_trial(j_common_ptr info) {
     longjmp(attempt->escape, 1);
 }
 
-/* The creator compares version and size with those that the library was compiled with, before it touches the structure:
- * the guard against a library with another layout. */
+/* jpeg_CreateDecompress compares version and size with those of the library before it touches the structure. This guards
+ * against a library with another layout. */
 static bool has_layout(const struct sf_library *library, char *message) {
     trial attempt = {.message = message};
     struct jpeg_error_mgr errors;

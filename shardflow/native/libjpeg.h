@@ -1,13 +1,13 @@
 /* The part of libjpeg-turbo's interface that the kernel uses, declared here and bound at run time.
  *
- * Why not at link time: nearly every installation already holds a libjpeg-turbo inside Pillow's wheel, whose file name
- * carries a hash that no linker can know, while the system's may be missing. Calling through a table also keeps the
- * kernel's calls inside the library it checked, where global symbol lookup could bind them to any other libjpeg that
- * the process has loaded.
+ * Why not at link time: nearly every installation has a libjpeg-turbo in Pillow's wheel, whose file name has a hash that a
+ * linker cannot know, while the system's may be missing. Calls through a table also reach the library that was checked;
+ * global symbol lookup could bind them to any other libjpeg that the process has loaded.
  *
  * Why not from jpeglib.h: libjpeg-turbo is built with one of two layouts of its structures, version 62 of the interface
- * (Pillow, Debian, Fedora) or 80 (torchvision, Ubuntu, conda), and the header describes the one of the system. Here are
- * both, so that one binary takes any of these libraries. tests/native/test_layout.py compares them with jpeglib.h.
+ * (Pillow, Debian, Fedora) or 80 (torchvision, Ubuntu, conda), and the header describes only the system's layout. This file
+ * declares both, so that one binary works with any of these libraries. tests/native/test_layout.py compares them with
+ * jpeglib.h.
  */
 #ifndef SHARDFLOW_LIBJPEG_H
 #define SHARDFLOW_LIBJPEG_H
@@ -70,7 +70,7 @@ struct jpeg_source_mgr {
 
 typedef struct jpeg_component_info jpeg_component_info;
 
-/* A component; version 80 has two scaled sizes, which libjpeg-turbo keeps equal. */
+/* A component. Version 80 has two scaled sizes, which libjpeg-turbo keeps equal. */
 #define SF_WHOLE_COMPONENT(second_size)                                                                   \
     {                                                                                                     \
         int component_id, component_index, h_samp_factor, v_samp_factor, quant_tbl_no, dc_tbl_no, ac_tbl_no; \
@@ -155,7 +155,7 @@ struct jpeg_decompress_struct {
     void *quant_tbl_ptrs[NUM_QUANT_TBLS];
     void *dc_huff_tbl_ptrs[NUM_HUFF_TBLS], *ac_huff_tbl_ptrs[NUM_HUFF_TBLS];
     int data_precision;
-    void *comp_info; /* of elements whose size the library knows */
+    void *comp_info; /* elements whose size depends on the version */
     union {
         SF_LATER_FIELDS(, , ) api62;
         SF_LATER_FIELDS(boolean is_baseline;, int min_DCT_v_scaled_size;,
@@ -179,7 +179,7 @@ struct jpeg_decompress_struct {
     F(boolean, jpeg_resync_to_restart, (j_decompress_ptr info, int desired))
 
 struct sf_library {
-    int api;           /* 62 or 80, the version of its interface */
+    int api;           /* version of its interface, 62 or 80 */
     size_t info_bytes; /* of its decompressor */
 #define SF_DECLARE(returned, name, arguments) returned(*name) arguments;
     SF_LIBJPEG_FUNCTIONS(SF_DECLARE)
@@ -188,7 +188,7 @@ struct sf_library {
 
 void sf_create_decompress(const struct sf_library *library, j_decompress_ptr info);
 
-/* The fields of a decompressor that the two versions have in different places, as they are now. */
+/* The current values of a decompressor's fields that the two versions have in different places. */
 typedef struct {
     bool progressive, arithmetic;
     int comps_in_scan, Ss, Se, unread_marker;
@@ -196,7 +196,7 @@ typedef struct {
 
 sf_coding sf_coding_of(const struct sf_library *library, const struct jpeg_decompress_struct *info);
 
-/* The shape of the image whose header was read; of at most PLANES components the factors. */
+/* The shape of the image whose header was read, with the factors of at most PLANES components. */
 sf_shape sf_shape_of(const struct sf_library *library, const struct jpeg_decompress_struct *info);
 
 #endif

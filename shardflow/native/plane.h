@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The samples of a component. The last one of a row is repeated up to the end of a block of 8. */
+/* The samples of a component. The last sample of a row is repeated up to the end of its block of 8. */
 typedef struct {
     int32_t width, height;
     size_t row_bytes; /* from one row to the next */

@@ -3,12 +3,12 @@
 #include <string.h>
 
 enum {
-    ROWS_AT_ONCE = 4,               /* go through the horizontal pass, instead of the channels of RGBX */
+    ROWS_AT_ONCE = 4,               /* in the horizontal pass, instead of the channels of RGBX */
     MAX_ROWS_PER_READ = 4 * DCTSIZE, /* of a component */
     NEUTRAL = 128,                  /* of chroma */
 };
 
-/* How the stored image becomes the upright one, in this order: mirrored along its own axes, and then transposed. */
+/* How the stored image becomes the upright one: it is first mirrored along its axes, and then transposed. */
 typedef struct {
     bool mirrored[2], transposed;
 } turn;
@@ -25,9 +25,9 @@ static size_t whole_blocks(size_t bytes) { return (bytes + SF_BLOCK - 1) & ~(siz
 
 /* ---- filters ---- */
 
-/* The filter that gives what an encoder would make of pixels: the component upsampled, resized, and as many `pixels` as share
- * a sample averaged. All of these are linear, so one filter does them, from sample to sample. A filter that does without,
- * as wide as a sample of the target, blurs chroma: 1 to 2 dB. */
+/* The filter that gives what an encoder would make of pixels: it upsamples the component, resizes it, and averages the
+ * `pixels` that share a sample. All three steps are linear, so one filter does them, from sample to sample. A simple filter,
+ * as wide as a sample of the target, would blur chroma: 1 to 2 dB. */
 static void set_axis(sf_decoder *d, const sf_transcoding *t, sf_channel *c, int index, int axis, int32_t pixels) {
     const turn turned = turn_of(t->orientation);
     const int upright = turned.transposed ? 1 - axis : axis;
@@ -60,7 +60,7 @@ static void set_channel(sf_decoder *d, const sf_transcoding *t, sf_channel *c, i
 
 /* ---- decoding and the horizontal pass ---- */
 
-/* Four rows to one of as many four-byte pixels, and back. */
+/* Interleave four rows to one row of four-byte pixels, and back. */
 static void weave(uint8_t *const rows[ROWS_AT_ONCE], int32_t width, uint8_t *restrict woven) {
     const uint8_t *const a = rows[0], *const b = rows[1], *const c = rows[2], *const d = rows[3];
     for (int32_t i = 0; i < width; i++, woven += ROWS_AT_ONCE) {
@@ -77,8 +77,8 @@ static void unweave(const uint8_t *restrict woven, int32_t width, size_t row_byt
     }
 }
 
-/* Pass rows `first` to `end` of a component through its horizontal filter. Rows that carry no weight are left out, and what
- * is written after `end` is written again by the next call, or not read. */
+/* Pass rows `first` to `end` of a component through its horizontal filter. Rows without weight are left out, and rows written
+ * after `end` are written again by the next call, or not read. */
 static void pass_rows(sf_planes *p, const sf_loops *loops, sf_channel *c, int32_t first, int32_t end) {
     const sf_axis *const across = &c->axes[0], *const down = &c->axes[1];
     const int32_t width = across->high - across->low, begin = first < down->low ? down->low : first;
@@ -97,7 +97,7 @@ static void pass_rows(sf_planes *p, const sf_loops *loops, sf_channel *c, int32_
     }
 }
 
-/* Say where the rows of a component are decoded to, and make room for them and for those that are passed on. */
+/* Set where the rows of a component are decoded, and reserve memory for them and for the rows after the horizontal pass. */
 static void reserve_channel(sf_decoder *d, sf_channel *c, int index) {
     const int samples = sf_samples_of_block(&d->shape, index, d->reduction);
     const size_t passed = (size_t)(c->axes[1].high - c->axes[1].low) + ROWS_AT_ONCE;
@@ -116,7 +116,7 @@ static void reserve_channel(sf_decoder *d, sf_channel *c, int index) {
     c->decoded = c->rows.data;
 }
 
-/* The horizontal pass reads after the last pixel, with zero weight: those bytes must have been written. */
+/* The horizontal pass reads after the last pixel, with zero weight: those bytes must be initialised. */
 static void reserve_woven(sf_planes *p, sf_decoder *d, int count) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {
@@ -129,7 +129,7 @@ static void reserve_woven(sf_planes *p, sf_decoder *d, int count) {
     memset(p->woven.data, 0, bytes);
 }
 
-/* Have libjpeg-turbo decode the next row of MCUs into a slot. */
+/* Decode the next row of MCUs into a slot, by libjpeg-turbo. */
 static void read_row(sf_planes *p, sf_decoder *d, int count, int32_t slot) {
     const JDIMENSION lines = (JDIMENSION)(d->shape.max_v * DCTSIZE / d->reduction);
     JSAMPROW rows[PLANES][MAX_ROWS_PER_READ];
@@ -143,7 +143,7 @@ static void read_row(sf_planes *p, sf_decoder *d, int count, int32_t slot) {
     }
 }
 
-/* A row of MCUs of a reduced image has so few lines that several are passed on at once. */
+/* A row of MCUs of a reduced image has few lines, so several rows go through the horizontal pass at once. */
 static void decode(sf_planes *p, sf_decoder *d, int count) {
     const int32_t mcu_height = d->is_own ? d->jpeg.mcu_height : DCTSIZE * d->shape.max_v;
     const int32_t rows = sf_divide_up(d->shape.height, mcu_height);
@@ -218,7 +218,7 @@ void sf_planes_make(sf_planes *p, sf_decoder *d, const sf_transcoding *t, sf_pla
     const int count = d->shape.count;
     for (int i = 0; i < count; i++) set_channel(d, t, &p->channels[i], i);
     decode(p, d, count);
-    if (d->several_scans) d->library->jpeg_abort_decompress(&d->info); /* gives back its coefficients, for the planes */
+    if (d->several_scans) d->library->jpeg_abort_decompress(&d->info); /* frees its coefficients before the planes are allocated */
     for (int i = 0; i < PLANES; i++) {
         sf_channel *const c = &p->channels[i];
         planes[i] = i < count ? pass_down(p, d, c) : neutral(d, c, t);

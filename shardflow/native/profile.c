@@ -1,6 +1,6 @@
 #include "kernel.h"
 
-/* Each channel to linear light, a matrix, and each channel back: the same integers as `_colour` computes without us. */
+/* Each channel to linear light, a matrix, and each channel back: the same integers as `_colour` without the kernel. */
 void sf_convert_colours(uint8_t *pixels, size_t count, const sf_colour_tables *tables) {
     for (; count; count--, pixels += 3) {
         int32_t light[3];

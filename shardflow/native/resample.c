@@ -16,12 +16,12 @@
 #include <arm_neon.h>
 #endif
 
-/* An image within the pixel limit needs far less; this stops extreme ratios (one tall column, one wide output row). */
+/* An image within the pixel limit needs far less; this limit stops extreme ratios (one tall column, one wide output row). */
 static const size_t LIMIT_BYTES = (size_t)1 << 30;
-/* A giant image returns its memory. */
+/* More memory than this is freed after an image. */
 static const size_t KEEP_BYTES = (size_t)32 << 20;
 
-/* Have a sanitizer see any access beyond the bytes that were asked for: buffers are larger, and are used again. */
+/* Let a sanitizer detect accesses beyond the requested bytes: buffers are larger, and reused. */
 static void fence(const sf_buffer *buffer, size_t bytes) {
 #ifdef SF_SANITIZED
     ASAN_UNPOISON_MEMORY_REGION(buffer->data, buffer->bytes);
@@ -90,7 +90,7 @@ typedef struct {
     double largest;
 } reach;
 
-/* Normalised weights of one output pixel into `weights`, at most `room` of them. */
+/* Write the normalised weights of one output pixel to `weights`, at most `room` of them. */
 static ALWAYS_INLINE reach weigh(int filter, const sf_span *span, double scale, int32_t output, int32_t room,
                                  double *weights) {
     const double widening = scale < 1.0 ? 1.0 : scale, inverse = 1.0 / widening;
@@ -115,7 +115,7 @@ static ALWAYS_INLINE reach weigh(int filter, const sf_span *span, double scale, 
     return r;
 }
 
-/* Replace each `shared` outputs, of which the last ones may be fewer, by their mean; returns how many are left. */
+/* Replace each group of `shared` outputs by their mean (the last group may be smaller); returns the number of groups. */
 static int32_t share(double *values, reach *reaches, int32_t room, int32_t count, int32_t shared, double *mean) {
     const int32_t outputs = (count + shared - 1) / shared;
     for (int32_t i = 0; i < outputs; i++) {
@@ -139,7 +139,7 @@ static int32_t share(double *values, reach *reaches, int32_t room, int32_t count
     return outputs;
 }
 
-/* Turn the weights of `end` pixels into weights of the samples that they were upsampled from. */
+/* Turn the weights of `end` pixels into weights of the samples from which they are upsampled. */
 static void fold(double *values, reach *reaches, int32_t room, int32_t count, int32_t end, double *folded) {
     const int32_t last = (end - 1) / 2;
     for (int32_t i = 0; i < count; i++) {
@@ -165,14 +165,14 @@ static void fold(double *values, reach *reaches, int32_t room, int32_t count, in
 static ALWAYS_INLINE bool set_weights(int filter, sf_axis *axis, const sf_span *span) {
     const double scale = span->length / span->resized;
     const double room_real = ceil(filter_support(filter) * (scale < 1.0 ? 1.0 : scale)) * 2.0 + 1.0;
-    const int32_t apart = (int32_t)ceil(scale * (span->shared - 1)); /* of those that share an output */
+    const int32_t apart = (int32_t)ceil(scale * (span->shared - 1)); /* of pixels that share an output */
     const int32_t room = (int32_t)room_real + apart;
     int32_t count = span->count;
     if (!sf_reserve(&axis->scratch, sizeof(double) * room * ((size_t)count + 1) + sizeof(reach) * count)) return false;
     double *values = axis->scratch.data, *unused = values + (size_t)room * count;
     reach *reaches = (reach *)(unused + room);
 
-    /* The precision follows from the largest weight on the whole axis, also outside the window that is wanted. */
+    /* The precision follows from the largest weight on the whole axis, also outside the requested window. */
     double largest = 0.0;
     int32_t taps = 1, low = span->high, high = span->low;
     for (int32_t i = 0; i < span->resized; i++) {
@@ -222,7 +222,7 @@ static ALWAYS_INLINE bool set_weights(int filter, sf_axis *axis, const sf_span *
     return true;
 }
 
-/* Outputs are packed in groups of eight, and to whole blocks. */
+/* Outputs are packed in groups of eight, up to whole blocks. */
 enum { GROUP = 8 };
 
 static int32_t group_count(const sf_axis *axis) {
@@ -333,7 +333,7 @@ static ALWAYS_INLINE void tint_inline(const uint8_t *cb, const uint8_t *cr, int 
     }
 }
 
-/* Values, and their squares. Compilers make vector loops of these two themselves. */
+/* The sums of values and of their squares. Compilers vectorise both loops. */
 static ALWAYS_INLINE void sum_inline(const uint8_t *luma, const int16_t *tints, int count, uint32_t sums[2]) {
     int32_t values = 0, squares = 0;
     for (int i = 0; i < count; i++) {
@@ -492,13 +492,13 @@ static AVX2 void sum_avx2(const uint8_t *luma, const int16_t *tints, int count, 
 static const sf_loops AVX2_LOOPS = {
     "AVX2", true, horizontal_avx2, split_avx2, squeeze_avx2, vertical_avx2, tint_avx2, sum_avx2};
 
-/* Whether processor and operating system support it. Not __builtin_cpu_supports, which reads a table that must be filled
- * by the compiler's own library: Zig's does not. */
+/* Whether processor and operating system support AVX2. Not __builtin_cpu_supports, which reads a table that the compiler's
+ * runtime library must fill: Zig's does not. */
 bool sf_has_avx2(void) {
     unsigned a, b, c, d, enabled, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
     __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
-    const unsigned vectors = 2 | 4; /* the operating system saves the registers of SSE and of AVX */
+    const unsigned vectors = 2 | 4; /* the operating system saves the registers of SSE and AVX */
     return (enabled & vectors) == vectors && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
 }
 
@@ -508,7 +508,7 @@ bool sf_has_avx2(void) {
 
 #ifdef SF_HAVE_NEON
 
-/* The weighted sum of RGBX pixels, in 32 bits per channel. */
+/* The weighted sum of RGBX pixels, with 32 bits per channel. */
 static ALWAYS_INLINE int32x4_t pixel_sum(const uint8_t *in, const int16_t *weights, int taps, int32x4_t half) {
     int32x4_t sum = half;
     for (int k = 0; k < taps; k += 2) {
@@ -528,7 +528,7 @@ static ALWAYS_INLINE void horizontal_neon_taps(const sf_axis *axis, const uint8_
     const int32x4_t half = vdupq_n_s32(1 << (axis->precision - 1)), shift = vdupq_n_s32(-axis->precision);
     const int16_t *weight = axis->weights;
     const int32_t *start = axis->starts, last = axis->count - 1;
-    for (int32_t i = 0; i <= last; i += 4, out += 16) { /* four sums at once, which do not wait for each other */
+    for (int32_t i = 0; i <= last; i += 4, out += 16) { /* four independent sums at once */
         int32x4_t sum[4];
         for (int k = 0; k < 4; k++) {
             const int32_t at = i + k < last ? i + k : last;

@@ -10,7 +10,7 @@ static void set_steps(const sf_jpeg *jpeg, int component, int16_t steps[DCTSIZE2
     }
 }
 
-/* Set where the blocks of a component go. Divisions are done here, once for an image: by numbers that vary they are slow. */
+/* Set where the blocks of a component go. Divide here, once per image: divisions by variable numbers are slow. */
 static void set_targets(sf_scan *s, const sf_jpeg *jpeg, int component, int samples) {
     const int h = jpeg->mcu_h[component], v = jpeg->mcu_v[component];
     const sf_samples *const plane = &s->samples[component];

@@ -1,4 +1,4 @@
-/* The samples of a scan that the kernel decodes itself: the components' planes, made a row of MCUs at a time. */
+/* The samples of a scan that the kernel decodes itself: the components' planes, one row of MCUs at a time. */
 #ifndef SHARDFLOW_SCAN_H
 #define SHARDFLOW_SCAN_H
 
@@ -7,9 +7,9 @@
 #include "jpeg.h"
 #include "resample.h"
 
-enum { SF_LINE = 32 }; /* samples that one read may take: a plane has so many bytes of room after it */
+enum { SF_LINE = 32 }; /* samples per read: a plane has this many bytes or more of spare room after it */
 
-/* Those of a component: a ring of as many rows of MCUs as there are slots. */
+/* The samples of a component: a ring with one row of MCUs per slot. */
 typedef struct {
     int32_t width, height; /* of the image */
     int32_t columns, lines; /* of an MCU */
@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     sf_entropy *entropy;
     sf_idct *idct;
-    sf_window window; /* the MCUs whose samples are wanted, and made */
+    sf_window window; /* the MCUs whose samples are made */
     int32_t columns, rows; /* of MCUs in the image */
     int32_t slots, next_row;
     int count; /* of blocks in an MCU */
@@ -28,10 +28,10 @@ typedef struct {
     sf_samples samples[PLANES];
     sf_buffer memory;
     _Alignas(16) int16_t steps[PLANES][DCTSIZE2];
-    _Alignas(16) sf_coefficients blocks[2 * MAX_BLOCKS_IN_MCU]; /* of two MCUs, which are transformed at once */
+    _Alignas(16) sf_coefficients blocks[2 * MAX_BLOCKS_IN_MCU]; /* of two MCUs, which are transformed together */
 } sf_scan;
 
-/* Begin with the scan that `entropy` has started, to be decoded at the scale of 1 / reduction. False: not enough memory. */
+/* Begin the scan that `entropy` has started, at the scale of 1 / reduction. False: not enough memory. */
 bool sf_scan_start(sf_scan *scan, sf_entropy *entropy, const sf_jpeg *jpeg, int32_t reduction, sf_window window,
                    int32_t slots);
 

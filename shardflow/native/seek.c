@@ -6,9 +6,9 @@ enum {
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
     SHARE = 1, /* so that tiny images have tables */
 #else
-    SHARE = 100, /* a table takes at most one part of so many of its scan's bytes */
+    SHARE = 100, /* a table takes at most 1 / SHARE of its scan's bytes */
 #endif
-    /* Stretches begin in this part of a row, and the last one continues to its end: the left edge of a large crop is there. */
+    /* Stretches begin in the first 3/5 of a row, where the left edge of a large crop is; the last one ends with the row. */
     NUMERATOR = 3,
     DENOMINATOR = 5,
     SUM_BYTES = 4,
@@ -21,7 +21,7 @@ static size_t ceil_of(size_t count, size_t by) { return (count + by - 1) / by; }
 static uint32_t adler32(const uint8_t *bytes, size_t count) {
     uint32_t a = 1, b = 0;
     while (count > 0) {
-        const size_t part = count < 5552 ? count : 5552; /* so many cannot overflow */
+        const size_t part = count < 5552 ? count : 5552; /* this many cannot overflow */
         for (size_t i = 0; i < part; i++) b += a += bytes[i];
         a %= 65521;
         b %= 65521;
@@ -42,7 +42,7 @@ static uint64_t get(const uint8_t *bytes, size_t bit, unsigned count) {
     return value << bit % 8 >> 1 >> (63 - count);
 }
 
-/* The bytes are zero before. */
+/* The bytes must be zero before. */
 static void put(uint8_t *bytes, size_t bit, unsigned count, uint64_t value) {
     for (unsigned i = 0; i < count; i++, bit++) bytes[bit / 8] |= (value >> (count - 1 - i) & 1) << (7 - bit % 8);
 }
@@ -109,7 +109,7 @@ void sf_seek_set_shape(sf_seek_table *table, const sf_jpeg *jpeg) {
     table->components = jpeg->shape.count;
 }
 
-/* Behind a table is the header of the scan, of ten bytes or more, so that `get` reads nothing beyond it. */
+/* The header of the scan, of ten bytes or more, follows a table, so `get` does not read beyond it. */
 bool sf_seek_read(sf_seek_table *table, const sf_jpeg *jpeg) {
     const uint8_t *const segment = jpeg->seek_table;
     if (!segment) return false;
@@ -152,7 +152,7 @@ static int16_t difference_of(const sf_place *before, const sf_place *place, int3
     return (int16_t)(place->predictions[component] - before->predictions[component]);
 }
 
-/* How many bits the columns of an entry have, as in the file; 0 for components that there are not. */
+/* The bits of the columns of an entry, as in the file; 0 for missing components. */
 typedef struct {
     uint8_t bit, predictions[MAX_COMPS_IN_SCAN];
 } widths;

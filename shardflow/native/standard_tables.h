@@ -1,4 +1,4 @@
-/* The tables of ITU-T T.81, annex K, with which baseline JPEGs are encoded. */
+/* The tables of ITU-T T.81, annex K, for encoding baseline JPEGs. */
 #ifndef SHARDFLOW_STANDARD_TABLES_H
 #define SHARDFLOW_STANDARD_TABLES_H
 

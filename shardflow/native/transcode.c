@@ -20,7 +20,7 @@ static void check(sf_decoder *d, const sf_transcoding *t) {
 
 /* ---- sums over the pixels, as RGB ---- */
 
-enum { RUN = 1024 }; /* pixels that are summed up in 32 bits */
+enum { RUN = 1024 }; /* pixels per 32-bit sum */
 
 /* Repeat each sample for the two pixels that share it. */
 static void repeat(const int16_t *samples, int32_t count, int16_t *restrict pixels) {
@@ -65,10 +65,10 @@ static void transcode(sf_transcoder *transcoder, sf_decoder *d, const sf_transco
     sum_up(d->loops, planes, t->sampling, transcoded);
 }
 
-/* A fault in the Huffman codes is not looked at twice: the caller has another way for all that is not plain and whole. */
+/* A fault in the Huffman codes is not retried: the caller has another way to pack images that are damaged or not plain. */
 int32_t sf_transcode(sf_workspace *w, const sf_transcoding *t, sf_transcoded *transcoded, sf_problem *problem) {
     *transcoded = (sf_transcoded){0};
-    sf_encoder_trim(&w->transcoder.encoder); /* the bytes of the image before are not needed any more */
+    sf_encoder_trim(&w->transcoder.encoder); /* the bytes of the previous image are no longer needed */
     sf_prepare(&w->decoder, &t->limits, problem);
     if (!setjmp(w->decoder.escape)) transcode(&w->transcoder, &w->decoder, t, transcoded);
     sf_close_image(&w->decoder);

@@ -1,5 +1,5 @@
-/* What is used of AVX2's operations on 32 bytes, in GCC's and clang's own vectors, for processors without AVX2 whose bytes are
- * in the same order. Their names and meanings are Intel's. */
+/* The AVX2 operations on 32 bytes that the kernel uses, in vector types of GCC and clang, for little-endian processors
+ * without AVX2. Names and meanings are Intel's. */
 #ifndef SHARDFLOW_VECTORS_H
 #define SHARDFLOW_VECTORS_H
 
@@ -33,7 +33,7 @@ typedef uint32_t sf_uints __attribute__((vector_size(32)));
 #define _mm256_and_si256(a, b) BY_LANES(__m256i, a, &, b)
 #define _mm256_or_si256(a, b) BY_LANES(__m256i, a, |, b)
 #define _mm256_xor_si256(a, b) BY_LANES(__m256i, a, ^, b)
-#define _mm256_blendv_epi8(a, b, mask) (((a) & ~(mask)) | ((b) & (mask))) /* where all of its bits say the same */
+#define _mm256_blendv_epi8(a, b, mask) (((a) & ~(mask)) | ((b) & (mask))) /* if all bits of a mask lane are equal */
 #define _mm256_slli_epi16(a, bits) ((__m256i)((sf_ushorts)(a) << (bits)))
 #define _mm256_srli_epi16(a, bits) ((__m256i)((sf_ushorts)(a) >> (bits)))
 #define _mm256_srai_epi16(a, bits) ((__m256i)((sf_shorts)(a) >> (bits)))
@@ -44,7 +44,7 @@ typedef uint32_t sf_uints __attribute__((vector_size(32)));
 #define _mm256_set1_epi16(a) ((__m256i)((sf_shorts){0} + (int16_t)(a)))
 #define _mm256_set1_epi32(a) ((__m256i)((sf_ints){0} + (int32_t)(a)))
 #define _mm256_setr_epi16(...) ((__m256i)(sf_shorts){__VA_ARGS__})
-#define _mm256_shuffle_epi32(a, order) MIXED(__m256i, a, a, 1, 0, 3, 2) /* of 0x4E alone */
+#define _mm256_shuffle_epi32(a, order) MIXED(__m256i, a, a, 1, 0, 3, 2) /* only for 0x4E */
 #define _mm256_unpacklo_epi64(a, b) MIXED(__m256i, a, b, 0, 4, 2, 6)
 #define _mm256_unpackhi_epi64(a, b) MIXED(__m256i, a, b, 1, 5, 3, 7)
 #define _mm256_unpacklo_epi32(a, b) MIXED(sf_ints, a, b, 0, 8, 1, 9, 4, 12, 5, 13)
@@ -59,7 +59,7 @@ typedef uint32_t sf_uints __attribute__((vector_size(32)));
           60, 29, 61, 30, 62, 31, 63)
 #define _mm256_permute2x128_si256(a, b, which) ((which) == 0x20 ? MIXED(__m256i, a, b, 0, 1, 4, 5) : MIXED(__m256i, a, b, 2, 3, 6, 7))
 
-/* Lanes of 16 bits as lanes of 32: the even ones, and the odd ones. */
+/* 16-bit lanes as 32-bit lanes: the even ones, and the odd ones. */
 #define EVEN(a) ((sf_uints)_mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16))
 #define ODD(a) ((sf_uints)_mm256_srai_epi32(a, 16))
 #define LOW_HALVES(a, b) MIXED(sf_shorts, a, b, 0, 2, 4, 6, 16, 18, 20, 22, 8, 10, 12, 14, 24, 26, 28, 30)
@@ -111,12 +111,12 @@ static inline __m256i sf_load_halves(const void *low, const void *high) {
     return a;
 }
 
-/* Store eight bytes each. */
+/* Store eight bytes at each address. */
 static inline void sf_store_quarters(__m256i a, uint8_t *const to[4]) {
     for (int i = 0; i < 4; i++) memcpy(to[i], (const uint8_t *)&a + 8 * i, 8);
 }
 
-static inline __m256i sf_load_bytes(const uint8_t *at) { /* 16, as lanes of 16 bits */
+static inline __m256i sf_load_bytes(const uint8_t *at) { /* 16 bytes, as 16-bit lanes */
     sf_shorts a;
     for (int i = 0; i < 16; i++) a[i] = at[i];
     return (__m256i)a;

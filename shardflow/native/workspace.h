@@ -8,7 +8,7 @@
 struct sf_workspace {
     sf_decoder decoder;
     char about[64];
-    sf_axis horizontal, vertical; /* of crops */
+    sf_axis horizontal, vertical; /* for crops */
     sf_buffer file, frame, rows, ring, pointers;
     sf_transcoder transcoder;
 };
