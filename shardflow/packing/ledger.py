@@ -43,9 +43,7 @@ class Ledger:
     @property
     def listing(self) -> Mapping[str, BlobVersion]:
         """All blobs of the destination at the time of the first use."""
-        if (
-            self._listing is None
-        ):  # not a cached_property, whose lock is shared by all ledgers before Python 3.12
+        if self._listing is None:  # not a cached_property, whose lock is shared by all ledgers before Python 3.12
             self._listing = self.storage.listing()
         return self._listing
 
