@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,6 +10,7 @@ import click
 import shardflow
 from shardflow._wording import first_few, plural, size_text
 from shardflow.errors import DatasetExistsError
+from shardflow.formats.quarantine import Quarantined
 from shardflow.packing.creating import new_sharding, plan_pack
 from shardflow.packing.ledger import Ledger
 from shardflow.packing.pack_plan import PackPlan
@@ -74,10 +75,11 @@ def pack(src: tuple[str, ...], dst: str, preset: str, no_shuffle: bool, dry_run:
     if dry_run:
         made = make_recipe(preset, **recipe)
         with plan_pack(source, Ledger(dst), made, new_sharding(**sharding), annotations) as plan:
-            print_lines(_plan_lines(plan, dst), 13)
+            bad = plan.bad
+            print_lines(_plan_lines(plan, bad, dst), 13)
             if plan.destination in ("dataset", "occupied"):
                 return DatasetExistsError.exit_code
-            return int(len(plan.bad) + len(plan.source.skipped) > given["max_errors"])
+            return int(len(bad) + len(plan.source.skipped) > given["max_errors"])
     with resumable():
         report = shardflow.pack(
             source, dst, preset=preset, annotations=annotations, progress=True, **recipe, **sharding, **given
@@ -119,8 +121,8 @@ _DESTINATIONS = {
 }
 
 
-def _plan_lines(plan: PackPlan, dst: str) -> Iterator[tuple[str, Any]]:
-    classes, bad, skipped = plan.classes, plan.bad, plan.source.skipped
+def _plan_lines(plan: PackPlan, bad: Sequence[Quarantined], dst: str) -> Iterator[tuple[str, Any]]:
+    classes, skipped = plan.classes, plan.source.skipped
     for split, inputs in plan.inputs.items():
         sizes = classes.get(split)
         yield (

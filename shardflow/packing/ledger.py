@@ -77,13 +77,13 @@ class Ledger:
         readable or fails for another reason, or a file of the shard is missing or has another size.
         """
         receipt = job.receipt(self.storage) if f"{job.name}.json" in self.listing else None
-        if receipt is None or receipt.identities != job.identities:
+        if receipt is None or receipt.identities != job.identities or not _is_whole(job, receipt, self.listing):
             return None
         slots = zip(receipt.skipped, receipt.quarantined, strict=True)
         unread = [(job.items[slot], bad.reason) for slot, bad in slots if bad.stage == "read"]
         with TransferPool(_AT_A_TIME) as pool:
-            is_same = all(pool.map(lambda each: why_unread(each[0], job.reader) == each[1], unread))
-        return receipt if is_same and _is_whole(job, receipt, self.listing) else None
+            fail_alike = all(pool.map(lambda each: why_unread(each[0], job.reader) == each[1], unread))
+        return receipt if fail_alike else None
 
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
         """Raise a StoreError unless the storage has these jobs' receipts and their shards, in the right sizes."""
