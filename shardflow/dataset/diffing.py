@@ -161,8 +161,8 @@ class _Side:
         for number, shard in enumerate(self.shards):
             index = dataset[split].reader.index(number)
             self.images += image_checksums(index).tolist()
-            self.others += _other_checksums(index)
             if self.sources is not None:
+                self.others += _other_checksums(index)
                 found = find_receipt(dataset.storage, shard.receipt_name, shard)
                 if found is None:
                     self.sources = None
