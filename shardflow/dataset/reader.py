@@ -272,7 +272,7 @@ class ShardReader:
         return None
 
     def _read_arrived(self, file: IO[bytes], shard: int, record: int) -> Sample | None:
-        """Return a sample from the partial file; None if it has not arrived, is damaged, or there is no index."""
+        """Return a sample from the partial file; None if it has not arrived or is damaged, or the index is missing."""
         if (rows := self._partial_rows(shard)) is None:
             return None
         try:

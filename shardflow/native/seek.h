@@ -36,7 +36,7 @@ typedef struct {
 /* Whether an APP9 segment begins like a seek table. */
 bool sf_seek_is_table(const uint8_t *contents, size_t bytes);
 
-/* Read the table in a JPEG's header. False: there is no valid table of this scan. */
+/* Read the table in a JPEG's header. False: the scan has no valid table. */
 bool sf_seek_read(sf_seek_table *table, const sf_jpeg *jpeg);
 
 /* Set the shape of a table to that of a JPEG's scan. */

@@ -82,7 +82,7 @@ class LocalStorage:
             return None
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob of known content into a new file. There is no retry: the page cache would return the same."""
+        """Copy a blob of known content into a new file. It is not retried: the page cache would return the same."""
         path = self.local_path(name)
 
         def copy() -> None:

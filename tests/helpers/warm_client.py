@@ -1,7 +1,7 @@
 """The process that a test starts in place of `python`: it asks warm_python's server for a fork, and ends as it does.
 
-It runs before the site's packages are found, and imports what is built into the interpreter and one library: with
-`socket`, `signal` and `json` it would start five times as slowly, and a test starts dozens.
+It runs before the site's packages are found, and imports only modules that are cheap to load: with `socket`, `signal`
+and `json` it would start five times as slowly, and a test starts dozens.
 """
 
 import _signal
