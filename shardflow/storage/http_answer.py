@@ -64,6 +64,7 @@ async def range_answer(
     server refuses the range without the size of the blob, which must end at `start` or before.
 
     Raises:
+        StoreError: The server compressed the file.
         WholeFileError: The server sent the whole file.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -78,10 +79,18 @@ async def range_answer(
                 raise
             yield Answer(head=at_end, read=no_bytes)
             return
+        refuse_compressed(answer.headers)
         if answer.status == 200 and "Content-Range" not in answer.headers:
             raise WholeFileError("the server sent the whole file")
         size = range_size(answer.headers.get("Content-Range", ""), start)
         yield Answer(head=head(size, answer.headers), read=answer.content.read)
+
+
+def refuse_compressed(headers: Mapping[str, str]) -> None:
+    """Raise StoreError if a body is compressed: aiohttp expands it, so it has more bytes than the headers say."""
+    if (coding := headers.get("Content-Encoding", "identity").lower()) != "identity":
+        message = f"the server sends it compressed (Content-Encoding: {coding[:20]!a}), so sizes and ranges do not fit"
+        raise StoreError(f"{message}; remove this header from the stored file, or copy the file to a disk")
 
 
 class WholeFileError(StoreError):

@@ -16,7 +16,7 @@ from typing import Any
 from shardflow.errors import TransientError
 
 from .fsspec_transport import FsspecTransport, file_system
-from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
+from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer, refuse_compressed
 from .interface import BlobVersion
 from .transport import Answer, Connection, Fetched
 
@@ -78,6 +78,7 @@ class HttpTransport(FsspecTransport):
     async def _read(self, name: str, size: int) -> bytes:
         """Return a whole file; read at most one byte beyond `size`, and raise TransientError if the size differs."""
         async with self._get(name, {}) as answer:
+            refuse_compressed(answer.headers)
 
             async def read() -> bytes:
                 chunks, left = [], size + 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import http.server
 import re
 import threading
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 import shardflow
-from shardflow.errors import TransientError
+from shardflow.errors import StoreError, TransientError
 from shardflow.storage.remote import remote_storage
 from shardflow.storage.retry import RetryPolicy
 from tests.helpers.making import make_dataset
@@ -36,6 +37,9 @@ class Whole(http.server.SimpleHTTPRequestHandler):
             return
         data = Path(self.translate_path(self.path)).read_bytes()[int(asked[1]) : int(asked[2]) + 1]
         self.send_response(206)
+        if self.path.endswith(".csv"):  # stored compressed, with the header that makes clients expand it
+            self.send_header("Content-Range", f"bytes {asked[1]}-{asked[2]}/{len(data)}")
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -85,6 +89,26 @@ def test_a_dataset_behind_a_server_without_ranges(served: tuple[str, Path], tmp_
     shardflow.sync(f"{url}/set", tmp_path / "copy")
     assert shardflow.open(tmp_path / "copy").fingerprint == shardflow.open(dataset).fingerprint
     assert shardflow.verify(tmp_path / "copy") == []
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False])
+def test_a_compressed_file_is_refused(
+    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, knows_ranges: bool
+) -> None:
+    """A table that the server sends with Content-Encoding is an error: its first bytes alone would lack rows."""
+    url, folder = served
+    monkeypatch.setattr(Whole, "knows_ranges", knows_ranges)
+    rows = "".join(f"{number}.png,{number % 2}\n" for number in range(200))
+    (folder / "labels.csv").write_bytes(gzip.compress(f"image,label\n{rows}".encode()))
+    if not knows_ranges:
+        monkeypatch.setattr(Whole, "end_headers", _with_encoding)
+    with pytest.raises(StoreError, match=r"labels\.csv: the server sends it compressed"):
+        shardflow.pack(f"{url}/labels.csv", tmp_path / "out", workers=1)
+
+
+def _with_encoding(self: Whole) -> None:
+    self.send_header("Content-Encoding", "gzip")
+    http.server.SimpleHTTPRequestHandler.end_headers(self)
 
 
 class _Endless(http.server.BaseHTTPRequestHandler):
