@@ -139,7 +139,8 @@ class Transport(abc.ABC):
             async with self._ask(name, start + received, stop, tag) as answer:
                 found = found or answer.head
                 tag = tag or found.tag
-                if answer.head.size != found.size:  # where there are no tags
+                # Some servers have no tags, and some ignore the condition.
+                if answer.head.size != found.size or answer.head.tag not in ("", tag):
                     raise ChangedError("the blob has changed")
                 stop = min(stop, found.size)
                 while received < stop - start:

@@ -185,6 +185,14 @@ def test_a_blob_that_changed_size_is_not_mixed() -> None:
         Blob(breaks_after=5, heads=(BlobVersion(size=100), BlobVersion(size=99))).read(0, 50)
 
 
+@pytest.mark.parametrize(("known", "answers"), [(None, ("t", "new")), (CURRENT, ("new",))])
+def test_a_server_that_ignores_conditions_does_not_mix(known: BlobVersion | None, answers: tuple[str, ...]) -> None:
+    """An answer with another tag than the requested one is a ChangedError, though the size is the same."""
+    blob = Blob(breaks_after=5, heads=tuple(BlobVersion(100, tag) for tag in answers))
+    with pytest.raises(ChangedError, match="the blob has changed"):
+        blob.read(0, 50, known)
+
+
 def test_each_stretch_of_bytes_has_its_own_time() -> None:
     """No more bytes are asked for than belong to the stretch whose time runs; one without bytes is a DeadlineError."""
     blob = Blob()
