@@ -116,7 +116,7 @@ def test_quality_is_that_of_pixels_and_of_torchvision(megapixels: float) -> None
         image = F.resize(image, [size[1], size[0]], F.InterpolationMode.BICUBIC, antialias=True)
         torchvisions.append(psnr_db(decoded(encode_jpeg(image, quality=90).numpy().tobytes()), reference))
     assert np.mean(ours) > np.mean(pixelwise) - 0.02
-    # A decode at a reduced scale, which torchvision has not, is not quite a resize: docs/packing.md, "How exact".
+    # A decode at a reduced scale, which torchvision has not, is not quite a resize: docs/packing.md, "Fidelity".
     assert np.mean(ours) > np.mean(torchvisions) - (0.02 if megapixels < 1 else 0.5)
 
 
