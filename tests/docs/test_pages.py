@@ -75,6 +75,8 @@ def test_pages_run(
         write_scenes(Path("scenes"), train=20, val=4)
     if "pack photos/ photos256" not in code:
         shutil.copytree(photos.parent / "photos256", "photos256")
+    if '"tars/{' in code:
+        _write_tars(Path("tars"))
     translated = on_this_machine
     if "s3://bucket" in code:
         server, prefix = request.getfixturevalue("server"), request.getfixturevalue("prefix")
@@ -85,6 +87,16 @@ def test_pages_run(
     names = run_page(PAGES[page], _names(), translated)
     if "accuracy =" in code:
         _check_accuracy(names)
+
+
+def _write_tars(folder: Path) -> None:
+    """Write two tars of 20 images with captions, as other tools do."""
+    folder.mkdir()
+    paths = sorted(Path("photos/train").rglob("*.jpg"))
+    for shard in range(2):
+        with wds.TarWriter(f"{folder}/{shard:05}.tar") as tar:
+            for path in paths[20 * shard : 20 * shard + 20]:
+                tar.write({"__key__": path.stem, "jpg": path.read_bytes(), "txt": f"a {path.parent.name}"})
 
 
 def _check_accuracy(names: dict[str, Any]) -> None:
