@@ -295,7 +295,7 @@ class Dataset(Mapping[str, Split]):
     def __getitem__(self, split: str) -> Split:
         if split not in self._splits:
             message = f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}"
-            if split == "test" and "train" in self._splits:
+            if split == "test" and [*self._splits] == ["train"]:
                 message += "; if they are the test set, load them with split='train', shuffle=False"
             validation = [each for each in self._splits if split in _VALIDATION and each in _VALIDATION]
             if validation:

@@ -74,6 +74,7 @@ _ELSEWHERE = {
     "size": "the decoder sets the size: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers always have limits",
+    "train": "split='train' and split='val' set the defaults of training and evaluation",
     "transforms": "use transform, called with each image, or batch_transform, called with each batch",
     "where": "sampler=shardflow.samplers.Subset('score > 0.5') selects samples by a condition",
     "weights": "sampler=shardflow.samplers.Weighted(...) draws samples by weight",
