@@ -30,13 +30,13 @@ def purged_tars(storage: Storage, names: Iterable[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def opening_tar(storage: Storage, name: str) -> Iterator[None]:
-    """Give the NotFoundError of a virtual dataset's tar the remedy, and the reason if it was purged."""
+    """Give the NotFoundError of a tar the remedy, and the reason if the dataset that owned it was purged."""
     try:
         yield
     except NotFoundError as error:
         if reason := purged_tars(storage, [name]).get(name):
             raise NotFoundError(reason) from error
+        remedy = "if the dataset was moved, open it at its new place; else `shardflow verify --repair` restores the tar"
         if name.count("/") > 1:
             remedy = f"restore it, or make the dataset {storage} again without it"
-            raise NotFoundError(f"{storage.url(name)} does not exist; {remedy}") from error
-        raise
+        raise NotFoundError(f"{storage.url(name)} does not exist; {remedy}") from error

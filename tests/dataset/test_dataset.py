@@ -405,7 +405,7 @@ def test_wrong_size_is_named(root: Path) -> None:
 def test_missing_shard_is_named(root: Path) -> None:
     """A shard that is missing is a NotFoundError, one that is a directory a StoreError; both name it."""
     (root / "train/000001.tar").unlink()
-    with pytest.raises(NotFoundError, match=r"train/000001\.tar does not exist"):
+    with pytest.raises(NotFoundError, match=r"train/000001\.tar does not exist; if the dataset was moved"):
         all_samples(root)
     (root / "train/000001.tar").mkdir()
     with pytest.raises(StoreError, match=r"train/000001\.tar"):
