@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardflow._version import __version__
-from shardflow._wording import plural
+from shardflow._wording import first_few, plural
 from shardflow.dataset.image_copies import warn_of_copies
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.write_lock import abort_uploads
@@ -98,6 +98,7 @@ def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: Prog
     results = run(plan, writer, executor, progress)
     made = commit(plan, results)
     warn_of_copies(Dataset(plan.ledger.storage, made, None))
+    _warn_of_untrained_classes(made)
     return report(plan, made, results.totals, resumed=results.resumed, started=started)
 
 
@@ -167,6 +168,17 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         ledger.storage.remove(quarantine.UNFINISHED_NAME)
     lock.release()
     return new
+
+
+def _warn_of_untrained_classes(made: Manifest) -> None:
+    """Warn of classes that have images in other splits, but none in `train`."""
+    statistics = made.statistics or {}
+    if "train" in statistics:
+        trained = statistics["train"].classes
+        others = set().union(*(each.classes for each in statistics.values())) - trained.keys()
+        if names := [name for label, name in enumerate(made.classes or ()) if label in others]:
+            found = "1 class has" if len(names) == 1 else f"{len(names)} classes have"
+            _log.warning("%s images in other splits, but none in train: %s", found, first_few(names, 3))
 
 
 def _warn_of_known_contents(before: Totals, new: Totals) -> None:

@@ -240,6 +240,18 @@ def _stopped(src: Path, dst: Path, **settings: Any) -> PackReport:
     return sf.pack(src, dst, **{**SMALL, "shard_samples": 10, "shuffle": False, "max_errors": 9, **settings})
 
 
+def test_classes_that_training_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A class with images in `val` alone is named, whether a pack or an extension brings it; one in `train` is not."""
+    names = ("train/a/1.jpg", "train/b/2.jpg", "val/a/3.jpg", "val/c/4.jpg")
+    src = write_tree(tmp_path / "src", {name: photo(number) for number, name in enumerate(names)})
+    sf.pack(src, tmp_path / "dst", **SMALL)
+    assert caplog.messages == ["1 class has images in other splits, but none in train: c"]
+    caplog.clear()
+    write_tree(src, {"train/c/5.jpg": photo(5), "val/d/6.jpg": photo(6), "val/e/7.jpg": photo(7)})
+    sf.extend(src, tmp_path / "dst", executor="serial")
+    assert caplog.messages == ["2 classes have images in other splits, but none in train: d, e"]
+
+
 def _flat(root: Path) -> Path:
     return write_tree(root, {f"{n:02}.jpg": photo(n) for n in range(29)})
 
