@@ -25,7 +25,7 @@ from .sources.resolve import list_source, shared_options
 SHARD_SAMPLES = 2048
 
 
-@explain_unknown_arguments({})
+@explain_unknown_arguments({"size": "short_side is the size of the shorter side, in pixels"})
 def pack(
     src: Any,
     dst: str | os.PathLike[str],

@@ -173,7 +173,9 @@ def picture_format(path: str | os.PathLike[str]) -> str:
     """Return the format of a picture by the suffix of its file: PNG, also without a suffix, or JPEG."""
     suffix = Path(path).suffix.lower()
     if suffix not in _FORMATS:
-        raise ConfigError(f"{path}: pictures cannot be written as {suffix}; choose .png or .jpg")
+        raise ConfigError(
+            f"{path}: pictures cannot be written as {suffix}; choose .png or .jpg, or write a page with --html"
+        )
     return _FORMATS[suffix]
 
 

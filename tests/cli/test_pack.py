@@ -130,7 +130,8 @@ def test_images_that_are_not_read(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
         "shardflow: 2 images of unsupported kinds: 2 .psd, such as 'a/1.psd', 'a/2.psd' (convert them to JPEG or "
-        "PNG). To leave them out, use max_errors= or --max-errors 2\n"
+        "PNG). To leave them out, use max_errors= or --max-errors 2, or more if other inputs may turn out to be "
+        "damaged\n"
     )
     assert not list((tmp_path / "dst").glob("*/*"))
     assert "3 of 11 inputs could not be packed, 2 are allowed" in run(*arguments, 2).stderr

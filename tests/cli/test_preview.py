@@ -207,6 +207,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--loader", f"{file}:no_such", "--augment", "1"], 2, "no function 'no_such'"),
         ([url, "--output", str(tmp_path / "no/such/folder.png")], 2, "no/such"),
         ([url, "--html", str(tmp_path / "no/such/page.html")], 2, "no/such"),
+        ([url, "--output", str(tmp_path / "page.html")], 2, "choose .png or .jpg, or write a page with --html"),
         (["--html", url], 2, "is a folder; give the name of a file, such as FILE.html"),
         ([url, "--output", str(tmp_path)], 2, "is a folder"),
         ([str(tmp_path / "nothing")], 4, "does not exist"),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from PIL import Image, ImageOps, JpegImagePlugin, features
 
+import shardflow as sf
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError, TooLargeError
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import FILTERS, PRESETS, Filter, Recipe, make_recipe
@@ -398,6 +399,12 @@ def test_settings_are_checked(said: str) -> None:
     """A setting out of its range, or one that contradicts another, is refused with the remedy."""
     with pytest.raises(ConfigError, match=said):
         Recipe(**WRONG[said])  # type: ignore[arg-type]
+
+
+def test_the_size_of_other_tools() -> None:
+    """`pack` explains `size`, as other tools name it."""
+    with pytest.raises(ConfigError, match="no argument 'size'; short_side is"):
+        sf.pack("src", "dst", size=224)  # type: ignore[call-arg]
 
 
 def test_digest() -> None:

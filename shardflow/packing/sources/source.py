@@ -75,7 +75,8 @@ class Source:
         found = f"{plural(len(self.skipped), 'image')} of unsupported kinds: {describe_skipped(self.skipped)}"
         if len(self.skipped) > max_errors:
             raise PackIncompleteError(
-                f"{found}. To leave them out, use max_errors= or --max-errors {len(self.skipped)}"
+                f"{found}. To leave them out, use max_errors= or --max-errors {len(self.skipped)}, or more if other "
+                "inputs may turn out to be damaged"
             )
         logger.warning("left out: %s", found)
 
