@@ -16,6 +16,7 @@ from .retry import with_timeout
 from .transport import Answer, no_bytes, range_size
 
 _MOST_TEXT = 2000  # bytes to read of the body of an error
+_EXPANDED = ("gzip", "deflate", "br", "zstd")  # by aiohttp; other codings, as wrong as "utf-8", change no byte
 RANGE_HEADERS = {"Accept-Encoding": "identity"}  # the length of a compressed body differs from the range
 
 
@@ -88,8 +89,8 @@ async def range_answer(
 
 def refuse_compressed(headers: Mapping[str, str]) -> None:
     """Raise StoreError if a body is compressed: aiohttp expands it, so it has more bytes than the headers say."""
-    if (coding := headers.get("Content-Encoding", "identity").lower()) != "identity":
-        message = f"the server sends it compressed (Content-Encoding: {coding[:20]!a}), so sizes and ranges do not fit"
+    if (coding := headers.get("Content-Encoding", "").lower()) in _EXPANDED:
+        message = f"the server sends it compressed (Content-Encoding: {coding}), so sizes and ranges do not fit"
         raise StoreError(f"{message}; remove this header from the stored file, or copy the file to a disk")
 
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from shardflow.storage.http_answer import close_session, web_file_system
+import pytest
+
+from shardflow.errors import StoreError
+from shardflow.storage.http_answer import close_session, refuse_compressed, web_file_system
 
 
 def test_a_client_of_its_own() -> None:
@@ -23,3 +26,13 @@ def test_a_session_is_closed_once_it_was_opened() -> None:
     for session in (None, SimpleNamespace(close=close)):
         asyncio.run(close_session(SimpleNamespace(_session=session)))
     assert closed == [True]
+
+
+def test_only_codings_that_are_expanded_are_refused() -> None:
+    """A coding that changes no byte, which some uploads leave as a header, is read; a compressed file is not."""
+    for coding in ("", "identity", "aws-chunked", "utf-8"):
+        refuse_compressed({"Content-Encoding": coding})
+    refuse_compressed({})
+    for coding in ("gzip", "GZIP", "deflate", "br", "zstd"):
+        with pytest.raises(StoreError, match=f"Content-Encoding: {coding.lower()}"):
+            refuse_compressed({"Content-Encoding": coding})
