@@ -1,16 +1,15 @@
-"""Train with augmentation by Albumentations in the workers, image by image, with the same pixels in every run.
+"""Train with augmentation by Albumentations in the workers, with the same pixels in every run.
 
     python examples/albumentations_transform.py photos256
 
-Albumentations has generators of its own and looks at no global one, so by itself it ignores the loader's keys, and
-every run differs. `Keyed` sets its generators from numpy's global one, which the loader sets from the sample's key.
-What to look at:
+Albumentations draws from its own generators, so every run would differ. `Keyed` seeds them from numpy's global
+generator, which the loader seeds with the sample's key.
 
-- Each transform of a pipeline gets a seed of its own. `Compose(seed=…)` and `set_random_seed` give all of them the same
-  one: then the first number that each draws is the same, and one flip is made exactly when the other is.
+- Each transform of a pipeline gets its own seed. `Compose(seed=…)` and `set_random_seed` give all of them the same one,
+  so their first draws are equal: one flip happens exactly when the other does.
 - Albumentations works on numpy arrays [H, W, 3], the loader on tensors [3, H, W]; both are views of the same bytes.
-- With masks or boxes among the loader's fields, `Keyed` gets a dict of them and the pipeline moves all of them.
-- On import it asks a server for its newest version; NO_ALBUMENTATIONS_UPDATE=1 in the environment prevents that.
+- With masks or boxes among the loader's fields, `Keyed` gets a dict, and the pipeline transforms all of them.
+- On import Albumentations asks a server for its newest version, unless NO_ALBUMENTATIONS_UPDATE=1 is set.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NAMES = {"boxes": "bboxes"}
 
 
 class Keyed:
-    """An Albumentations pipeline as a transform of the loader: a function of sample and numpy's global generator."""
+    """An Albumentations pipeline as a transform of the loader, seeded from numpy's global generator."""
 
     def __init__(self, pipeline: A.Compose) -> None:
         self._pipeline = pipeline
@@ -52,7 +51,7 @@ class Keyed:
 
 
 def seed_all(transform: A.BasicTransform | A.BaseCompose) -> None:
-    """Give a transform, and all that it consists of, seeds of their own from numpy's global generator."""
+    """Seed a transform, and each of its parts separately, from numpy's global generator."""
     transform.set_random_seed(int(np.random.randint(2**32, dtype=np.uint64)))
     for part in getattr(transform, "transforms", ()):
         seed_all(part)

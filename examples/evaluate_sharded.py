@@ -1,11 +1,11 @@
-"""Evaluate on several ranks with exactly the result of one process.
+"""Evaluate on several ranks, with exactly the result of one process.
 
     torchrun --nproc-per-node 4 examples/evaluate_sharded.py photos256 --weights run.pt
 
-Most loaders make the ranks equal by repeating samples, and the accuracy is off by what was repeated. With
-`shuffle=False, tail="short"` every sample is evaluated once, whatever its number: the last batches are shorter, on some
-ranks perhaps empty, and still every rank has as many of them. An empty batch keeps its shape, so nothing in the loop
-has to know; what is gathered are counts, not means. `--weights` takes a checkpoint of train_ddp.py.
+Most loaders give all ranks the same number of samples by repeating some, which changes the accuracy. With
+`shuffle=False, tail="short"` each sample is evaluated once, for any number of samples: the last batches are shorter,
+and may be empty on some ranks, but all ranks have equally many. An empty batch keeps its shape, so the loop needs no
+special case. The ranks add up counts, not means. `--weights` takes a checkpoint of train_ddp.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="path or URL of a labelled dataset")
     parser.add_argument("--split", default="val")
-    parser.add_argument("--weights", type=Path, help="a checkpoint of train_ddp.py; without it the net is a fresh one")
+    parser.add_argument("--weights", type=Path, help="a checkpoint of train_ddp.py; without it the net is untrained")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
     parser.add_argument("--workers", type=int, default=None, help="worker processes per rank")

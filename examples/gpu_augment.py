@@ -1,18 +1,18 @@
-"""Train with images that are augmented on the GPU: decoded there too, or augmented by Kornia.
+"""Train with images that are decoded and augmented on the GPU, or augmented there by Kornia.
 
     python examples/gpu_augment.py photos256
     python examples/gpu_augment.py photos256 --kornia
 
-Without a GPU the same code runs on the CPU; its decoding has the same pixels bit for bit. What to look at:
+Without a GPU the same code runs on the CPU, and decodes to the same pixels.
 
-- `decoders.Raw` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's transforms, decodes
-  them with nvJPEG and crops there. The workers only read.
-- The transforms after it draw from each sample's key, so a sample is augmented alike with every decoder and in every
-  batch. MixUp and CutMix make soft targets of the labels, which cross_entropy takes as they are.
-- Kornia's augmentations take float images, so `ToDtype` comes first, and draw from torch's global generator. Because
-  the loader hands out "random_key", that is set from the batch's key before each batch, and given back after it: a
-  resumed run draws the same. But these draws belong to the batch: other batch sizes or numbers of ranks give others.
-- `stats()` tells where training waits: time for the copy is the GPU's decoding, time for data the workers'.
+- `decoders.Raw` passes the files on undecoded. `DecodeJpeg`, the first of the prefetcher's transforms, decodes and
+  crops them with nvJPEG. The workers only read.
+- The transforms after it draw from each sample's key, so a sample's augmentation does not depend on its batch or its
+  decoder. MixUp and CutMix make soft targets of the labels, which cross_entropy accepts.
+- Kornia's augmentations take float images, so `ToDtype` comes first. They draw from torch's global generator, which is
+  seeded from the batch's "random_key" and restored afterwards: a resumed run draws the same numbers, but another batch
+  size or number of ranks draws others.
+- `stats()` shows what training waits for: the copy, which includes decoding on the GPU, or the workers.
 """
 
 from __future__ import annotations

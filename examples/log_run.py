@@ -1,17 +1,16 @@
-"""Log in MLflow or Weights & Biases what a run was trained on and how well it was fed, and go on with the same data.
+"""Log in MLflow or Weights & Biases which data a run was trained on, and resume it with the same data.
 
     python examples/log_run.py photos256 --tracker mlflow --checkpoint run.pt
     python examples/log_run.py photos256 --tracker wandb --checkpoint run.pt
 
-Run again, the command goes on from the checkpoint, as the same run of the tracker, should the first have been
-interrupted. MLflow's runs go to where MLFLOW_TRACKING_URI says: a server, or `sqlite:///mlflow.db`, which needs none.
-W&B's are written below `wandb/` unless it is told --online: `wandb sync` sends them later, `wandb leet` shows them.
-What to look at:
+After an interruption, the same command continues from the checkpoint, as the same run of the tracker. MLflow writes to
+MLFLOW_TRACKING_URI: a server, or `sqlite:///mlflow.db`, which needs none. W&B writes below `wandb/`, unless --online is
+given: `wandb sync` sends the runs later, `wandb leet` shows them.
 
-- `loader.describe()` is plain JSON: an artifact or a part of the run's config, to search and compare by.
-- The loader's state in the checkpoint says which version of the dataset the run began with, and `version=` opens that
-  one, though the dataset may have been extended since. Where it was packed anew, it is an error instead of other data.
-- Of several ranks, one logs: they share order and data.
+- `loader.describe()` is plain JSON: log it as an artifact, or as part of the run's config.
+- The loader's state names the version of the dataset that the run began with. `version=` opens that version, even if
+  the dataset was extended since. If the dataset was packed again, it raises an error.
+- One rank logs for all of them, because they share order and data.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from net import Net
 
 
 class MLflow:
-    """A run in MLflow; `run_id` is that of the run to go on with."""
+    """A run in MLflow; `run_id` is that of the run to resume."""
 
     def __init__(self, record: dict, run_id: str | None, arguments: argparse.Namespace) -> None:
         import mlflow
@@ -50,7 +49,7 @@ class MLflow:
 
 
 class WandB:
-    """A run in Weights & Biases; `run_id` is that of the run to go on with."""
+    """A run in Weights & Biases; `run_id` is that of the run to resume."""
 
     def __init__(self, record: dict, run_id: str | None, arguments: argparse.Namespace) -> None:
         import wandb

@@ -1,4 +1,4 @@
-"""The small net that the examples train, so that they run in seconds on a CPU."""
+"""A small net, so that the examples train in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Net(nn.Sequential):
-    """Two strided convolutions, a mean over what is left, and a linear layer; any size of image will do."""
+    """Two strided convolutions, global average pooling, and a linear layer, for images of any size."""
 
     def __init__(self, classes: int) -> None:
         super().__init__(

@@ -1,13 +1,11 @@
-"""Pack a Hugging Face dataset: class names and splits come with it, and image files are taken as they are.
+"""Pack a Hugging Face dataset with its class names and splits.
 
     python examples/pack_huggingface.py out/
 
-What to look at:
-
 - The columns with images and classes are found by their types; `shardflow.sources.Collection` names others.
-- Images are not decoded on the way: their files go to the packer, and those that need no change could be kept
-  byte for byte (`preset="original"`).
-- The files are copied to the directory for temporary files first, where the workers read them.
+- The packer gets the image files undecoded, so files that need no change can be kept byte for byte
+  (`preset="original"`).
+- The files are first copied to the directory for temporary files, where the workers read them.
 """
 
 from __future__ import annotations

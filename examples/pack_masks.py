@@ -1,19 +1,17 @@
-"""Pack images with their masks, boxes in pixels, and captions; masks and boxes are resized with the images.
+r"""Pack images with masks, boxes in pixels, and captions; masks and boxes are resized with the images.
 
     python examples/pack_masks.py out/
 
-The command line does the same:
+The same on the command line:
 
     shardflow pack out/photos out/packed --square --parts txt \
         --mask mask.png --boxes json:boxes:xyxy --box-field labels=labels
 
-What to look at:
-
-- `7.mask.png`, `7.json` and `7.txt` lie beside `7.jpg`. What they are is declared, not guessed.
-- A mask is cut and resized with its image, each pixel the nearest one's value: labels are never mixed.
-- Boxes are in pixels of the upright picture, at the path "boxes" of the JSON, and move with the picture; other entries
-  stay. A box outside the crop becomes zeros, so that it stays in step with its label.
-- The declaration stands in the manifest, so that the loader crops mask and boxes with the image.
+- `7.mask.png`, `7.json` and `7.txt` are next to `7.jpg`. Their meaning is declared, not guessed.
+- A mask is cropped and resized with its image, to the nearest pixel: labels are never mixed.
+- Boxes are in pixels of the upright image, at the path "boxes" of the JSON, and move with the image; other entries
+  stay. A box outside the crop becomes zeros, so that it keeps its label.
+- The manifest has the declaration, so the loader crops mask and boxes with the image.
 """
 
 from __future__ import annotations

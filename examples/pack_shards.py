@@ -1,15 +1,13 @@
-"""Pack existing WebDataset shards anew: another size, quality, number of samples per shard, and order.
+"""Pack existing WebDataset shards again, with another size, quality, order and number of samples per shard.
 
     python examples/pack_shards.py out/
 
-The command line does the same, for a bucket as well:
+The same on the command line, which also takes a bucket:
 
     shardflow pack "out/shards/{00000..00002}.tar" out/packed --short-side 64 --shard-samples 25
 
-What to look at:
-
-- `.txt` and `.json`, as img2dataset leaves them, stay beside their images.
-- A damaged or incomplete sample would be quarantined by shard and key; nothing is lost without a word.
+- `.txt` and `.json`, as from img2dataset, stay with their images.
+- A damaged or incomplete sample is quarantined, by shard and key.
 - A dataset that shardflow packed is given by its directory, and keeps its splits and classes.
 """
 

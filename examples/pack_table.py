@@ -1,16 +1,14 @@
-"""Pack the images that a CSV names: labels, splits and captions from its columns, everything else into `.json`.
+"""Pack the images of a CSV: labels, splits and captions from its columns, everything else into `.json`.
 
     python examples/pack_table.py out/
 
-The command line does the same:
+The same on the command line:
 
     shardflow pack out/photos.csv out/packed --label-column colour --caption-column text
 
-What to look at:
-
-- Paths are relative to the table; URLs of any scheme that fsspec serves do as well.
-- The column "split" is found by its name, and so would "label" be.
-- A row whose image is missing would be quarantined, and counted against `max_errors`.
+- Paths are relative to the table; URLs of any scheme that fsspec serves work too.
+- The column "split" is found by its name, as "label" would be.
+- A row whose image is missing is quarantined, and counts against `max_errors`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Pack a torchvision dataset, or any other object with a length and an index that hands out images and targets.
+"""Pack a torchvision dataset, or any other object with a length and an index that returns images and targets.
 
     python examples/pack_torchvision.py out/
 
-What to look at:
-
-- A target that is an integer or a name is the class; one that is an image is a mask; dictionaries are annotations.
-- Class names come from its `classes`, if it has them, or from `shardflow.sources.Collection(..., classes=...)`.
-- Give it without a transform that crops or augments: that is what the training does, every epoch anew.
+- A target that is an integer or a name is the class; an image is a mask; dictionaries are annotations.
+- Class names come from its `classes`, or from `shardflow.sources.Collection(..., classes=...)`.
+- Pass the dataset without random transforms: training crops and augments in every epoch.
 """
 
 from __future__ import annotations

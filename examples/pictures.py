@@ -1,4 +1,4 @@
-"""The pictures that the packing examples make for themselves: one coloured disc each, drawn from a number."""
+"""The images of the packing examples: one coloured disc each, drawn from a number."""
 
 from __future__ import annotations
 

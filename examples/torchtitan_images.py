@@ -1,10 +1,10 @@
-"""The data loader of a TorchTitan trainer: batches of its data-parallel ranks, and a state in its checkpoints.
+"""The data loader of a TorchTitan trainer: batches for its data-parallel ranks, and a state in its checkpoints.
 
     Trainer.Config(dataloader=ImageLoader.Config(dataset_path="photos256"), ...)
 
 The trainer builds it with the rank's place among the data-parallel ranks. Its CheckpointManager saves and loads the
-state beside the model, and a run goes on with any number of ranks. It counts steps, so epochs follow each other without
-an end.
+state with the model, and a run may resume with any number of ranks. The trainer counts steps, so epochs follow each
+other without an end.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ class ImageLoader(BaseDataLoader):
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a state was saved."""
+        """Continue where the state was saved."""
         self.loader.load_state_dict(state_dict)

@@ -1,21 +1,19 @@
-"""Train with Hugging Face Accelerate, and go on after an interruption exactly where it came.
+"""Train with Hugging Face Accelerate, and resume at the next batch after an interruption.
 
     torchrun --nproc-per-node 4 examples/train_accelerate.py photos256 --folder run
     torchrun --nproc-per-node 2 examples/train_accelerate.py photos256 --folder run --batch-size 64
 
-The second command goes on from the state that the first saved last, on other ranks; `accelerate launch` does as well as
-torchrun. What to look at:
+The second command continues from the last state of the first, on other ranks. `accelerate launch` works like torchrun.
 
-- `Accelerator()` comes first: it makes the process group that the loader takes rank and world size from. Without a GPU
-  it does so only when told `cpu=True`; each process would otherwise train a model of its own.
-- The loader need not be prepared. `accelerator.prepare` wraps torch DataLoaders alone and returns anything else as it
-  is; what it would do, each rank its share of the samples, the loader does already. Batches are moved to the device
-  here, which a prepared DataLoader does by itself.
-- `register_for_checkpointing(loader)` puts the loader's state into `save_state` and `load_state`. There is nothing to
-  skip after loading, so `skip_first_batches` is not needed.
-- Accelerate does not see where the epochs of a loader end that it has not wrapped. Without gradient accumulation that
-  makes no difference. With `accelerator.accumulate`, the last batches of an epoch accumulate with the first of the
-  next; and instead of `gather_for_metrics`, which cuts repeats off, evaluate with tail="short" and reduce counts.
+- `Accelerator()` comes first: it makes the process group from which the loader takes rank and world size. Without a GPU
+  it needs `cpu=True`; otherwise each process trains a separate model.
+- Do not prepare the loader: each rank has its share of the samples already. A prepared DataLoader also moves batches to
+  the device, which this loop does.
+- `register_for_checkpointing(loader)` puts the loader's state into `save_state` and `load_state`.
+  `skip_first_batches` is not needed.
+- Accelerate does not see the end of an epoch of a loader that it did not wrap. With `accelerator.accumulate`, the last
+  batches of an epoch accumulate with the first of the next. Instead of `gather_for_metrics`, evaluate with tail="short"
+  and add up counts.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Train from the same shards through an NVIDIA DALI pipeline: on a GPU where there is one, on the CPU elsewhere.
+"""Train on the same shards through an NVIDIA DALI pipeline, on a GPU or on the CPU.
 
     pip install nvidia-dali-cuda130
     shardflow export dali photos256
     python examples/train_dali.py photos256
 
-The shards are plain WebDataset tars, which DALI's reader takes as they are; the exported index files save it the walk
-through every tar before the first batch. What to look at:
+DALI's reader takes WebDataset tars; with the exported index files it need not scan every tar before the first batch.
 
-- Order, epochs and resume are DALI's here, not the loader's: a shuffle buffer of `initial_fill` samples, and a reader
-  that has to be told where the last batch of an epoch ends.
+- Order, epochs and resuming are DALI's, not the loader's: a shuffle buffer of `initial_fill` samples, and a reader that
+  must be told where the last batch of an epoch ends.
 - Labels arrive as the text in `.cls`, padded to one length.
 - Under torchrun, each rank reads its share of the samples (`shard_id`, `num_shards`).
 """
@@ -63,7 +62,7 @@ def pipeline(tars: list[str], indexes: list[str], size: int, gpu: bool) -> Any:
 
 
 def batches_of(folder: Path, indexes: Path, size: int, batch_size: int, threads: int, gpu: bool, **ends: Any) -> Any:
-    """Return what iterates through the training split of a dataset; `ends` say how an epoch ends."""
+    """Return an iterator over the training split of a dataset; `ends` say how an epoch ends."""
     train = shardflow.open(folder)["train"]
     made = pipeline(
         [train.reader.url(number) for number in range(len(train.shards))],  # those of a subset or split lie elsewhere
@@ -81,7 +80,7 @@ def main() -> None:
     """Parse the command line, and train for an epoch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="a labelled dataset in a local directory")
-    parser.add_argument("--indexes", type=Path, help="where the index files were exported to, if not beside the shards")
+    parser.add_argument("--indexes", type=Path, help="folder of the index files, if not next to the shards")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per step")
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
     parser.add_argument("--threads", type=int, default=2, help="DALI's threads")

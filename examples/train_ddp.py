@@ -1,16 +1,16 @@
-"""Train on several ranks with DistributedDataParallel, and go on after an interruption exactly where it came.
+"""Train on several ranks with DistributedDataParallel, and resume at the next batch after an interruption.
 
     torchrun --nproc-per-node 4 examples/train_ddp.py photos256 --checkpoint run.pt
     torchrun --nproc-per-node 2 examples/train_ddp.py photos256 --checkpoint run.pt --batch-size 64
 
-The second command goes on from the checkpoint of the first, if that was interrupted, on other ranks and with another
-batch size: what was trained on stays so, and the rest of the epoch comes once. What to look at:
+The second command continues from the checkpoint of the first, on other ranks and with another batch size: each sample
+of the epoch's rest comes once.
 
-- The loader takes rank and world size from torch.distributed, so the process group is made first.
-- The state of the loader is a few numbers, equal on all ranks: one rank saves it, next to the weights.
-- Every rank has as many batches as the others, so DDP needs no `join`.
-- At SIGTERM and SIGUSR1, as schedulers send them before they end a job, all ranks save after the same step and end
-  with exit code 85, by which slurm.sh and kubernetes.yaml know that the job is to be started again.
+- The loader takes rank and world size from torch.distributed, so create the process group before it.
+- The state of the loader is a few numbers, equal on all ranks: one rank saves it, with the weights.
+- All ranks have equally many batches, so DDP needs no `join`.
+- On SIGTERM and SIGUSR1, which schedulers send before they end a job, all ranks save after the same step and end with
+  exit code 85, on which slurm.sh and kubernetes.yaml start the job again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
     parser.add_argument("--workers", type=int, default=None, help="worker processes per rank")
-    parser.add_argument("--checkpoint", type=Path, help="loaded if it is there, and saved as the training goes on")
+    parser.add_argument("--checkpoint", type=Path, help="loaded if it is there, and saved during training")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--stop-after", type=int, metavar="STEPS", help="end early, as an interruption would")
     arguments = parser.parse_args()

@@ -1,15 +1,13 @@
-"""Train a detector of torchvision on images and boxes, which come cropped, flipped and in batches.
+"""Train a detector of torchvision on images and boxes.
 
     shardflow pack coco/annotations/instances_train2017.json coco512 --preset fine
     python examples/train_detection.py coco512
 
-What to look at:
-
-- There is no collate function, no crop and no flip here: a batch has one tensor of images, and lists with the boxes
-  [N, 4] and the labels [N] of each image, which have followed their image.
-- `CroppedBoxes(min_visibility=0.25)` drops boxes of which less than a quarter lies in the crop, and their labels with
-  them. An image without boxes is an example of background.
-- The flip runs on the device, and moves the boxes too. Colours and the like would stand beside it.
+- The script needs no collate function and crops nothing: a batch has one tensor of images, and lists with the boxes
+  [N, 4] and the labels [N] of each image, which followed its crop and flip.
+- `CroppedBoxes(min_visibility=0.25)` drops boxes of which less than a quarter is in the crop, and their labels. An
+  image without boxes is an example of background.
+- The flip runs on the device, and moves the boxes too. Add colour transforms next to it.
 - torchvision's detectors count the background as class 0, so labels are one higher than the dataset's.
 """
 

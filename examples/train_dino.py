@@ -1,13 +1,13 @@
-"""Train without labels on several views of each image, as DINO does: a student learns what its slow average sees.
+"""Train without labels on several views of each image, as DINO does: a student predicts its slow average's outputs.
 
     python examples/train_dino.py photos256
 
-After Caron et al., "Emerging properties in self-supervised vision transformers", 2021. What to look at:
+After Caron et al., "Emerging properties in self-supervised vision transformers", 2021.
 
-- `MultiView` reads and decodes each image once for all of its views; a batch has a tuple with a tensor per view:
-  two large crops, which the teacher sees, and small ones.
-- Augmentation on the device treats each view in its own way, keyed by (seed, epoch, sample, view).
-- Large crops go through the net together and so do small ones, as tensors of one size.
+- `MultiView` reads and decodes each image once for all of its views. A batch has a tuple with a tensor per view: two
+  large crops, which the teacher sees, and small ones.
+- Augmentation on the device treats each view separately, keyed by (seed, epoch, sample, view).
+- Large crops go through the net together, and so do small ones, as tensors of one size.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def distillation_loss(student: tuple[torch.Tensor, ...], teacher: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return the mean cross-entropy between what the teacher and the student say of different views; logits [B, K]."""
+    """Return the mean cross-entropy between outputs of teacher and student for different views; logits [B, K]."""
     pairs = [
         F.cross_entropy(seen / STUDENT_TEMPERATURE, shown.softmax(1))
         for (number, shown), (other, seen) in itertools.product(enumerate(teacher), enumerate(student))

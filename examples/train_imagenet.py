@@ -1,16 +1,16 @@
-"""Train an image classifier as one does in earnest: bf16, channels_last, MixUp and CutMix, EMA, on one GPU or many.
+"""Train an image classifier with a full recipe: bf16, channels_last, MixUp and CutMix, EMA, on one GPU or many.
 
     torchrun --nproc-per-node 8 examples/train_imagenet.py imagenet256 --checkpoint run.pt --compile --ema 0.9999
     python examples/train_imagenet.py photos256 --model resnet18 --size 64 --batch-size 16 --epochs 1   # on a CPU
 
 The recipe is torchvision's for ResNet-50 (https://pytorch.org/blog/how-to-train-state-of-the-art-models-using-
-torchvision-latest-primitives/) without TrivialAugment. Interrupted anywhere, the same command goes on from the
-checkpoint exactly, on as many ranks as there are then. What to look at:
+torchvision-latest-primitives/) without TrivialAugment. After an interruption, the same command continues at the next
+batch, on any number of ranks.
 
-- Workers hand over uint8; erasing, normalising, MixUp and CutMix are the device's, each sample's numbers from its own
-  key. With `--decode device` the workers hand over the files, and the GPU decodes as well.
-- The learning rate is a function of how far the training has come, in samples: the loader's state is the schedule's.
-- `batches.stats()` says what share of the time the training waited for data, and what to do about it.
+- Workers return uint8. Erasing, normalising, MixUp and CutMix run on the device, keyed by sample. With
+  `--decode device` the workers return the files, and the GPU decodes them.
+- The learning rate is a function of the samples trained so far, so the loader's state is also the schedule's.
+- `batches.stats()` says how long training waited for data, and what to do about it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WEIGHT_DECAY = 2e-5
 
 
 def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="path or URL of a labelled dataset with the splits train and val")
     parser.add_argument("--model", default="resnet50", help="any classifier of torchvision.models, by name")
@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--decode", choices=("workers", "device"), default="workers", help="where JPEGs are decoded")
     parser.add_argument("--workers", type=int, default=None, help="worker processes per rank")
-    parser.add_argument("--checkpoint", type=Path, help="loaded if it is there, and saved as the training goes on")
+    parser.add_argument("--checkpoint", type=Path, help="loaded if it is there, and saved during training")
     parser.add_argument("--save-every", type=int, default=1000, metavar="STEPS")
     parser.add_argument("--print-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--stop-after", type=int, metavar="STEPS", help="end early, as an interruption would")
@@ -90,7 +90,7 @@ def process_group() -> Iterator[torch.device]:
 
 
 class Training:
-    """A model, its data, and how far it has come."""
+    """A model, its data, and its progress."""
 
     def __init__(self, given: argparse.Namespace, device: torch.device) -> None:
         self.given, self.device = given, device
@@ -112,7 +112,7 @@ class Training:
         self.model = torch.compile(parallel) if given.compile else parallel
 
     def run(self) -> None:
-        """Train from where it stands to the last epoch."""
+        """Train from the current position to the last epoch."""
         given, step = self.given, 0
         for epoch in range(self.batches.epoch, given.epochs):
             self.batches.set_epoch(epoch)
@@ -194,7 +194,7 @@ class Training:
         self.batches.load_state_dict(saved["loader"])
 
     def parts(self) -> dict[str, Any]:
-        """Return what has a state, besides the loader."""
+        """Return the objects with a state, except the loader."""
         parts = {"model": self.net, "optimiser": self.optimiser, "average": self.average}
         return {name: part for name, part in parts.items() if part is not None}
 

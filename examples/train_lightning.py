@@ -1,17 +1,17 @@
-"""Train with Lightning's Trainer: the loader is its dataloader, for training and validation, as it is.
+"""Train with Lightning's Trainer, whose dataloaders are the loaders themselves.
 
     python examples/train_lightning.py photos256 --folder run --devices 2
     python examples/train_lightning.py photos256 --folder run --devices 2 --resume run/last.ckpt
 
-The second command goes on from the checkpoint that the first saved last, also in the middle of an epoch: Lightning
-saves the `state_dict` of the training dataloader with the rest. What to look at:
+The second command continues from the last checkpoint of the first, also in the middle of an epoch: Lightning saves the
+`state_dict` of the training dataloader.
 
-- `DataModule` makes the loaders in `train_dataloader` and `val_dataloader`. These are called when the ranks are known,
-  and the loader takes its own from torch.distributed; a loader made before would read everything on every rank.
-- Lightning's own samplers stay out of the way, because there is no torch DataLoader to put them into.
+- `DataModule` makes the loaders in `train_dataloader` and `val_dataloader`, which Lightning calls when
+  torch.distributed knows the ranks. A loader that was made before would read everything on every rank.
+- Lightning does not insert its samplers, because these are not torch DataLoaders.
 - Validation reads every sample once, and adds up counts: with a short last batch, means of ranks would not be exact.
-- Lightning counts the batches of an epoch itself. Going on in the middle of an epoch therefore takes the same number of
-  devices and the same batch size; at the end of one, both may change.
+- Lightning counts the batches of an epoch. So resuming in the middle of an epoch takes the same number of devices and
+  the same batch size; at its end, both may change.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
         type=int,
         default=-1,
         metavar="STEPS",
-        help="end early; go on from a checkpoint before that, for Lightning takes the epoch that it ends in to be over",
+        help="end early; resume from an earlier checkpoint, because Lightning counts this epoch as finished",
     )
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")

@@ -1,14 +1,13 @@
-"""Train with crops that grow, which is faster, and compare with crops that have their last size from the beginning.
+"""Train with crops that grow, and compare the time with that of crops of the last size.
 
     python examples/train_progressive.py photos256 --size 192 --epochs 18
 
-Decoding and training cost as much as a crop has pixels, and the first epochs learn as much from small ones (Tan and Le,
-"EfficientNetV2", 2021; Touvron et al., "Fixing the train-test resolution discrepancy", 2019). What to look at:
+The cost of decoding and training grows with the pixels of a crop, and the first epochs learn as much from small ones
+(Tan and Le, "EfficientNetV2", 2021; Touvron et al., "Fixing the train-test resolution discrepancy", 2019).
 
-- The decoder has the sizes of the epochs; nothing else changes, and there is one loader. Its workers are kept.
-- A run that is resumed in any epoch has crops of the right size, with the pixels of the run that it continues.
-- The net must accept any size, as those with a global pooling do. A net that is compiled, or that a CUDA graph was
-  captured of, is prepared once per size.
+- The decoder has the sizes of the epochs. There is one loader, whose workers stay.
+- A run that is resumed in any epoch has the right size, and the pixels of an uninterrupted run.
+- The net must accept any size, for example by global pooling. Compiling and CUDA graphs happen once per size.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def main() -> None:
 
 
 def train(given: argparse.Namespace, sizes: Mapping[int, int]) -> float:
-    """Train with crops of these sizes by epoch, print what the net has learnt, and return the seconds it took."""
+    """Train with crops of these sizes by epoch, print the accuracy, and return the seconds it took."""
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,

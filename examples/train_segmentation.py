@@ -1,14 +1,12 @@
-"""Train a segmenter of torchvision on images and masks, which come cropped, resized and flipped together.
+"""Train a segmenter of torchvision on images and masks.
 
     shardflow pack photos/ photos256 --mask mask.png
     python examples/train_segmentation.py photos256 --classes 21
 
-What to look at:
-
-- There is no joint transform: the mask [B, 1, H, W] has taken the crop, the size and the flip of its image, to the
-  nearest pixel, so that every value is one of the file's.
+- The script needs no joint transform: the mask [B, 1, H, W] follows the crop, size and flip of its image, to the
+  nearest pixel, so it has only values of the file.
 - Erasing runs on the device, and erases the mask with the value that the loss ignores.
-- In validation the mask is cropped as its image is, from the centre.
+- In validation the mask is cropped like its image, from the centre.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ def main() -> None:
     """Parse the command line, train, and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="path or URL of a dataset with the mask mask.png and the splits train and val")
-    parser.add_argument("--classes", type=int, default=21, help="values of the masks, 0 for the background among them")
+    parser.add_argument("--classes", type=int, default=21, help="values of the masks, with 0 for the background")
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=16, help="samples per step")
