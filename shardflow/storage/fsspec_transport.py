@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
 from .interface import BlobVersion
+from .retry import current_wait
 from .transport import Answer, Connection, Transport, Write, if_found
+
+_MOST_LEVELS = 100  # a server that answers every path with the same page has no end
 
 
 class FsspecTransport(Transport):
@@ -84,11 +87,30 @@ class FsspecTransport(Transport):
             raise StoreError(f"{message}; name the files, as in {{00000..00099}}.tar, or in a table")
         return await if_found(super().listing()) or {}
 
-    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:  # noqa: ARG002 - there is one
+    async def _page(self, token: str) -> tuple[dict[str, BlobVersion], str]:
+        """Return the files of a folder. The token has the folders that are left, separated by zero bytes.
+
+        fsspec's `find` is used only where a file system has its own, because the common one leaves out folders that
+        cannot be listed.
+        """
         self._fs.invalidate_cache()
-        found = await self._call("find", "", detail=True)
-        sizes = ((path, info.get("size")) for path, info in found.items())
-        return {path: BlobVersion(-1 if size is None else size) for path, size in sizes}, ""
+        if type(self._fs).find is not fsspec.AbstractFileSystem.find:
+            found = (await self._call("find", "", detail=True)).values()
+            return dict(map(_entry, found)), ""
+        folder, _, left = token.partition("\0")
+        if folder.count("/") > _MOST_LEVELS:
+            raise StoreError(f"{self._url('')} has folders more than {_MOST_LEVELS} levels deep; name a folder in it")
+        try:
+            listed = await self._call("ls", folder, detail=True)
+        except FileNotFoundError as error:
+            if not folder:
+                raise
+            raise StoreError(f"{self._url(folder)} is listed as a folder, but does not exist; try again") from error
+        current_wait().progress()
+        names = [each["name"].rstrip("/") for each in listed if each["type"] == "directory"]
+        below = dict.fromkeys(name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix))
+        folders = [*(name for name in below if name != folder), *([left] if left else [])]
+        return dict(_entry(each) for each in listed if each["type"] != "directory"), "\0".join(folders)
 
     async def _delete(self, name: str) -> None:
         await self._call("rm_file", name)
@@ -101,6 +123,11 @@ class FsspecTransport(Transport):
         else:
             work = asyncio.to_thread(getattr(self._fs, method), place, *data, **arguments)
         return await self._in_time(work, name, size)
+
+
+def _entry(info: Mapping[str, Any]) -> tuple[str, BlobVersion]:
+    """Return path and size of a file; -1 if the server does not send the size."""
+    return info["name"], BlobVersion(-1 if info.get("size") is None else info["size"])
 
 
 def connect(connection: Connection) -> FsspecTransport:

@@ -27,10 +27,14 @@ class Whole(http.server.SimpleHTTPRequestHandler):
 
     sent: ClassVar[Counter[str]] = Counter()
     knows_ranges: ClassVar[bool] = False
+    failing: ClassVar[dict[str, int]] = {}  # path → status
 
     def do_GET(self) -> None:
         """Count, and send."""
         self.sent[self.path] += 1
+        if status := self.failing.get(self.path.rstrip("/")):
+            self.send_error(status)
+            return
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if asked is None or not self.knows_ranges:
             super().do_GET()
@@ -80,6 +84,33 @@ def test_a_server_without_ranges_sends_a_file_once(served: tuple[str, Path], mon
         assert storage.read_range(str(number), 0, 10) == data[number : number + 10]
     monkeypatch.setattr(Whole, "knows_ranges", True)  # as another server behind the same name may
     assert storage.read("third") == data
+
+
+@pytest.mark.parametrize(("status", "error"), [(404, StoreError), (500, TransientError)])
+def test_a_folder_that_cannot_be_listed_is_an_error(
+    served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]
+) -> None:
+    """A class whose folder the server does not list is not left out; a missing root is empty."""
+    url, folder = served
+    for name in ("a/1", "a/deeper/2", "a b/3", "c/4"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    storage = remote_storage(url, retry_policy=RetryPolicy(attempts=2, backoff_s=0.01))
+    assert list(storage.listing()) == ["a%20b/3", "a/1", "a/deeper/2", "c/4"]
+    assert remote_storage(f"{url}/absent").listing() == {}
+    monkeypatch.setattr(Whole, "failing", {"/a/deeper": status})
+    with pytest.raises(error, match=r"/a/deeper|the server failed"):
+        storage.listing()
+
+
+def test_folders_without_end_are_an_error(served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers every path with the same page, with a folder in it, is not listed for ever."""
+    url, folder = served
+    page = folder / "page.html"
+    page.write_text('<a href="more/">more</a>')
+    monkeypatch.setattr(Whole, "translate_path", lambda *_: str(page))
+    with pytest.raises(StoreError, match="folders more than 100 levels deep"):
+        remote_storage(url).listing()
 
 
 def test_a_dataset_behind_a_server_without_ranges(served: tuple[str, Path], tmp_path: Path) -> None:
