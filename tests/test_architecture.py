@@ -105,7 +105,7 @@ BUDGET = {
     "order": 2210,
     "packing": 8190,
     "preview": 1240,
-    "storage": 4560,
+    "storage": 4590,
     "": 1280,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
