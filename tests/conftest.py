@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for what tests start as sc
 pytest_plugins = ["tests.helpers.run_guard", "tests.helpers.s3_fixtures", "tests.helpers.store_fixtures"]
 
 settings.register_profile("long", deadline=None, max_examples=LONG)  # no test asserts a time
-settings.register_profile("tests", deadline=None, max_examples=LONG // 6)
-settings.register_profile("short", deadline=None, max_examples=LONG // 10)
+settings.register_profile("tests", deadline=None, max_examples=LONG // 10)
+settings.register_profile("short", deadline=None, max_examples=LONG // 20)
 settings.load_profile("tests")
 
 # Ranks, and workers where Python does not fork them (3.14), come from a server that has imported all this once.

@@ -60,11 +60,11 @@ def burdens() -> dict[str, bytes]:
     return {
         "icc.jpg": encoded(picture(), "JPEG", icc_profile=bytes(1 << 20)),
         "app.jpg": _with_segments(jpeg, 0xE7, 1 << 20),
-        "exif.jpg": _with_segments(jpeg, 0xE1, 1 << 20, b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"),
+        "exif.jpg": _with_segments(jpeg, 0xE1, 1 << 20, b"Exif\0\0MM\0*\0\0\0\x08\x1f\xff"),
         "comments.jpg": _with_segments(jpeg, 0xFE, 1 << 20, most=200),
         "text.png": forged()["forged/text bomb.png"][0],
         "profile.png": forged()["forged/profile bomb.png"][0],
-        "chunks.png": png[:33] + png_chunk(b"tEXt", b"a\0b") * 20_000 + png[33:],
+        "chunks.png": png[:33] + png_chunk(b"tEXt", b"a\0b") * 5_000 + png[33:],
         "exif.webp": encoded(picture(), "WEBP", exif=b"Exif\0\0MM\0*" + bytes(1 << 20)),
     }
 

@@ -18,7 +18,9 @@ def some_of(count: int) -> int:
 
 def stride(step: int) -> int:
     """Return which of many places this run tries: every `step`-th in the long run, and half of those in others."""
-    return step if some_of(LONG) == LONG else 2 * step - 1  # odd, so that each bit of a byte has its turn
+    if some_of(LONG) == LONG:
+        return step
+    return 2 * step - 1 if step > 1 else 2  # odd, so that each bit of a byte has its turn
 
 
 def examples(count: int, parent: settings | None = None, **others: Any) -> settings:
