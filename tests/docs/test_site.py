@@ -23,17 +23,18 @@ from tests.helpers.pages import PAGES, PROJECT
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The website, built with warnings as errors."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    pages, folder = tmp_path_factory.mktemp("pages") / "pages", tmp_path_factory.mktemp("site")
+    command = ["mkdocs", "build", "--strict", "--quiet", "--config-file", pages / "mkdocs.yml", "--site-dir", folder]
     settings = {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(
-        [*command, "--config-file", PROJECT / "tools/site/mkdocs.yml"],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    for arguments in ([PROJECT / "tools/site/pages.py", pages], ["-m", *command]):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
     return folder
 
 

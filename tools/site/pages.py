@@ -1,4 +1,6 @@
-"""Hooks of the website's build: pages that are not in docs/, and links to files that are not on the website.
+"""Write the pages of the website to a new folder, as the plain Markdown that any generator reads.
+
+    python tools/site/pages.py FOLDER       # FOLDER/mkdocs.yml is the configuration, FOLDER/docs/ has the pages
 
 README.md is the start page, CHANGELOG.md and each example are pages, and the reference is made of the docstrings of all
 public names. A link to any other file of the repository becomes its path.
@@ -7,8 +9,9 @@ public names. A link to any other file of the repository becomes its path.
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from pathlib import Path
-from typing import Any
 
 import shardflow
 from shardflow import errors
@@ -33,37 +36,38 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are not in docs/."""
-    from mkdocs.structure.files import File
-
+def write(folder: Path) -> None:
+    """Write all pages, and the configuration of the generator."""
+    shutil.copytree(PROJECT / "docs", folder / "docs")
     pages = {page: (PROJECT / name).read_text(encoding="utf-8") for page, name in MORE.items()}
     pages |= {f"reference/{page}.md": reference(page) for page in REFERENCE}
     pages["reference/errors.md"] = f"# Errors\n\n::: {errors.__name__}\n    options:\n      show_root_heading: false\n"
     for path in sorted((PROJECT / "examples").glob("*.py")):
         code = path.read_text(encoding="utf-8")
         pages[f"examples/{path.stem}.md"] = f"# {path.name}\n\n```python\n{code}```\n"
+    pages |= {path.name: path.read_text(encoding="utf-8") for path in (PROJECT / "docs").glob("*.md")}
     for page, text in pages.items():
-        files.append(File.generated(config, page, content=text))
-    return files
+        (folder / "docs" / page).parent.mkdir(exist_ok=True)
+        (folder / "docs" / page).write_text(linked(page, text), encoding="utf-8")
+    for name in ("mkdocs.yml", "docstrings.py"):
+        shutil.copy(Path(__file__).with_name(name), folder)
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001 - the signature of a hook
-    """Lead links to pages of the website, and replace those to other files by their paths."""
-    name = page.file.src_uri
+def linked(name: str, text: str) -> str:
+    """Return a page with its links leading to pages, and the paths of other files in place of links to them."""
     folder = (PROJECT / MORE.get(name, f"docs/{name}")).parent
 
     def lead(match: re.Match[str]) -> str:
-        image, text, target = match.groups()
+        image, words, target = match.groups()
         path, hash_, anchor = target.partition("#")
         if not path or "://" in path:
             return match[0]
         path = folder.joinpath(path).resolve().relative_to(PROJECT).as_posix()
         if (address := _address(path)) is not None:
-            return f"{image}[{text}]({'../' * name.count('/')}{address}{hash_}{anchor})"
-        return f"`{path}`" if text in (path, Path(path).name) else f"{text} (`{path}`)"
+            return f"{image}[{words}]({'../' * name.count('/')}{address}{hash_}{anchor})"
+        return f"`{path}`" if words in (path, Path(path).name) else f"{words} (`{path}`)"
 
-    parts = _FENCED.split(_USE.sub(r"\1", markdown))
+    parts = _FENCED.split(_USE.sub(r"\1", text))
     parts[::2] = (_LINK.sub(lead, part) for part in parts[::2])  # the others are code
     return "".join(parts)
 
@@ -100,3 +104,7 @@ def _description(namespace: str, name: str) -> list[str]:
     module, attribute = named_places(namespace)[name]
     heading = f"      heading: {namespace}.{name}"
     return [f"::: {module}.{attribute}", "    options:", heading, f"      toc_label: {name}", ""]
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
