@@ -16,6 +16,12 @@ def first_few(names: Sequence[str], most: int) -> str:
     return shown + ", ..." * (len(names) > most)
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error, if Python supports notes (3.11)."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+
+
 def size_text(count: int) -> str:
     """Return a number of bytes with the unit that suits it: "812 bytes", "36 kB", "7.2 MB", "12.5 GB"."""
     if count < 1000:

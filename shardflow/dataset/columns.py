@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
-from shardflow._wording import plural
+from shardflow._wording import add_note, plural
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
 from shardflow.formats.annotations import mask_field
@@ -174,7 +174,12 @@ def compute(
     for own, opened in chosen.items():
         for number, first in enumerate(opened.first_sample(np.arange(len(opened.shards))).tolist()):
             records, given = _field_values(opened, number, field)
-            returned = list(function(given)) if given else []
+            try:
+                returned = list(function(given)) if given else []
+            except Exception as error:
+                got = f"a list of {plural(len(given), 'value')} of {field!r}, from {opened.shards[number].name}"
+                add_note(error, f"shardflow: raised by the function for column {name!r}, which got {got}")
+                raise
             if len(returned) != len(given):
                 raise ConfigError(
                     f"the function for column {name!r} returned {len(returned)} values for {len(given)} of {field!r}"

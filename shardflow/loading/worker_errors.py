@@ -16,13 +16,8 @@ from types import FunctionType, TracebackType
 
 from torch.utils.data import get_worker_info
 
+from shardflow._wording import add_note
 from shardflow.errors import ShardflowError
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error, if Python supports notes (3.11)."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
 
 
 _STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collate.py", "damaged_samples.py")]

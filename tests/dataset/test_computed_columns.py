@@ -58,6 +58,17 @@ def test_a_function_over_texts_becomes_a_column(captioned: Path) -> None:
     assert twice.values.tolist() == [2 * (n % 5 + 1) for n in range(6, 12)]
 
 
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes need Python 3.11")
+def test_an_error_of_the_function_names_the_shard(captioned: Path) -> None:
+    """An error of the function is re-raised unchanged, with a note that names the shard whose values it got."""
+    with pytest.raises(AttributeError) as caught:
+        shardflow.columns.compute(captioned, "words", lambda texts: texts.split(), field="txt")  # type: ignore[attr-defined]
+    (note,) = caught.value.__notes__
+    assert note.endswith(
+        "the function for column 'words', which got a list of 5 values of 'txt', from train/000000.tar"
+    )
+
+
 def test_ids_that_look_like_keys_of_pack(tmp_path: Path) -> None:
     """A join by ids that match keys by accident is refused with the remedy, where the samples' json has the ids."""
     keys = [f"{n:09}" for n in range(4)]
