@@ -39,12 +39,12 @@ def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
     )
     bad = preview(src / "t.csv", tmp_path / "dst").bad
     assert [(each.path, each.reason) for each in bad] == [
-        ("1.jpg", "row 4 has no label"),
+        ("1.jpg", "has no label, but others of its split have"),
         ("3.jpg", "No such file or directory"),
     ]
     result = CliRunner().invoke(shardflow, ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--dry-run"])
     assert (
-        "bad          2 inputs cannot be packed, such as '1.jpg' (row 4 has no label); "
+        "bad          2 inputs cannot be packed, such as '1.jpg' (has no label, but others of its split have); "
         "'3.jpg' (No such file or directory); repair them, or leave them out with --max-errors 2"
     ) in result.output.splitlines()
 

@@ -153,7 +153,7 @@ class Table(SourceKind):
             for column in (columns.image, columns.mask):
                 if files is not None and isinstance(place := row.get(column or ""), str):
                     row = {**row, str(column): files.with_extension(place, f"{self}, row {number}")}
-            needed = columns.image, columns.label, self.caption, columns.mask
+            needed = columns.image, self.caption, columns.mask  # a split may lack labels, such as a test set
             split = self._split(row, columns.split, number)
             return _unlabelled_input(row, columns, needed, split, number, folder, base)
 
@@ -224,11 +224,17 @@ def _similar(columns: Sequence[str], names: Collection[str]) -> list[str]:
 
 def _header_hint(row: Row) -> str:
     """Return the remedy for a table without an image column."""
-    if len(row) == 1 and any(mark in name for name in row for mark in ";\t|"):
-        return "separate the columns by commas in .csv, by tabs in .tsv"
+    if hint := _separator_hint([*row]):
+        return hint
     if any(os.path.splitext(name)[1].lower()[1:] in SOURCE_PARTS for name in row):
         return "the first line must name the columns"
     return "name the column of the images' paths or URLs with image= or --image-column"
+
+
+def _separator_hint(columns: Sequence[str]) -> str:
+    """Return the remedy for columns that are separated by another character, or ""."""
+    is_one = len(columns) == 1 and any(mark in columns[0] for mark in ";\t|")
+    return "separate the columns by commas in .csv, by tabs in .tsv" if is_one else ""
 
 
 class _Files:
@@ -293,7 +299,7 @@ def _unlabelled_input(
         parts[MASK_PART] = [str(row[columns.mask])]
         identity = identity_of(identity, place_state(base, str(row[columns.mask])))
     more = encode_more(image=[place] if path != place else [], parts=parts)
-    return unlabelled_input(split, row[columns.label] if columns.label else None, path, size, identity, more)
+    return unlabelled_input(split, row.get(columns.label or ""), path, size, identity, more)
 
 
 def _read_rows(data: bytes, name: str) -> Iterator[Row]:
@@ -317,7 +323,8 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
                 message = (
                     f"{name}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, found {found}"
                 )
-                raise ConfigError(f"{message}; quote cells that contain the separator")
+                hint = _separator_hint(reader.fieldnames or ()) or "quote cells that contain the separator"
+                raise ConfigError(f"{message}; {hint}")
             if kind == ".tsv" and any("\t" in value or "\n" in value for value in row.values()):
                 raise ConfigError(
                     f"{name}, line {reader.line_num}: a quoted cell contains a tab or line break, perhaps because a "

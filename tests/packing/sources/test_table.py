@@ -160,10 +160,22 @@ def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     assert (report.inputs, report.packed) == (4, 1)
     found = quarantined(tmp_path / "dst")
     assert [(row["path"], row["stage"], row["reason"]) for row in found] == [
-        ("1.jpg", "read", "row 4 has no label"),
+        ("1.jpg", "read", "has no label, but others of its split have"),
         ("gone.jpg", "read", "No such file or directory"),
         ("row 3", "read", "row 3 has no path"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_test_split_without_labels(tmp_path: Path, kind: str) -> None:
+    """Rows of a split in which no row has a label are packed without one, next to a split with labels."""
+    write_tree(tmp_path, {f"{n}.jpg": photo(n) for n in range(3)})
+    labels = {"train": "a", "val": "b", "test": None if kind == "jsonl" else ""}
+    rows = [{"path": f"{n}.jpg", "split": split, "label": labels[split]} for n, split in enumerate(labels)]
+    report = sf.pack(_write(tmp_path / f"t.{kind}", rows), tmp_path / "dst", **SMALL)
+    assert report.samples == {"test": 1, "train": 1, "val": 1}
+    loader = sf.Loader(tmp_path / "dst", split="test", batch_size=1, num_workers=0)
+    assert [keys for _, keys in loader] == [["000000000"]]
 
 
 def test_the_slot_of_a_bad_row(tmp_path: Path) -> None:
@@ -205,7 +217,9 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
             {},
             "line 2: expected 2 columns, found 3; quote cells that contain the sep",
         ),
+        ("t.csv", "path;label\nx.jpg;a,b\n", {}, "line 2: .*; separate the columns by commas"),
         ("t.csv", "path\n", {}, "has no rows"),
+        ("t.csv", "path,label\nx,1.5\ny,2.25\n", {}, r"'1.5' as .* a measured number belongs in a col.*\.json"),
         ("t.csv", "path,label\nx\n", {}, "line 2: expected 2 columns, found 1"),
         ("t.csv", "path\n\xff\n", {}, "line .*save it as UTF-8"),
         ("t.jsonl", '{"path": "x"}\n{"path"\n', {}, "line 2: not JSON"),
@@ -428,5 +442,5 @@ def test_wrong_folders_and_names_of_images(tmp_path: Path) -> None:
     write_tree(tmp_path, {"images/1.jpg": photo(1), "t.csv": b"image\n1\n"})
     with pytest.raises(NotFoundError, match=r"nowhere.*--image-folder"):
         list_source(sf.sources.Table(table, images=tmp_path / "nowhere"))
-    with pytest.raises(PackIncompleteError, match="no extension"):
+    with pytest.raises(PackIncompleteError, match=r"no extension: .*leading zeros"):
         sf.pack(table, tmp_path / "dst", executor="serial")
