@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import tarfile
@@ -340,3 +341,24 @@ def test_a_column_of_ids_is_not_taken_for_the_label(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         sf.pack(sf.sources.Table(tmp_path / "t.csv", label="image_id"), tmp_path / "b", **SMALL)
     assert "24 for 24" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [
+        (["scab", "rust", "scab rust"], '["scab", "rust"]'),
+        (["x", "x|y", "x|z", "y|z"], '["x", "y"]'),
+        (["1, 2", "2, 3", "3, 1", "1"], '["1", "2"]'),
+        (["golden retriever", "golden eagle", "bald eagle"], ""),
+        (["tench, Tinca tinca", "goldfish"], ""),
+    ],
+)
+def test_a_class_that_lists_several(
+    tmp_path: Path, names: list[str], warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A class whose name joins those of others, as in a column of several labels, is named, with the list to write."""
+    rows = [{"path": f"{number}.jpg", "label": name} for number, name in enumerate(names)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with contextlib.suppress(ConfigError):  # a single "1" among them is refused, too
+        list_source(sf.sources.Table(tmp_path / "t.jsonl"))
+    assert ("may be several" in caplog.text, warned in caplog.text) == (bool(warned), True)

@@ -60,6 +60,7 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
                 len(used),
                 len(unlabelled),
             )
+        _warn_of_joined_names(numbering.classes or (), where)
         _refuse_moved_numbers(numbering, labels, where)
     labelled = {split for split, label in unlabelled.labels if label is not None}
     if any(split in labelled for split, label in unlabelled.labels if label is None):
@@ -77,11 +78,30 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
     for label in labels:
         for name in label if isinstance(label, list | tuple) else (label,):
             if isinstance(name, str) and _LIKE_NUMBER.fullmatch(name) and numbering.number(name) != float(name):
+                message = f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}, "
+                if not NUMBER.fullmatch(name):
+                    message += (
+                        "because it is not a class number; a measured number belongs in a column that is not the "
+                    )
+                    raise ConfigError(f"{message}label, so that it goes to .json")
                 raise ConfigError(
-                    f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}, "
-                    "because not all labels are numbers; write numbers only, or list the classes in a file for "
-                    "--classes"
+                    f"{message}because not all labels are numbers; write numbers only, or list the classes in a file "
+                    "for --classes"
                 )
+
+
+def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:
+    """Warn if names look like lists, such as "rust scab": divided, they are fewer than the classes."""
+    for separator in "|;, ":
+        joined = [name for name in classes if separator in name.strip()]
+        if joined and len({one.strip() for name in classes for one in name.split(separator)}) < len(classes):
+            logger.warning(
+                "%s has the class %r, which may be several; if it is, write a JSON list, such as %s, into each cell",
+                where,
+                joined[0],
+                json.dumps([one.strip() for one in joined[0].split(separator)]),
+            )
+            return
 
 
 def _refuse_unlabelled(each: Item) -> Item:
