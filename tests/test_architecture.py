@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7140,
     "native": 5920,
     "order": 2210,
-    "packing": 8190,
+    "packing": 8210,
     "preview": 1240,
     "storage": 4590,
     "": 1280,
