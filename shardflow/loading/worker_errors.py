@@ -19,7 +19,6 @@ from torch.utils.data import get_worker_info
 from shardflow._wording import add_note
 from shardflow.errors import ShardflowError
 
-
 _STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collate.py", "damaged_samples.py")]
 
 
