@@ -350,6 +350,7 @@ def test_a_column_of_ids_is_not_taken_for_the_label(tmp_path: Path, caplog: pyte
         (["x", "x|y", "x|z", "y|z"], '["x", "y"]'),
         (["1, 2", "2, 3", "3, 1", "1"], '["1", "2"]'),
         (["golden retriever", "golden eagle", "bald eagle"], ""),
+        (["red bus", "red car", "red van", "blue bus", "blue car", "blue van"], ""),
         (["tench, Tinca tinca", "goldfish"], ""),
     ],
 )

@@ -91,10 +91,11 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
 
 
 def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:
-    """Warn if names look like lists, such as "rust scab": divided, they are fewer than the classes."""
+    """Warn if names look like lists, such as "rust scab": divided, they are fewer, and some of them are classes."""
     for separator in "|;, ":
         joined = [name for name in classes if separator in name.strip()]
-        if joined and len({one.strip() for name in classes for one in name.split(separator)}) < len(classes):
+        parts = {one.strip() for name in joined for one in name.split(separator)}
+        if len(parts.union(classes) - {*joined}) < len(classes) and not parts.isdisjoint(classes):
             logger.warning(
                 "%s has the class %r, which may be several; if it is, write a JSON list, such as %s, into each cell",
                 where,
