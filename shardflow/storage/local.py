@@ -28,6 +28,7 @@ from .local_files import (
     write_verified,
 )
 
+_OF_SYSTEM = (".", "lost+found")  # folders that may be closed to users, as at the root of a disk
 _REMOVED = ".nfs"  # prefix of removed files that NFS keeps until the last process closes them
 
 
@@ -144,11 +145,16 @@ class LocalStorage:
 
     def _list(self, most: int | None) -> dict[str, BlobVersion]:
         found: dict[str, BlobVersion] = {}
-        walk = os.walk(self.root, onerror=_refuse_unless_closed)
-        paths = (Path(folder, file) for folder, _, files in walk for file in files if not file.startswith(_REMOVED))
-        for path in itertools.islice(paths, most):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a dangling link
-                status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
+        for path in itertools.islice(_files(self.root), most):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                try:
+                    status = path.stat()
+                except OSError:  # a dangling link: reading it is an error, but it is not left out
+                    status = path.lstat()
+                    if not path.suffix:  # it may be a folder
+                        message = f"{path} is a link to {os.readlink(path)}, which does not exist"
+                        raise StoreError(f"{message}; restore that, or remove the link") from None
+                name = name_of(path.relative_to(self.root).as_posix())
                 found[name] = BlobVersion(status.st_size, modified_ns=status.st_mtime_ns)
         return dict(sorted(found.items()))
 
@@ -188,7 +194,21 @@ def _version(status: os.stat_result) -> BlobVersion:
     return BlobVersion(status.st_size, f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}")
 
 
-def _refuse_unless_closed(error: OSError) -> None:
-    """Raise the error of a listing, unless a directory was removed, or this user may not list it."""
-    if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-        raise error
+def _files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a folder, and below links to folders, except links to a folder `above`."""
+    try:
+        status = folder.stat()
+        here = above | {(status.st_dev, status.st_ino)}
+        with os.scandir(folder) as entries:
+            listed = [] if here == above else [*entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return  # removed meanwhile
+    except PermissionError:
+        if above and folder.name.startswith(_OF_SYSTEM):
+            return
+        raise
+    for entry in listed:
+        if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
+            yield from _files(Path(entry.path), here)
+        elif not entry.name.startswith(_REMOVED):
+            yield Path(entry.path)

@@ -164,6 +164,47 @@ def test_a_directory_is_no_blob(storage: LocalStorage) -> None:
     assert list(storage.listing()) == ["a/b"]
 
 
+def test_a_listing_follows_links(storage: LocalStorage, tmp_path: Path) -> None:
+    """Files behind a link to a folder are listed, but not those above; a link that dangles is not left out."""
+    storage.put("a/b", b"12")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "0.tar").write_bytes(b"1")
+    (storage.root / "linked").symlink_to(tmp_path / "disk")
+    (storage.root / "a" / "above").symlink_to(storage.root)
+    assert list(storage.listing()) == ["a/b", "linked/0.tar"]
+    (storage.root / "a" / "1.tar").symlink_to(tmp_path / "gone.tar")
+    assert list(storage.listing()) == ["a/1.tar", "a/b", "linked/0.tar"]
+    (storage.root / "a" / "unmounted").symlink_to(tmp_path / "gone")
+    with pytest.raises(StoreError, match=r"a/unmounted is a link to .*gone, which does not exist; restore that, or"):
+        storage.listing()
+
+
+def test_a_folder_that_cannot_be_listed_is_access_denied(unprivileged: Path) -> None:
+    """Files in a closed folder are not left out, unless it is one of the system's."""
+    storage = LocalStorage(unprivileged)
+    with _as_owner(unprivileged):
+        for name in ("lost+found", ".Trash-0"):
+            (unprivileged / name).mkdir(mode=0)
+    assert list(storage.listing()) == ["secret"]
+    with _as_owner(unprivileged):
+        (unprivileged / "cats").mkdir(mode=0)
+    with pytest.raises(AccessDeniedError, match=r"/cats: permission denied"):
+        storage.listing()
+
+
+@contextlib.contextmanager
+def _as_owner(folder: Path) -> Iterator[None]:
+    """Let the body write into a folder as its owner."""
+    user, owner = os.geteuid(), folder.stat().st_uid
+    if user != owner:
+        os.seteuid(owner)
+    folder.chmod(0o755)
+    yield
+    folder.chmod(0o555)
+    if user != owner:
+        os.seteuid(user)
+
+
 def test_no_right_to_read_is_access_denied(unprivileged: Path) -> None:
     """A blob without read permission is an AccessDeniedError with path and remedy."""
     with pytest.raises(AccessDeniedError, match=r"/secret: permission"):

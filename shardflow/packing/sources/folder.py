@@ -194,6 +194,8 @@ def _why_skipped(storage: Storage, path: str, extension: str) -> str:
         return "convert them to JPEG or PNG"
     local = None if extension else storage.local_path(path)  # in a remote store, this would cost a request per file
     with contextlib.suppress(OSError):
+        if local is not None and local.is_symlink() and not local.exists():
+            return "perhaps links to folders of images; restore what they point to, or remove them"
         if local is not None and local.is_file():
             with open(local, "rb") as file:
                 kind = image_type(file.read(_FIRST_BYTES))

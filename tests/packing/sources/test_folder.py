@@ -207,6 +207,14 @@ def test_broken_link_and_fifo_are_inputs_that_cannot_be_read(tmp_path: Path) -> 
         list_source(tmp_path).reader.read(pipe)
 
 
+def test_a_class_behind_a_broken_link_is_not_left_out(tmp_path: Path) -> None:
+    """A link without an extension to a missing place, such as an unmounted disk, is a skipped input with the remedy."""
+    write_tree(tmp_path, {"a/1.jpg": b"x"})
+    (tmp_path / "b").symlink_to(tmp_path / "nothing")
+    ((path, _, reason),) = list_source(tmp_path).skipped
+    assert (path, reason.partition(";")[0]) == ("b", "perhaps links to folders of images")
+
+
 def test_changed_since_listed(tmp_path: Path) -> None:
     """An input whose size is not the listed one is refused: its digest would vouch for other bytes."""
     write_tree(tmp_path, {"1.jpg": b"12345"})
