@@ -103,9 +103,9 @@ BUDGET = {
     "loading": 7140,
     "native": 5920,
     "order": 2210,
-    "packing": 8210,
+    "packing": 8220,
     "preview": 1240,
-    "storage": 4590,
+    "storage": 4610,
     "": 1280,
 }
 """Lines of each room, C included, at most; "" stands for the files at the top. A commit that raises one says why."""
