@@ -25,17 +25,23 @@ from .shard_rows import read_index
 logger = logging.getLogger(__name__)
 
 _INDEXES_AT_A_TIME = 8
+_MOST_SAMPLES = 5_000_000  # their indexes have some 400 MB, which a bucket sends within half a minute
 
 
 def warn_of_copies(*datasets: Dataset) -> None:
     """Warn of images that have different labels, and of those that are in different splits, with two of their names.
 
-    Where an index cannot be read, that is the warning.
+    Where an index cannot be read, that is the warning. More than `_MOST_SAMPLES` are not compared.
     """
     names = sorted({name for dataset in datasets for name in dataset})
     if len(names) == 1 and all(dataset.classes is None for dataset in datasets):
         return
     parts = [split for dataset in datasets for split in dataset.values()]
+    if sum(map(len, parts)) > _MOST_SAMPLES:
+        logger.info(
+            "whether images come twice was not checked, because there are over %s samples", f"{_MOST_SAMPLES:,}"
+        )
+        return
     shards = [(dataset.storage, shard) for dataset in datasets for shard in dataset.shards]
     try:
         with TransferPool(_INDEXES_AT_A_TIME) as pool:

@@ -31,6 +31,17 @@ def test_pack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.messages
 
 
+def test_indexes_of_large_datasets_are_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pack does not end with minutes of reading: above a number of samples, images are not compared."""
+    monkeypatch.setattr("shardflow.dataset.image_copies._MOST_SAMPLES", 2)
+    monkeypatch.setattr("shardflow.dataset.image_copies.read_index", lambda *_: pytest.fail("read"))
+    with caplog.at_level("INFO"):
+        _pack(tmp_path, "large", {"cat/1.jpg": 1, "dog/2.jpg": 1, "dog/3.jpg": 3})
+    assert "not checked, because there are over 2 samples" in caplog.text
+
+
 def test_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A table that lists an image once for each label of it is noticed; images without a label do not conflict."""
     write_tree(tmp_path, {"1.jpg": photo(1, 32, 24), "t.csv": b"image,label\n1.jpg,cat\n1.jpg,dog\n"})
