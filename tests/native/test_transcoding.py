@@ -101,7 +101,7 @@ def test_pictures_are_those_of_a_float_pipeline(kind: str, subsampling: str) -> 
 def test_quality_is_that_of_pixels_and_of_torchvision(megapixels: float) -> None:
     """Packed pictures are as near to a float reference as torchvision's operators and a way through RGB bring them."""
     ours, pixelwise, torchvisions = [], [], []
-    for number in range(6):
+    for number in range(6 if megapixels < 1 else 3):
         width, height = int((megapixels * 1e6 * 4 / 3) ** 0.5), int((megapixels * 1e6 * 3 / 4) ** 0.5)
         payload = jpegs.make(number, width, height, quality=93)
         size = int(width * 256 / height), 256
