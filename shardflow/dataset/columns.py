@@ -24,7 +24,7 @@ from shardflow._wording import add_note, plural
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
 from shardflow.formats.annotations import mask_field
-from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, TABLE_FIELDS, Column, stem_of
+from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, TABLE_FIELDS, Column, stems_of
 from shardflow.formats.labels import MAX_LABEL_BYTES
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import OnShard, Shard
@@ -440,8 +440,8 @@ class _NewFiles:
 
     def __init__(self, dataset: Dataset, table: Table, rows: _Rows, stems: Mapping[str, str] | None = None) -> None:
         self._given, old = (dataset, table, rows), dataset.manifest
-        past = (*old.past_columns, *(old.columns[name].stem for name in table.columns if name in old.columns))
-        stems = {name: stem_of(name, past) for name in table.columns} if stems is None else stems
+        taken = (*old.past_columns, *(column.stem for column in old.columns.values()))
+        stems = stems_of(table.columns, taken) if stems is None else stems
         self._made = [FilesOfColumn(name, kind, stems[name]) for name, (kind, _) in table.columns.items()]
 
     def __iter__(self) -> Iterator[tuple[Shard, list[tuple[str, bytes]]]]:

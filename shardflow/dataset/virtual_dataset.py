@@ -22,6 +22,7 @@ from shardflow._version import __version__
 from shardflow.errors import ConfigError, DatasetExistsError, ManifestError
 from shardflow.formats import manifest, quarantine, shard_index, ustar
 from shardflow.formats.annotations import Annotations
+from shardflow.formats.columns import stems_of
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
@@ -209,7 +210,8 @@ class _Files:
         self._roots: dict[str, Root] = {}
         self._without_tables: set[str] = set()  # roots with a tar whose seek tables, if any, may be wrong
         self._shards: dict[str, list[Shard]] = {split: [] for split in contents.splits}
-        self._columns = {name: FilesOfColumn(name, kind) for name, kind in contents.kinds.items()}
+        stems = stems_of(contents.kinds, ())
+        self._columns = {name: FilesOfColumn(name, kind, stems[name]) for name, kind in contents.kinds.items()}
 
     def indexes(self) -> Iterator[tuple[str, bytes]]:
         """Yield the name and the bytes of each index and each column file."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -127,10 +127,16 @@ def check_stems(stems: Sequence[object]) -> None:
             raise ManifestError(f"the stem {stem!r} of a column's files is invalid; restore the manifest")
 
 
-def stem_of(name: str, past: Sequence[str]) -> str:
-    """Return the stem for the files of a new column, given the stems of all earlier columns."""
-    before = sum(stem.partition("-")[0] == name for stem in past)
-    return f"{name}-{before + 1}" if before else name
+def stems_of(names: Iterable[str], taken: Sequence[str]) -> dict[str, str]:
+    """Return the stems for the files of new columns, given those of other columns; case alone does not tell two apart.
+
+    On some disks `score.parquet` and `Score.parquet` are one file.
+    """
+    stems: dict[str, str] = {}
+    for name in names:
+        before = sum(stem.partition("-")[0].lower() == name.lower() for stem in (*taken, *stems.values()))
+        stems[name] = f"{name}-{before + 1}" if before else name
+    return stems
 
 
 def check_columns(columns: Mapping[str, Column], splits: Mapping[str, Sequence[Shard]]) -> None:

@@ -83,6 +83,18 @@ def test_values_come_back(tmp_path: Path, column: pa.Array, kind: str) -> None:
     assert sf.verify(dataset) == []
 
 
+def test_columns_that_differ_in_case_have_other_files(dataset: Path, tmp_path: Path) -> None:
+    """`a`, `A` and an earlier `A` keep their values where case does not tell files apart, also in a virtual dataset."""
+    sf.columns.add(dataset, pa.table({"key": ["train:000000000"], "a": [1], "A": [2]}), key="key")
+    sf.columns.drop(dataset, ["A"])
+    sf.columns.add(dataset, pa.table({"key": ["train:000000000"], "A": [3]}), key="key")
+    sf.subset(dataset, tmp_path / "view", keys=["train:000000000"])
+    for url, count in ((dataset, 3), (tmp_path / "view", 2)):
+        assert (values(url, "a")[0], values(url, "A")[0]) == (1, 3)
+        names = [path.relative_to(url).as_posix().lower() for path in url.rglob("*.parquet")]
+        assert len(names) == len(set(names)) >= count
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".tsv", ".jsonl", "pandas", "capsule"])
 def test_tables_of_any_kind(tmp_path: Path, suffix: str) -> None:
     """A table is a file of each kind, or of what speaks Arrow's interface; keys stay text."""
