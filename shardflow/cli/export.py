@@ -71,7 +71,7 @@ def energon(url: str, directory: str | None) -> None:
 @export.command()
 @_places
 @click.option("--name", help="Name of the dataset.  [default: the last part of URL]")
-@click.option("--license", "license_id", help="Licence: the Hub's identifier, as cc-by-4.0, or a URL.")
+@click.option("--license", "license_id", help="Licence: an identifier of the Hub, such as cc-by-4.0, or a URL.")
 def card(url: str, directory: str | None, name: str | None, license_id: str | None) -> None:
     """Write a dataset card: README.md with metadata for the Hugging Face Hub, and croissant.json.
 
