@@ -115,8 +115,8 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
             number = next(number for number, name in enumerate(classes) if name != longest[number])
             raise ConfigError(
                 f"class {number} is {classes[number]!r} in {url} and {longest[number]!r} in {where}, and the tars "
-                f"have numbers; run `shardflow pack {url} NEW --preset original --classes FILE` for each, with one "
-                "FILE of all class names (pack boxes again from their source)"
+                f"have numbers; run `shardflow pack {url} NEW --preset original --classes FILE` for each, with all "
+                "class names in FILE (with boxes, pack their source)"
             )
     return None if longest is None else tuple(longest)
 

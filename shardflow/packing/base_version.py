@@ -135,8 +135,8 @@ class BaseVersion:
         if len(copies) > max(_HANDFUL, len(items) // 2):
             raise ConfigError(
                 f"{len(copies)} of {len(items)} compared new inputs (of {new.inputs}) are in the dataset under other "
-                f"names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, pack all into a new dataset, "
-                "or add further samples with on_conflict= or --on-conflict add"
+                f"names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, pack a new dataset, or "
+                "pass on_conflict= or --on-conflict add"
             )
 
     def _refuse_fewer_parts(self, source: Source) -> None:

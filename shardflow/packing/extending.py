@@ -175,7 +175,7 @@ def plan_extension(
 def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
-        f"{len(paths)} of {inputs} inputs have a path of the dataset but another content or split: {named}. Pack them "
-        "as further samples with on_conflict= or --on-conflict add, leave them out with skip, rename them, or first "
-        "take the earlier samples out with `shardflow remove`"
+        f"{len(paths)} of {inputs} inputs have a path of the dataset but another content or split: {named}. Pass "
+        "on_conflict= or --on-conflict add to pack them too, or skip to leave them out; rename them; or remove the "
+        "earlier samples by `shardflow remove`"
     )

@@ -246,8 +246,8 @@ def _refuse_splits(storage: Storage, classes: set[str]) -> None:
     if classes and all(_LIKE_A_SPLIT.fullmatch(name) for name in classes):
         raise ConfigError(
             f"{storage} has folders named like splits, not classes: {', '.join(sorted(classes))}. Rename them to "
-            f"{', '.join(SPLITS)}; or pack a table of labels with --image-folder; or pack one of them, "
-            f"{storage}/{min(classes)}; or, if they are classes, list them in a file for --classes"
+            f"{', '.join(SPLITS)}; or pack one of them, {storage}/{min(classes)}; or pack a table of labels with "
+            "--image-folder; or list them in a file for --classes, if they are classes"
         )
 
 
