@@ -9,6 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import prometheus_client
 import pytest
 import torch
 import webdataset as wds
@@ -52,8 +53,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pages that draw the demo's pictures get the same ones, drawn once; torch does not wait for a second core."""
+    """Pages that draw the demo's pictures get the same ones, drawn once; torch does not wait for a second core.
+
+    Metrics that a page exports are not those of another test.
+    """
     monkeypatch.setattr(pictures, "draw", DRAW)
+    monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -8,6 +8,7 @@ public names. A link to any other file of the repository becomes its path.
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import sys
@@ -42,9 +43,13 @@ def write(folder: Path) -> None:
     pages = {page: (PROJECT / name).read_text(encoding="utf-8") for page, name in MORE.items()}
     pages |= {f"reference/{page}.md": reference(page) for page in REFERENCE}
     pages["reference/errors.md"] = f"# Errors\n\n::: {errors.__name__}\n    options:\n      show_root_heading: false\n"
+    listed = "# Examples\n\n"
     for path in sorted((PROJECT / "examples").glob("*.py")):
         code = path.read_text(encoding="utf-8")
         pages[f"examples/{path.stem}.md"] = f"# {path.name}\n\n```python\n{code}```\n"
+        summary = (ast.get_docstring(ast.parse(code)) or "").partition("\n")[0]
+        listed += f"- [{path.name}](../../examples/{path.name}): {summary}\n"
+    pages["examples/index.md"] = listed
     pages |= {path.name: path.read_text(encoding="utf-8") for path in (PROJECT / "docs").glob("*.md")}
     for page, text in pages.items():
         (folder / "docs" / page).parent.mkdir(exist_ok=True)
@@ -77,6 +82,8 @@ def _address(path: str) -> str | None:
     for page, name in MORE.items():
         if name == path:
             return page
+    if path == "examples":
+        return "examples/index.md"
     if path.startswith("examples/") and path.endswith(".py"):
         return path.removesuffix(".py") + ".md"
     return path.removeprefix("docs/") if path.startswith("docs/") else None

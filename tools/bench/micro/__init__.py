@@ -2,7 +2,7 @@
 
     recipe      bytes, decoding and fidelity of every quality                          docs/performance.md
     mixing      how well streams and window mix, against a full shuffle and webdataset   docs/performance.md
-    sampling    class counts of weighted epochs; bytes fetched with streams that keep their shards       docs/loading.md
+    sampling    class counts of weighted epochs; bytes fetched with shard affinity      docs/performance.md
     start       a new process, until its first batch: local, and from S3               docs/performance.md
     resume      the first batch of a resumed epoch                                     docs/performance.md
     budget      where the loader's CPU time goes, by stage                             docs/performance.md
