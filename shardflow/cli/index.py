@@ -57,3 +57,5 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors
     if report.lost:
         say(f"left out: about {plural(report.lost, 'sample')} after the damage of tars")
     print_report(report, report.url)
+    if shardflow.open(report.url).classes is None:
+        say("labels        none")

@@ -131,6 +131,7 @@ def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str
     elif field == "label":
         is_there, part = CLASS_PART in parts, CLASS_PART
         remedy = "; use 'labels'" if parts.intersection(LABEL_PARTS) else "; leave 'label' out, or pack with labels"
+        remedy += "; `columns.compute` makes a label in the json a column of another name" * ("json" in parts)
     elif field == IMAGES:
         is_there = bool(dataset.manifest.annotations.images)
         remedy = "; it declares no further images, as `shardflow pack SRC DST --image img1.jpg` does"

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
+from shardflow.errors import ConfigError
 from shardflow.formats.manifest import FILE_NAME
 from tests.helpers.command import exit_code
 from tests.helpers.folders import write_tree
@@ -138,6 +139,14 @@ def test_index(tmp_path: Path) -> None:
         f"fingerprint   {sf.open(tmp_path).fingerprint}\n"
     )
     assert run("verify", tmp_path)[0] == 0
+
+
+def test_index_without_labels(tmp_path: Path) -> None:
+    """`index` says that tars have no labels, and the error of a loader where those of their json can go."""
+    write_tar(tmp_path / "00.tar", members_of(range(4), label=False))
+    assert run("index", tmp_path)[1].endswith("labels        none\n")
+    with pytest.raises(ConfigError, match=r"'label': no part 'cls' .*; `columns\.compute` makes a label in the json"):
+        sf.Loader(tmp_path, batch_size=2, fields=("image", "label"))
 
 
 def test_tars_that_were_written_anew_are_named(tmp_path: Path) -> None:
