@@ -88,6 +88,7 @@ def find_tars(
             tars = sum(name.endswith(".tar") for name in listing)
             raise ConfigError(
                 f"{storage} has no tar {one!r}: it holds {tars} tars and {len(listing) - tars} other files"
+                + "; decompress .gz files first" * any(name.endswith((".gz", ".tgz")) for name in listing)
             )
         found.update(names)
     foreign = next((name for name in found if root is None and ("://" in name or not is_below(name))), None)

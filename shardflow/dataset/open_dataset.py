@@ -366,7 +366,8 @@ def open_dataset(
             if root.name == manifest.FILE_NAME:
                 remedy = f"name the dataset's folder, {root.parent}"
             raise NotFoundError(f"{storage} is a file; {remedy}") from None
-        raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
+        remedy = "`shardflow index` makes a dataset of tars" if root.suffix == ".tar" else _similar(root)
+        raise NotFoundError(f"{storage} does not exist; {remedy or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)
     storage = virtual_storage(storage, url, content.roots, storage_options, must_exist=True)

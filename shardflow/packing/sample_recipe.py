@@ -64,7 +64,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 
 def no_image(parts: Iterable[str]) -> str:
     """Return why a sample with these parts is not packed, if no further images are declared."""
-    return f"has no image among its parts: {', '.join(parts)}"
+    return f"has no image among its parts: {', '.join(parts) or 'a label alone'}"
 
 
 class PackedSample(NamedTuple):

@@ -74,7 +74,9 @@ def virtual_storage(
         return storage
     for place in urls.values():
         if must_exist and not is_remote(place) and not os.path.isdir(place):
-            remedy = "put that back, or make the view again with its new place (`shardflow subset`, `split`, `merge`)"
+            remedy = (
+                "put that back, or make the view again with its new place (`shardflow index`, `subset`, `split`, …)"
+            )
             message = f"{storage} is a view of {os.path.abspath(place)}, which was moved or removed"
             raise NotFoundError(f"{message}; {remedy}")
     opened = {name: open_storage(url, remote_options(url, storage_options)) for name, url in urls.items()}

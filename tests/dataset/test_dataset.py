@@ -231,6 +231,8 @@ def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
     """A path that does not exist, a file, and a directory without a manifest get different messages with a remedy."""
     with pytest.raises(NotFoundError, match=r"exist; check"):
         shardflow.open(tmp_path / "none")
+    with pytest.raises(NotFoundError, match=r"exist; `shardflow index` makes"):
+        shardflow.open(tmp_path / "{000..001}.tar")
     with pytest.raises(NotFoundError, match=f"file; name the dataset's folder, {root}"):
         shardflow.open(root / FILE_NAME)
     (tmp_path / "photo.jpg").touch()

@@ -58,6 +58,9 @@ def test_braces_and_wildcards(tmp_path: Path) -> None:
     assert len(find_tars(storage, None)) == 5
     with pytest.raises(ConfigError, match=r"'c\.tar': it holds 5 tars"):
         find_tars(storage, "{a..c}.tar")
+    storage.put("c/0.tar.gz", b"")
+    with pytest.raises(ConfigError, match=r"'c\.tar': .*; decompress \.gz files first"):
+        find_tars(storage, "c.tar")
     with pytest.raises(ConfigError, match=r"'\{1.tar'.*\{00000..00099\}.tar"):
         find_tars(storage, "{1.tar")
 

@@ -54,7 +54,7 @@ def test_missing_root(virtual: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"set/train/000000\.tar does not exist"):
         sf.open(virtual)["train"][0]
     (tmp_path / "set").rename(tmp_path / "elsewhere")
-    with pytest.raises(NotFoundError, match=rf"{tmp_path}/set, .*moved.*`shardflow subset`"):
+    with pytest.raises(NotFoundError, match=rf"{tmp_path}/set, .*moved.*`shardflow index`, `subset`"):
         sf.open(virtual)
 
 
