@@ -78,7 +78,7 @@ def phases(given: argparse.Namespace, data: Path) -> list[Phase]:
     workers = 2 if given.tiny else min(16, cores)
     setting = {"data": str(data), "device": given.device, "tiny": given.tiny, "workers": workers}
     on = {"setting": setting}
-    count, copies = (20, 2) if given.tiny else (4096, 8)
+    count, copies = (8, 5) if given.tiny else (4096, 8)
     drawn = {"folder": str(data / "pictures"), "count": count, "copies": copies, "images": given.images}
     to = {"path": str(given.output / "trace.json.gz")}
     with_workers = (1, 2) if given.tiny else [number for number in WORKERS if number <= cores]
