@@ -1,10 +1,11 @@
 """Batches through shared memory: from a worker to the training process, in memory that is reused.
 
 By default the DataLoader allocates new shared memory for every tensor; its page faults can cost half as much as
-decoding. Here each worker owns a slab of shared memory, divided into slots. The decode stage borrows a slot and decodes
-into it. `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In
-the training process the tensors are views of the slot, which is freed with its last view. If no slot is free, the
-worker allocates new memory. So memory is never overwritten while a view exists, and no process waits for a slot.
+decoding. Here each worker owns slots of shared memory, which it makes when it needs them. The decode stage borrows a
+slot and decodes into it. `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled
+as the batch. In the training process the tensors are views of the slot, which is freed with its last view. If no slot
+is free, the worker allocates new memory. So memory is never overwritten while a view exists, and no process waits for a
+slot.
 
 A field of a batch is a tensor, a tuple of fields, or a list with a tensor per sample, such as its boxes. A list is sent
 as one tensor of all values, with the shapes, so the number of tensors does not grow with the number of samples.
@@ -12,10 +13,8 @@ as one tensor of all values, with the shapes, so the number of tensors does not 
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,6 +35,7 @@ SLOTS_BEYOND_PREFETCH = 3
 """One for the batch being decoded, one for the batch that the caller holds, and one for the batch that it drops."""
 
 _LEAST_BYTES = 1 << 16  # smaller tensors are copied out of the slot: keeping labels must not keep the images
+_START = aligned(1)  # where the tensors of a slot begin
 _ROOM_BYTES = 1 << 14  # initial space after the images for other tensors, such as labels
 _AS_NUMPY = {
     torch.bool: np.bool_, torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int64,
@@ -80,9 +80,9 @@ class BatchSender:
     """
 
     def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._slab: _Slab | None = None  # kept from epoch to epoch
-        self._loan: tuple[_Slab, int, torch.Tensor] | None = None  # the slot that a decoder writes to, and its tensor
+        self._limit = slots
+        self._slots: list[_Slot] = []  # kept from epoch to epoch
+        self._loan: tuple[_Slot, torch.Tensor] | None = None  # the slot that a decoder writes to, and its tensor
         self._room = _ROOM_BYTES  # bytes that follow the tensor on loan, for the other tensors of a batch
 
     def borrow(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -94,41 +94,38 @@ class BatchSender:
         if get_worker_info() is None or size < _LEAST_BYTES:
             return allocate(shape)
         self.end_loan()
-        slab = self._slab_for(aligned(size) + self._room)
-        slot = slab.acquire()
+        slot = self._acquire(aligned(size) + self._room)
         if slot is None:
             return allocate(shape)
-        tensor = slab.memory(slot)[:size].view(shape)
-        self._loan = slab, slot, tensor
+        tensor = slot.memory[:size].view(shape)
+        self._loan = slot, tensor
         return tensor
 
     def end_loan(self) -> None:
         """Free the slot that is on loan, if there is one."""
         if self._loan is not None:
-            slab, slot, _ = self._loan
-            slab.release(slot)
+            self._loan[0].in_use[0] = 0
             self._loan = None
 
-    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_Slab, int, tuple[Layout, ...]] | None:
-        """Put tensors into a slot; return its slab, its number and the layouts; None if no slot is free.
+    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_Slot, tuple[Layout, ...]] | None:
+        """Put tensors into a slot; return it and the layouts; None if no slot is free.
 
         Tensors in the memory on loan stay there, and the others are put after it. If they do not fit, all are copied,
         and later slots have room for them.
         """
-        slab, slot, start = None, None, 0
-        inside = [_offset_within(tensor, self._loan and self._loan[2]) for tensor in tensors]
+        slot, start = None, 0
+        inside = [_offset_within(tensor, self._loan and self._loan[1]) for tensor in tensors]
         if self._loan is not None and any(offset is not None for offset in inside):
-            slab, slot, lent = self._loan
+            slot, lent = self._loan
             start = aligned(lent.nbytes)
             others = _bytes_of(tensor for tensor, offset in zip(tensors, inside, strict=True) if offset is None)
             self._room = max(self._room, others)
-            if start + others > slab.slot_bytes:
-                slab, slot, start, inside = None, None, 0, [None] * len(tensors)
+            if start + others > slot.memory.nbytes:
+                slot, start, inside = None, 0, [None] * len(tensors)
             else:
                 self._loan = None
-        if slab is None:
-            slab = self._slab_for(_bytes_of(tensors))
-            slot = slab.acquire()
+        if slot is None:
+            slot = self._acquire(_bytes_of(tensors))
         if slot is None:
             return None
         layouts = []
@@ -137,9 +134,9 @@ class BatchSender:
                 layouts.append(Layout(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype))
                 continue
             layouts.append(Layout.like(tensor, start))
-            layouts[-1].view(slab.memory(slot)).copy_(tensor)
+            layouts[-1].view(slot.memory).copy_(tensor)
             start += aligned(tensor.nbytes)
-        return slab, slot, tuple(layouts)
+        return slot, tuple(layouts)
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield the items; in a worker, replace batches by their handles."""
@@ -158,13 +155,21 @@ class BatchSender:
         placed = self.place(tensors) if any(tensor.nbytes >= _LEAST_BYTES for tensor in tensors) else None
         if placed is None:  # copied nevertheless, because a tensor may be a view of the slot on loan
             return BatchHandle(_join, columns, [_alone(tensor) for tensor in tensors], *rest)
-        slab, slot, layouts = placed
-        return BatchHandle(_open, *slab.message(slot, _Form(columns, layouts)), *rest)
+        slot, layouts = placed
+        return BatchHandle(_open, *slot.message(_Form(columns, layouts)), *rest)
 
-    def _slab_for(self, needed: int) -> _Slab:
-        if self._slab is None or needed > self._slab.slot_bytes:
-            self._slab = _Slab(self._slots, needed)
-        return self._slab
+    def _acquire(self, needed: int) -> _Slot | None:
+        """Acquire the first free slot, which was used most recently, or a new one; None if all are in use.
+
+        One that is too small is replaced: the training process has its memory as long as it needs it.
+        """
+        number = next((number for number, slot in enumerate(self._slots) if not slot.in_use[0]), len(self._slots))
+        if number == self._limit:
+            return None
+        if number == len(self._slots) or self._slots[number].memory.nbytes < needed:
+            self._slots[number : number + 1] = [_Slot(number, needed)]
+        self._slots[number].in_use[0] = 1
+        return self._slots[number]
 
 
 def _take_apart(column: Any, tensors: list[torch.Tensor], values: list[Any]) -> Any:
@@ -210,46 +215,23 @@ def _offset_within(tensor: torch.Tensor, memory: torch.Tensor | None) -> int | N
     return offset if 0 <= offset <= end <= memory.nbytes else None
 
 
-class _Slab:
-    """Shared memory of a worker: a byte per slot that is 1 while the slot is in use, then the slots."""
+class _Slot:
+    """Shared memory for a batch, after a byte that is 1 while the slot is in use."""
 
-    _numbers = itertools.count()
-
-    def __init__(self, slots: int, slot_bytes: int) -> None:
-        self.slot_bytes = aligned(slot_bytes)
-        self._start = aligned(slots)
+    def __init__(self, number: int, size: int) -> None:
         # As in default_collate: share_memory_() would copy memory that has never been written.
-        shared = torch.UntypedStorage._new_shared(self._start + slots * self.slot_bytes)  # type: ignore[no-untyped-call]
-        self._memory = torch.empty(0, dtype=torch.uint8).set_(shared)
-        self._in_use = self._memory.numpy()[:slots]
-        self._in_use[:] = 0
-        self._name = (os.getpid(), next(self._numbers))
-        self._sent: _Form | None = None  # the form of the previous batch
+        shared = torch.UntypedStorage._new_shared(_START + aligned(size))  # type: ignore[no-untyped-call]
+        self._whole = torch.empty(0, dtype=torch.uint8).set_(shared)
+        self.memory, self.in_use = self._whole[_START:], self._whole.numpy()[:1]
+        self._name = (os.getpid(), number)
+        self._sent: _Form | None = None  # the form of its previous batch
 
-    def acquire(self) -> int | None:
-        """Acquire the first free slot, which was used most recently; return None if no slot is free."""
-        slot = int(self._in_use.argmin())
-        if self._in_use[slot]:
-            return None
-        self._in_use[slot] = 1
-        return slot
-
-    def release(self, slot: int) -> None:
-        """Free a slot that was not sent."""
-        self._in_use[slot] = 0
-
-    def memory(self, slot: int) -> torch.Tensor:
-        """Return the bytes of a slot."""
-        begin = self._start + slot * self.slot_bytes
-        memory: torch.Tensor = self._memory[begin : begin + self.slot_bytes]
-        return memory
-
-    def message(self, slot: int, form: _Form) -> tuple[_Name, int, _Form | None, _Shared | None]:
-        """Return the slab's name and the slot, and the form and memory if they are new to the training process."""
-        shared = _Shared(self._memory, self._start, self.slot_bytes) if self._sent is None else None
+    def message(self, form: _Form) -> tuple[_Name, _Form | None, torch.Tensor | None]:
+        """Return the slot's name, and the form and memory if they are new to the training process."""
+        memory = self._whole if self._sent is None else None
         changed = form if form != self._sent else None
         self._sent = form
-        return self._name, slot, changed, shared
+        return self._name, changed, memory
 
 
 class BatchHandle:
@@ -262,27 +244,26 @@ class BatchHandle:
         return self._contents
 
 
-class _Shared(NamedTuple):
-    """The memory of a slab as it is sent, with the start of its slots and their size in bytes."""
-
-    memory: torch.Tensor
-    start: int
-    slot_bytes: int
-
-
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a slot. Tensors refer to their arrays, and these to the lease; its deletion frees the slot.
+    """The bytes of a slot for one batch. Tensors refer to their arrays, and these to the lease; its end frees the slot.
 
     A subclass, because a view of a slice of a plain array refers to the whole array.
     """
 
+    in_use: Bytes | None = None
+    owner = 0
 
-class _SlabOfWorker:
-    """A slab in the training process."""
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        # A fork of the training process must not free slots that its parent still uses.
+        if self.in_use is not None and getpid() == self.owner:
+            self.in_use[0] = 0
 
-    def __init__(self, shared: _Shared) -> None:
-        self.memory, self._start, self._slot_bytes = shared
-        self._bytes = self.memory.numpy().view(_Lease)
+
+class _SlotOfWorker:
+    """A slot in the training process."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._in_use, self._bytes = memory.numpy()[:1], memory.numpy().view(_Lease)
         self._columns: Any = None
         self._places: list[_Place] = []
 
@@ -291,11 +272,10 @@ class _SlabOfWorker:
         self._columns = form.columns
         self._places = [*map(_Place.of, form.layouts)]
 
-    def open(self, slot: int, values: Sequence[Any]) -> Any:
-        """Return the batch in a slot, which is freed when its large tensors are no longer referenced."""
-        begin = self._start + slot * self._slot_bytes
-        lease = self._bytes[begin : begin + self._slot_bytes]
-        weakref.finalize(lease, _release, self._bytes, slot, os.getpid()).atexit = False
+    def open(self, values: Sequence[Any]) -> Any:
+        """Return the batch in the slot, which is freed when its large tensors are no longer referenced."""
+        lease: Any = self._bytes[_START:]
+        lease.in_use, lease.owner = self._in_use, os.getpid()
         return _put_together(self._columns, [place.view(lease) for place in self._places], values)
 
 
@@ -326,34 +306,34 @@ class _Place(NamedTuple):
 
 
 _Name = tuple[int, int]
-"""The name of a slab: the PID of its worker, and the slab's number in the worker."""
+"""The name of a slot: the PID of its worker, and the slot's number in the worker."""
 
-_slabs: dict[_Name, _SlabOfWorker] = {}
-"""The slabs of this process's workers."""
+_slots: dict[_Name, _SlotOfWorker] = {}
+"""The slots of this process's workers."""
 
 
 def forget(pids: set[int]) -> None:
-    """Drop the slabs of workers that have ended; batches in use keep their memory."""
-    for name in [name for name in _slabs if name[0] in pids]:
-        del _slabs[name]
+    """Drop the slots of workers that have ended; batches in use keep their memory."""
+    for name in [name for name in _slots if name[0] in pids]:
+        del _slots[name]
 
 
 def _open(
     name: _Name,
-    slot: int,
     form: _Form | None,
-    shared: _Shared | None,
+    memory: torch.Tensor | None,
     values: Sequence[Any],
     replaced: list[str],
     counts: tuple[int, ...],
 ) -> WorkerOutput:
-    if shared is not None:
-        forget({name[0]})  # the pipe keeps its order: no batch of this worker's earlier slabs follows
-        _slabs[name] = _SlabOfWorker(shared)
-    slab = _slabs[name]
+    if memory is not None:
+        _slots[name] = _SlotOfWorker(
+            memory
+        )  # the pipe keeps its order: no batch in an earlier slot of this name follows
+    slot = _slots[name]
     if form is not None:
-        slab.set_form(form)
-    return WorkerOutput(slab.open(slot, values), replaced, BatchCounts(*counts))
+        slot.set_form(form)
+    return WorkerOutput(slot.open(values), replaced, BatchCounts(*counts))
 
 
 def _join(
@@ -372,11 +352,6 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor | npt.NDArray[Any]:
     """Return a copy to be sent; a small one is sent by value, because shared memory costs a file descriptor."""
     is_small = tensor.nbytes < _LEAST_BYTES and tensor.dtype in _AS_NUMPY
     return tensor.numpy().copy() if is_small else tensor.clone()
-
-
-def _release(slab: Bytes, slot: int, owner: int) -> None:
-    if os.getpid() == owner:  # a fork of the training process must not free slots that its parent still uses
-        slab[slot] = 0
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:

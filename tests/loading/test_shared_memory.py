@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import get_worker_info
@@ -23,10 +25,10 @@ from tests.helpers.making import make_dataset
 
 
 @pytest.fixture(autouse=True)
-def no_slabs_from_elsewhere() -> None:
-    """Slabs of loaders that earlier tests dropped are not this test's."""
+def no_slots_from_elsewhere() -> None:
+    """Slots of loaders that earlier tests dropped are not this test's."""
     gc.collect()
-    shared_memory._slabs.clear()
+    shared_memory._slots.clear()
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +43,22 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
     return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(64), **with_workers(options))
 
 
-def slots_in_use() -> list[int]:
-    """How many slots are taken in each of this process's slabs."""
-    return [int(slab.memory[: 2 + 3].sum()) for slab in shared_memory._slabs.values()]
+def slots_in_use() -> int:
+    """How many slots of this process's workers are taken."""
+    return sum(int(slot._in_use[0]) for slot in shared_memory._slots.values())
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_batches_through_slots_are_the_batches(dataset: Path, context: str) -> None:
-    """Over three epochs, batches from reused memory equal those made in this process; one slab a worker serves them."""
+    """Over three epochs, batches from reused memory equal those made in this process; few slots serve them."""
     direct, through = loader(dataset, num_workers=0), loader(dataset, multiprocessing_context=context)
     for _ in range(3):
         for (images, labels), (expected, expected_labels) in zip(through, direct, strict=True):
             assert torch.equal(images, expected)
             assert torch.equal(labels, expected_labels)
-    assert len(shared_memory._slabs) == 2
-    assert all(number == 0 for _, number in shared_memory._slabs)
+    assert 2 <= len(shared_memory._slots) <= 2 * (2 + shared_memory.SLOTS_BEYOND_PREFETCH)
     through.close()
-    assert not shared_memory._slabs
+    assert not shared_memory._slots
 
 
 def test_kept_batches_are_never_overwritten(dataset: Path) -> None:
@@ -92,8 +93,8 @@ def test_slots_come_back_when_batches_are_dropped(dataset: Path) -> None:
                 break
         del _batch
     gc.collect()
-    assert shared_memory._slabs
-    assert set(slots_in_use()) == {0}
+    assert shared_memory._slots
+    assert slots_in_use() == 0
 
 
 def test_kept_labels_keep_no_slot(dataset: Path) -> None:
@@ -102,18 +103,18 @@ def test_kept_labels_keep_no_slot(dataset: Path) -> None:
     kept = [labels for images, labels in through if through_slots(images)]
     kept += [labels for images, labels in through if through_slots(images)]
     gc.collect()
-    assert slots_in_use() == [0]
+    assert slots_in_use() == 0
     direct = loader(dataset, num_workers=0)
     expected = [labels for _ in range(2) for _, labels in direct]
     assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
 
 
-def test_workers_that_end_before_the_first_batch_leave_no_slab(dataset: Path) -> None:
-    """When a worker dies while the first batch waits for it, the slab that another one has sent is dropped."""
+def test_workers_that_end_before_the_first_batch_leave_no_slot(dataset: Path) -> None:
+    """When a worker dies while the first batch waits for it, the slots that another one has sent are dropped."""
     through = loader(dataset, batch_transform=_FirstWorkerHangs())
 
     def kill() -> None:
-        if until(lambda: bool(shared_memory._slabs)):
+        if until(lambda: bool(shared_memory._slots)):
             os.kill(through._pool.pids()[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
@@ -121,18 +122,16 @@ def test_workers_that_end_before_the_first_batch_leave_no_slab(dataset: Path) ->
     with pytest.raises(WorkerError):
         next(iter(through))
     killer.join()
-    assert not shared_memory._slabs
+    assert not shared_memory._slots
 
 
 def test_a_fork_of_the_training_process_frees_nothing(dataset: Path) -> None:
     """A child that inherits a batch and drops it does not give the slot away under the parent's hands."""
     through = loader(dataset)
     batches = iter(through)
-    images, _ = next(batches)
-    before = images.clone()
-    holder = [images]
-    del images
-    taken = sum(slots_in_use())
+    holder = [next(batches)[0]]
+    before = holder[0].clone()
+    next(batches)  # the iteration itself keeps the last batch
 
     def drop() -> None:
         holder.clear()
@@ -142,10 +141,39 @@ def test_a_fork_of_the_training_process_frees_nothing(dataset: Path) -> None:
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert sum(slots_in_use()) >= min(taken, 1)
     for _ in batches:
         pass
     assert torch.equal(holder[0], before)
+
+
+def test_slots_are_made_when_they_are_needed(dataset: Path) -> None:
+    """A caller who waits for nothing makes a worker use fewer slots than it may; one who keeps batches gets all."""
+    through = loader(dataset, num_workers=1, prefetch_factor=4)
+    for _ in range(3):
+        for _batch in through:
+            time.sleep(0.01)
+    few = len(shared_memory._slots)
+    kept = [batch for _ in range(3) for batch in through]
+    assert few <= 4 + 2 < len(shared_memory._slots) == 4 + shared_memory.SLOTS_BEYOND_PREFETCH
+    assert len(kept) == 3 * len(through)
+
+
+def test_a_slot_grows_with_its_batches(dataset: Path) -> None:
+    """Batches that become larger get larger slots, in the place of the smaller ones, while these are still in use."""
+    through = shardflow.Loader(
+        dataset,
+        batch_size=16,
+        num_workers=shardflow.Workers(1),
+        decoder=shardflow.decoders.RandomResizedCrop({0: 64, 1: 96}),
+    )
+    small = [images for images, _ in itertools.islice(through, 2)]
+    before = [images.clone() for images in small]
+    through.set_epoch(1)
+    for images, _ in through:
+        assert images.shape[-1] == 96
+        assert through_slots(images)
+    assert all(torch.equal(images, other) for images, other in zip(small, before, strict=True))
+    assert len(shared_memory._slots) <= 2 + shared_memory.SLOTS_BEYOND_PREFETCH
 
 
 def test_strides_and_dtypes_survive(dataset: Path) -> None:
@@ -159,9 +187,9 @@ def test_strides_and_dtypes_survive(dataset: Path) -> None:
 
 
 def through_slots(images: torch.Tensor) -> bool:
-    """Whether a batch lies in one of the slabs."""
-    slabs = [slab.memory.untyped_storage() for slab in shared_memory._slabs.values()]
-    return any(0 <= images.data_ptr() - slab.data_ptr() < slab.nbytes() for slab in slabs)
+    """Whether a batch lies in one of the slots."""
+    slots = [torch.from_numpy(slot._bytes.view(np.ndarray)) for slot in shared_memory._slots.values()]
+    return any(0 <= images.data_ptr() - slot.data_ptr() < slot.nbytes for slot in slots)
 
 
 class _Peculiar(shardflow.decoders.RandomResizedCrop):
@@ -211,7 +239,7 @@ def test_whatever_a_decoder_does_with_its_slot(dataset: Path) -> None:
     kept.clear()
     del images
     gc.collect()
-    assert set(slots_in_use()) == {0}
+    assert slots_in_use() == 0
 
 
 def test_decoding_goes_straight_into_slots(dataset: Path) -> None:
@@ -233,13 +261,13 @@ def test_a_batch_with_lists_and_tuples_takes_one_slot(dataset: Path) -> None:
             assert found.dtype == right.dtype
             assert torch.equal(found, right)
         assert words == ["word", "another"]
-        assert sum(slots_in_use()) >= 1
+        assert slots_in_use() >= 1
         assert through_slots(views[0])
         assert through_slots(shapes[3])
         assert len({each.untyped_storage().data_ptr() for each in boxes}) == 1
     del batch, views, boxes, empty, shapes, label, found
     gc.collect()
-    assert set(slots_in_use()) == {0}
+    assert slots_in_use() == 0
 
 
 def _flat(batch: Any) -> list[torch.Tensor]:
@@ -271,14 +299,14 @@ def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
             masks = torch.full((16, 64, 64), number, dtype=torch.int32)
             placed = pool.place([images[1:], masks, images[:1]])
             assert placed is not None
-            slab, slot, layouts = placed
-            found = [layout.view(slab.memory(slot)) for layout in layouts]
+            slot, layouts = placed
+            found = [layout.view(slot.memory) for layout in layouts]
             assert all(
                 torch.equal(each, right) for each, right in zip(found, (images[1:], masks, images[:1]), strict=True)
             )
             moved.append(found[2].data_ptr() != images.data_ptr())
             pool.end_loan()
-            slab.release(slot)
+            slot.in_use[0] = 0
     assert moved == [True, False, False, False]
 
 
@@ -289,7 +317,7 @@ def test_batches_without_samples_take_no_slot(dataset: Path) -> None:
         sizes = [len(images) for images, _ in through]
         assert sizes == [16, 0]
     gc.collect()
-    assert set(slots_in_use()) == {0}
+    assert slots_in_use() == 0
 
 
 def test_transforms_may_keep_what_they_are_given(dataset: Path) -> None:
