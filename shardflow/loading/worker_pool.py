@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import gc
+import io
 import multiprocessing
 import os
 import pickletools
@@ -52,11 +53,13 @@ class WorkerQueue(Queue):  # type: ignore[type-arg] # not subscriptable before P
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Send an object: directly if that cannot block and the queue has not started its thread."""
         if self._thread is None and os.getpid() == self._opid and not self._closed:  # type: ignore[attr-defined]
-            message = ForkingPickler.dumps(obj)
-            writable = select.poll()
-            writable.register(self._writer, select.POLLOUT)  # type: ignore[attr-defined]
+            self._message.seek(0)
+            self._message.truncate()
+            self._pickler.clear_memo()
+            self._pickler.dump(obj)
+            message = self._message.getvalue()
             # A pipe is writable if it takes PIPE_BUF bytes: these and the four that precede them.
-            if len(message) <= select.PIPE_BUF - 4 and writable.poll(0):
+            if len(message) <= select.PIPE_BUF - 4 and self._writable.poll(0):
                 self._sem.acquire()  # type: ignore[attr-defined] # `get` releases it
                 self._send_bytes(message)  # type: ignore[attr-defined]
                 return
@@ -64,8 +67,11 @@ class WorkerQueue(Queue):  # type: ignore[type-arg] # not subscriptable before P
 
     def _reset(self, after_fork: bool = False) -> None:
         super()._reset(after_fork)  # type: ignore[misc]
-        readable = select.poll()
+        readable, self._writable = select.poll(), select.poll()
         readable.register(self._reader, select.POLLIN)  # type: ignore[attr-defined]
+        self._message = io.BytesIO()
+        self._pickler = ForkingPickler(self._message)  # making one takes ten times as long as its message
+        self._writable.register(self._writer, select.POLLOUT)  # type: ignore[attr-defined]
         self._poll = lambda timeout=0.0: bool(readable.poll(1000 * timeout))
 
 
@@ -130,10 +136,12 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             weakref.finalize(items, forget, set(self.pids()))
             for worker in getattr(items, "_workers", ()):
                 _end_by_kill(worker._popen)
+        is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined] # from torch._C
         try:
             while True:
                 try:
-                    item = next(items)
+                    # As next(), without the entry for torch's profiler, which costs more than the request of a batch.
+                    item = next(items) if is_profiled() else items._next_data()
                 except StopIteration:
                     return
                 except RuntimeError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import shardflow
 from shardflow.loading.worker_pool import WorkerQueue, with_queues
@@ -59,3 +60,15 @@ def test_a_loader_has_no_threads_that_send(tmp_path: Path) -> None:
     assert threads() == before
     loader.close()
     assert {*multiprocessing.active_children()} <= children
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profiled_loader_has_an_entry_per_batch(tmp_path: Path, workers: int) -> None:
+    """torch's profiler names the time that each batch takes, as for any DataLoader, also if it starts in an epoch."""
+    dataset = make_dataset(tmp_path / "set", [64])
+    loader = shardflow.Loader(dataset, batch_size=16, num_workers=workers, fields=("label",))
+    batches = iter(loader)
+    next(batches)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert len(list(batches)) == 3
+    assert sum("DataLoader" in event.name for event in profile.events()) >= 3
