@@ -83,7 +83,9 @@ def find_tars(
         raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
     found: set[str] = set()
     for one in patterns:
-        names = [one] if one in listing else [each for each in matching(listing, one) if each.endswith(".tar")]
+        matched = [one] if one in listing else matching(listing, one)
+        refuse_unread(listing if pattern is None else matched, ".tar", str(storage))
+        names = [each for each in matched if each.endswith(".tar")]
         if not names:
             tars = sum(name.endswith(".tar") for name in listing)
             raise ConfigError(
@@ -117,6 +119,17 @@ def _refuse_packed(
                     f"{place} is a packed dataset, and its folders can hold tars of several versions: name {place} "
                     "itself to `shardflow pack`, `subset` or `merge`, or leave it out by a pattern or other folders"
                 )
+
+
+def refuse_unread(names: Iterable[str], extension: str, where: str) -> None:
+    """Raise ConfigError for a compressed file, or one with another case of the extension, which would be left out."""
+    unread = re.compile(rf".*\{extension}(\.(gz|bz2|xz|zst|lz4))?|.*\.(tgz|tbz2?|txz)", re.I | re.S)
+    for name in names:
+        if unread.fullmatch(name) and not name.endswith(extension):
+            message = f"{where} has {name!r}, which would be left out: only files that end in {extension} are read"
+            raise ConfigError(
+                f"{message}; unpack or rename it, or choose files with a pattern such as '**/*{extension}'"
+            )
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:

@@ -65,6 +65,18 @@ def test_braces_and_wildcards(tmp_path: Path) -> None:
         find_tars(storage, "{1.tar")
 
 
+@pytest.mark.parametrize("name", ["b.tar.gz", "c/d.TAR", "e.tgz"])
+def test_compressed_tars_are_not_left_out(tmp_path: Path, name: str) -> None:
+    """A folder or pattern with a compressed tar, or one with another case, is refused; a pattern without it is not."""
+    storage = LocalStorage(tmp_path)
+    for each in ("a.tar", "a.tar.idx", "notes.gz", name):
+        storage.put(each, b"")
+    for pattern in (None, f"{{a.tar,{name.replace('.', '*')}}}"):
+        with pytest.raises(ConfigError, match=r"which would be left out.*a pattern such as '\*\*/\*\.tar'"):
+            find_tars(storage, pattern)
+    assert list(find_tars(storage, "**/*.tar")) == ["a.tar"]
+
+
 PATTERNS = ("", "/*/*/*.tar", "/p", "/p/train", "/p/train/*.tar", "/p/{train,val}/000000.tar", "/p/train/000000.tar")
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardflow._wording import plural
-from shardflow.dataset.finding_tars import expand_braces, has_wildcards, matching, split_pattern
+from shardflow.dataset.finding_tars import expand_braces, has_wildcards, matching, refuse_unread, split_pattern
 from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
@@ -171,6 +171,7 @@ class Parquet(SourceKind):
             raise ConfigError(f"{storage} lists {foreign!a}, which is not a file below it; rename the file")
         splits = _splits(sorted(names, key=name_bytes), self, root)
         if pattern is None:
+            refuse_unread(shown, EXTENSION, str(self))
             _refuse_incomplete(splits, self)
         return root, splits
 

@@ -72,6 +72,16 @@ def _inputs(src: Any) -> dict[str, list[tuple[str, Any, Input]]]:
         }
 
 
+@pytest.mark.parametrize("other", ["b.PARQUET", "b.parquet.gz"])
+def test_files_that_are_not_read_are_not_left_out(tmp_path: Path, other: str) -> None:
+    """A folder with a compressed file, or an extension of another case, is refused; a pattern without it is not."""
+    _hugging_face(tmp_path / "a.parquet", range(3))
+    (tmp_path / other).write_bytes(b"")
+    with pytest.raises(ConfigError, match="which would be left out"):
+        list_source(Parquet(str(tmp_path)))
+    assert len(list_source(Parquet(f"{tmp_path}/*.parquet")).splits["train"]) == 3
+
+
 def test_hugging_faces_layout(tmp_path: Path) -> None:
     """Splits follow from the files' names, class names from the schema, and every other column is in a part."""
     others = {"caption": [f"no {number}" for number in range(6)], "boxes": [[[0.0, 0.0, 4.0, 4.0]]] * 6}
