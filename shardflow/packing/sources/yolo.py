@@ -91,10 +91,14 @@ class Yolo(SourceKind):
                 f"{self}: {plural(len(found), 'image')} in {base}, but no text with boxes, such as labels/x.txt"
             )
         for split, below in folders.items():
-            if all(each != split for each, _ in found):
+            own = [place for each, place in found if each == split]
+            if not own:
                 logger.warning("%s: split %r has no images in %s", self, split, ", ".join(below))
+            elif texts.keys().isdisjoint(own):
+                message = "%s: split %r has no boxes: none of its %s has a text, such as %r"
+                logger.warning(message, self, split, plural(len(own), "image"), _text_of(own[0]))
         below_labels = {os.path.dirname(text) for text in texts.values()}
-        others = (name for name in files.keys() - texts.values() if name.endswith(".txt"))
+        others = (name for name in files.keys() - texts.values() if name.lower().endswith(".txt"))
         lost = {name for name in others if os.path.dirname(name) in below_labels}
         if without := sorted(name for name in lost if not name.endswith("/classes.txt")):
             logger.warning("%s: %s without an image, such as %r", self, plural(len(without), "text"), without[0])

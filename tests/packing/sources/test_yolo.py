@@ -76,6 +76,15 @@ def test_what_lacks_images_or_has_two_is_named(tmp_path: Path, caplog: pytest.Lo
     assert all("labels/train/0.txt belongs to 2 images" in row["reason"] for row in rows)
 
 
+def test_texts_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A text with the extension .TXT, and a split without texts, are named in warnings: their images have no boxes."""
+    png = encoded(Image.new("RGB", (96, 64)), "PNG")
+    more = {"labels__train__8_TXT": TEXT, "images__train__8_png": png, "images__test__9_png": png}
+    list_source(write_set(tmp_path / "set", data_yaml=YAML + b"test: images/test\n", **more))
+    assert "1 text without an image, such as 'labels/train/8.TXT'" in caplog.text
+    assert "split 'test' has no boxes: none of its 1 image has a text, such as 'labels/test/9.txt'" in caplog.text
+
+
 def test_the_path_of_the_yaml(tmp_path: Path) -> None:
     """Images may be below the `path` of the YAML."""
     write_set(tmp_path / "elsewhere")
