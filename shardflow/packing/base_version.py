@@ -146,7 +146,8 @@ class BaseVersion:
             if "bad" not in more and (missing := self.parts.difference(more.get("parts", ()))):
                 raise ConfigError(
                     f"{items[0].path!r} of the source lacks the part {min(missing)!r} of all samples of the dataset; "
-                    "name it as for `pack`, with --parts, --caption-column or a source's arguments"
+                    "name it as for `pack`, with --parts, --caption-column or a source's arguments (a table's json has "
+                    "its further columns)"
                 )
 
     def _refuse_other_names(self, source: Source) -> None:

@@ -315,6 +315,18 @@ def test_bad_inputs(dst: Path, tmp_path: Path) -> None:
     assert sf.open(dst).manifest.inputs == 54
 
 
+def test_a_table_with_fewer_columns(tmp_path: Path) -> None:
+    """A table without the further columns of the dataset's json is refused; the message says what makes the json."""
+    write_tree(tmp_path, {f"{n}.jpg": photo(n) for n in range(2)})
+    (tmp_path / "old.csv").write_text("image,label,age\n0.jpg,a,7\n")
+    (tmp_path / "new.csv").write_text("image,label\n1.jpg,a\n")
+    sf.pack(tmp_path / "old.csv", tmp_path / "dst", short_side=32, executor="serial")
+    with pytest.raises(
+        ConfigError, match=r"'1.jpg' of the source lacks the part 'json' .*\(a table's json has its furth"
+    ):
+        sf.extend(tmp_path / "new.csv", tmp_path / "dst")
+
+
 def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> None:
     """No dataset, no labels, no layout and a missing receipt are each said clearly, and nothing is changed."""
     with pytest.raises(NotFoundError, match="does not exist"):
