@@ -98,7 +98,8 @@ def preview(
         if given and not present:
             raise click.UsageError(f"{name} requires {needed}")
     on_sheet, on_page = count or _COUNT, count or _PAGE_COUNT
-    if on_sheet > _MOST_ON_A_SHEET and (html is None or output is not None or chosen):
+    draws_sheet = html is None or output is not None or augment is not None or quarantine
+    if on_sheet > _MOST_ON_A_SHEET and draws_sheet:
         raise click.UsageError(f"--count above {_MOST_ON_A_SHEET} needs --html")
     loader = augmented = None
     if user_function is not None:
@@ -127,8 +128,10 @@ def preview(
         with user_code_errors(user_function):
             loader = loader or training_loader(str(url), split, seed or 0)
             augmented = augment_sample(loader, augment, epochs=on_sheet - 1)
-    exit_code = 0 if html is None else _write_page(dataset, html, split, on_page, augmented, verify=verify)
-    if html is None or output is not None or chosen:
+    exit_code = 0
+    if html is not None:
+        exit_code = _write_page(dataset, html, split, on_page, augmented, class_name, verify=verify)
+    if draws_sheet:
         path = output or _SHEET
         sheet = augmented
         if quarantine:
@@ -173,13 +176,22 @@ def _quarantine_sheet(inputs: Sequence[Quarantined], count: int, source: str | N
 
 
 def _write_page(
-    dataset: Dataset, path: str, split: str, count: int, augmented: ContactSheet | None, *, verify: bool
+    dataset: Dataset,
+    path: str,
+    split: str,
+    count: int,
+    augmented: ContactSheet | None,
+    class_name: str | None,
+    *,
+    verify: bool,
 ) -> int:
     findings = None
     if verify:
         with shard_bar(dataset.shards, "verifying") as progress:
             findings = verify_dataset(dataset, progress=progress)
     with show_waiting("drawing"):
-        write_page(dataset, path, split=split, count=count, findings=findings, augmented=augmented)
+        write_page(
+            dataset, path, split=split, count=count, findings=findings, augmented=augmented, class_name=class_name
+        )
     say(f"page     {path}")
     return 1 if findings else 0

@@ -38,18 +38,23 @@ def write_page(
     count: int,
     findings: Sequence[Finding] | None,
     augmented: ContactSheet | None = None,
+    class_name: str | None = None,
 ) -> None:
-    """Write the page of a split with about `count` of its samples; `findings` is None if it was not verified."""
+    """Write the page of a split with about `count` of its samples, or of those of a class.
+
+    `findings` is None if the dataset was not verified.
+    """
     reader = SampleReader(dataset, split)
-    samples = reader.samples(reader.spread_samples(count))
-    tiles = sample_tiles(samples, dataset.classes, dataset.manifest.annotations)
+    numbers = reader.spread_samples(count) if class_name is None else reader.samples_of_class(class_name, count)
+    shown = f"Samples{'' if class_name is None else f' of {class_name}'}: {len(numbers):,} of {len(reader.split):,}"
+    tiles = sample_tiles(reader.samples(numbers), dataset.classes, dataset.manifest.annotations)
     statistics, complete = count_images(dataset, reader)
     images = statistics.counts["images"]
     incomplete = "" if complete else note(f"Counted over {images:,} images of some shards.")
     body = "".join(
         [
             _facts(dataset, statistics),
-            section("Samples", gallery(split, tiles, count)),
+            section(shown, gallery(split, tiles, count)),
             "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
             '<div class="columns">',
             _classes(dataset, statistics),

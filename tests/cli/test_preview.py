@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+import shardflow
 from shardflow.cli.preview import preview
 from shardflow.formats.quarantine import Quarantined
 from tests.helpers.command import exit_code
@@ -152,11 +153,23 @@ def test_writes_a_page_and_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "findings" in page.read_text()
 
 
+def test_a_page_of_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--class`, the page has the samples of that class, and says how many of the split; no sheet is drawn."""
+    monkeypatch.chdir(tmp_path)
+    url, page = make_dataset(tmp_path / "set", [8, 8]), tmp_path / "page.html"
+    labels = [int(sample["cls"]) for sample in shardflow.open(url)["train"]]
+    run(url, "--html", page, "--class", "class1")
+    assert page.read_text().count('"number":') == labels.count(1)
+    assert f"Samples of class1: {labels.count(1)} of 16" in page.read_text()
+    assert not (tmp_path / "preview.png").exists()
+
+
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     """Without `--augment`, sheet and page are made without torch, whose import takes seconds."""
     url, page, picture = make_dataset(tmp_path / "set", [8]), tmp_path / "page.html", tmp_path / "picture.png"
     code = f"""
 import sys
+import shardflow
 from shardflow.cli.preview import preview
 preview([{str(url)!r}, "--html", {str(page)!r}, "--output", {str(picture)!r}], standalone_mode=False)
 print(sorted({{"torch", "torchvision"}} & sys.modules.keys()))

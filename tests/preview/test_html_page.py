@@ -95,7 +95,7 @@ def test_page_fits_the_screen_and_asks_for_nothing(
     assert rendered.values["broken"] == 0
     assert rendered.values["headings"][1:] == [
         *(
-            "Samples",
+            "Samples: 12 of 36",
             "Sample 5 of train, from train/bridge/03.jpg",
             "Classes",
             "Sizes",
