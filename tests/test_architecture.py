@@ -92,7 +92,7 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2510,
+    "cli": 2520,
     "dataset": 6340,
     "demo": 750,
     "device": 2100,
@@ -104,7 +104,7 @@ BUDGET = {
     "native": 5920,
     "order": 2210,
     "packing": 8220,
-    "preview": 1240,
+    "preview": 1250,
     "storage": 4610,
     "": 1280,
 }
