@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, JpegImagePlugin, features
 import shardflow as sf
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError, TooLargeError
 from shardflow.packing.image.pipeline import pack_image
-from shardflow.packing.recipe import FILTERS, PRESETS, Filter, Recipe, make_recipe
+from shardflow.packing.recipe import FILTERS, PRESETS, Filter, Recipe, make_recipe, settings
 from tests.helpers.examples import examples
 from tests.helpers.folders import XMP_FORMS, encoded, photo, png16, png_chunk, turned, xmp_file
 from tests.helpers.reference import decoded
@@ -409,12 +409,11 @@ def test_the_size_of_other_tools() -> None:
 
 def test_digest() -> None:
     """Two recipes have the same digest exactly when all their settings are the same."""
-    others: list[dict[str, Any]] = [
-        *({"short_side": 255}, {"long_side": 300}, {"square": True}, {"enlarge": True}, {"filter": "lanczos"}),
-        *({"format": "keep"}, {"quality": 91}, {"subsampling": "4:4:4"}, {"max_pixels": 10**9}),
-        {"seek_tables": "none"},
-    ]
-    assert {name for other in others for name in other} == {field.name for field in fields(Recipe)}
+    others: list[dict[str, Any]] = []
+    for name, (each, setting) in settings().items():
+        is_switch = isinstance(each.default, bool)
+        values = [value for value in setting.choices if value != each.default]
+        others += [{name: value} for value in values or [not each.default if is_switch else (each.default or 299) + 1]]
     assert len({Recipe(**other).digest for other in [{}, *others]}) == len(others) + 1
     assert Recipe().digest == Recipe(short_side=256).digest
 

@@ -12,6 +12,7 @@ from PIL import Image, features
 import shardflow as sf
 from shardflow import _pillow
 from shardflow.errors import DecodeError
+from shardflow.formats.image_types import IMAGE_TYPES, ImageType
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
@@ -179,10 +180,14 @@ def test_avif_that_pillow_cannot_read_is_quarantined(tmp_path: Path, monkeypatch
     assert report.reasons == {f"decode: {reason}": 1}
 
 
-def test_heic_is_read_with_its_extra(tmp_path: Path) -> None:
-    """With pillow-heif, which the extra `heic` installs, a HEIC file is packed like any other image."""
-    pytest.importorskip("pillow_heif")
-    files = {"a.heic": encoded(RGB, "HEIF", quality=95), "b.HEIF": encoded(RGB.rotate(180), "HEIF", quality=95)}
+@pytest.mark.parametrize("kind", [each for each in IMAGE_TYPES if each.extra], ids=lambda kind: kind.name)
+def test_a_format_is_read_with_its_extra(tmp_path: Path, kind: ImageType) -> None:
+    """With the plug-in of Pillow that an extra installs, such as `heic`, a file is packed like any other image."""
+    if kind.name in _pillow.MISSING_CODECS:
+        pytest.skip(_pillow.MISSING_CODECS[kind.name])
+    first, last = kind.parts[0], kind.parts[-1].upper()
+    pixels = {f"a.{first}": RGB, f"b.{last}": RGB.rotate(180)}
+    files = {name: encoded(image, kind.name, quality=95) for name, image in pixels.items()}
     report = sf.pack(write_tree(tmp_path / "src", files), tmp_path / "dst", executor="serial", shuffle=False)
     assert (report.inputs, report.packed, report.skipped) == (2, 2, 0)
     images = [Image.open(io.BytesIO(sample["jpg"])) for sample in sf.open(tmp_path / "dst")["train"]]
