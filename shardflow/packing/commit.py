@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -140,7 +140,8 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         if name in shards:
             splits[name.partition("/")[0]].append(shards[name])
     pixels = before.pixels + totals.pixels
-    new = Manifest(
+    new = replace(  # columns, removals and the like stay; the new shards, which come last, have no values in columns
+        Manifest(splits=splits) if base is None else base.manifest,
         splits=splits,
         classes=plan.source.classes,
         recipe=plan.recipe.image.describe(),
@@ -152,9 +153,6 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         statistics={split: before.statistics[split] + totals.statistics[split] for split in splits},
         sharding=plan.sharding,
         annotations=plan.recipe.annotations,
-        columns={} if base is None else base.manifest.columns,  # the new shards, which come last, have no values
-        past_columns=() if base is None else base.manifest.past_columns,
-        removals=() if base is None else base.manifest.removals,
     )
     data = new.to_bytes()
     manifest.from_bytes(data)
