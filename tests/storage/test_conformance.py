@@ -28,14 +28,13 @@ from shardflow.storage.virtual import VirtualStorage
 from shardflow.storage.wrapper import StorageWrapper
 from tests.helpers import gcs_server
 from tests.helpers.counting import CountingStorage, SlowStorage
-from tests.helpers.s3_server import Server
 from tests.helpers.web_server import ServedStorage
 
 LOCAL = ("directory", "virtual, local roots", "virtual, mixed roots")
-SERVERS = ("S3", "gcs", "azure", "web", "the_hub")
-WRAPPERS = ("cached", "reread", "wrapped", "counting", "slow")
-REMOTE = ("memory", "read once", *SERVERS, "virtual, remote roots", *WRAPPERS)
+STORES = {"S3": "server", "gcs": "gcs", "azure": "azure"}  # kind → fixture
 SERVED = ("web", "the_hub")  # tests write to the folder behind the server
+WRAPPERS = ("cached", "reread", "wrapped", "counting", "slow")
+REMOTE = ("memory", "read once", *STORES, *SERVED, "virtual, remote roots", *WRAPPERS)
 SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 7)
 TAR = "train/0/000000.tar"
 HASTY = RetryPolicy(backoff_s=0.01)
@@ -46,11 +45,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Stor
     """An empty storage of each kind. Where there is a root, its name is "0"."""
     directory = LocalStorage(tmp_path / "storage")
     memory, root = (remote_storage(f"memory://{prefix}/{name}", retry_policy=HASTY) for name in ("storage", "root"))
-    if request.param == "S3":
-        server: Server = request.getfixturevalue("server")
-        return remote_storage(server.url(f"{prefix}/storage"), server.options(), retry_policy=HASTY)
-    if request.param in ("gcs", "azure"):
-        store = request.getfixturevalue(request.param)
+    if request.param in STORES:
+        store = request.getfixturevalue(STORES[request.param])
         return remote_storage(store.url(f"{prefix}/storage"), store.options(), retry_policy=HASTY)
     if request.param in SERVED:
         store, folder = request.getfixturevalue(request.param)
@@ -309,10 +305,10 @@ def test_a_missing_blob_is_not_found(storage: Storage, tmp_path: Path) -> None:
     assert (storage.listing(), list(tmp_path.glob("target*"))) == ({}, [])
 
 
-@pytest.mark.parametrize("kind", ["S3", "gcs", "azure", *SERVED])
+@pytest.mark.parametrize("kind", [*STORES, *SERVED])
 def test_the_root_of_a_bucket(request: pytest.FixtureRequest, kind: str, prefix: str) -> None:
     """A bucket, a container, a server or a repository is a storage itself, not only what is below it."""
-    fixture = request.getfixturevalue("server" if kind == "S3" else kind)
+    fixture = request.getfixturevalue(STORES.get(kind, kind))
     store, folder = fixture if kind in SERVED else (fixture, None)
     root = store.url("")
     name = f"{prefix}.json"
