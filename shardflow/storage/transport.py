@@ -257,7 +257,8 @@ def range_size(content_range: str, start: int) -> int:
     Raises:
         TransientError: The answer is another range, or none.
     """
-    unit, _, of = content_range.partition("/")
-    if unit.partition("-")[0] != f"bytes {start}" or not of.isdecimal():
+    place, _, of = content_range.partition("/")
+    first, _, last = place.partition("-")
+    if first != f"bytes {start}" or not (of.isdecimal() and last.isdecimal() and int(last) < int(of)):
         raise TransientError("the answer is not the requested range")
     return int(of)

@@ -240,7 +240,16 @@ def test_a_head_is_that_of_the_first_byte() -> None:
 def test_the_size_of_a_range() -> None:
     """The size of the blob is behind the range, which must begin where it was requested."""
     assert range_size("bytes 5-9/100", 5) == 100
-    for said in ("", "bytes 5-9", "bytes 5-9/*", "bytes 4-9/100", "bytes */100", "items 5-9/100"):
+    for said in (
+        "",
+        "bytes 5-9",
+        "bytes 5-9/*",
+        "bytes 4-9/100",
+        "bytes */100",
+        "items 5-9/100",
+        "bytes 5-9/9",
+        "bytes 5-/9",
+    ):
         with pytest.raises(TransientError, match="not the requested range"):
             range_size(said, 5)
     assert asyncio.run(no_bytes(5)) == b""
