@@ -95,7 +95,7 @@ class Rows:
         counts = np.empty_like(sources)
         before = [source.stream_position(start) for source, start in zip(self.sources, starts, strict=True)]
         found: dict[int, Located] = {}
-        for number in np.unique(sources).tolist():
+        for number in sorted({*sources.tolist()}):
             start, rows = starts[number], int((sources == number).sum())
             first = start.position + (self._rank - before[number]) % self.unit
             mine = first + self.unit * np.arange(rows)

@@ -219,6 +219,8 @@ def check_sendable(workers: Workers, **objects: Any) -> None:
 def _starting(workers: Workers) -> Iterator[None]:
     """Protect the worker processes that the body starts, and their helper processes, from signals to the job."""
     if not workers.count or workers.start_method == "fork":
+        if workers.count:
+            import numpy.random  # noqa: F401 - torch seeds it in each worker, which would import it
         with held_back():
             yield
         return

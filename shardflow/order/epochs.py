@@ -154,7 +154,7 @@ class Epochs:
         """Return the samples at positions 0 … length-1 of an epoch."""
         first_pass, offset = divmod(epoch * self.length, self.pass_length)  # Python integers: may exceed 64 bits
         passes, within = np.divmod(offset + positions, self.pass_length)
-        plans = {later: self._plan(first_pass + later, streams) for later in np.unique(passes).tolist()}
+        plans = {later: self._plan(first_pass + later, streams) for later in sorted({*passes.tolist()})}
         counts = np.empty_like(positions)
         for later, plan in plans.items():
             counts[passes == later] = plan.counts(within[passes == later])

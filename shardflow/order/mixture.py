@@ -65,7 +65,7 @@ class Shares:
         """Return the source of each of these numbers, 0 or more."""
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         sources = np.empty_like(numbers)
-        for number in np.unique(which).tolist():
+        for number in sorted({*which.tolist()}):
             here = which == number
             sources[here] = self._stretches[number].source_of(numbers[here])
         return sources

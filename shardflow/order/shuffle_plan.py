@@ -152,7 +152,7 @@ class ShufflePlan(EpochPlan):
         begins the other, at other times.
         """
         stream_starts = self._stream_starts(np.arange(self._streams))
-        cuts = np.unique(np.concatenate([self._starts, stream_starts, [self.length]]))
+        cuts = _distinct(np.concatenate([self._starts, stream_starts, [self.length]]))
         starts, stops = cuts[:-1], cuts[1:]  # of the pieces within one shard and one stream
         streams = np.searchsorted(stream_starts, starts, side="right") - 1
         # Positions of a rank are equal modulo the world size, those of a stream modulo the number of streams.
@@ -175,7 +175,7 @@ class ShufflePlan(EpochPlan):
     def _pieces(self, ends: I64, key: int) -> tuple[I64, I64, I64]:
         """Cut the shards at the borders of the streams, and permute the pieces of each: places, firsts, lengths."""
         stream_starts = self._stream_starts(np.arange(self._streams))
-        cuts = np.unique(np.concatenate([self._shard_starts, stream_starts, [self.length]]))
+        cuts = _distinct(np.concatenate([self._shard_starts, stream_starts, [self.length]]))
         starts = cuts[:-1]
         streams = np.searchsorted(stream_starts, starts, side="right")
         order = np.lexsort((keyed_rng.permutation(key, len(starts)), streams))
@@ -224,3 +224,9 @@ class ShuffledEpochs(EpochSampler):
             shard_affinity=shuffle is not None and shuffle.shard_affinity,
             weights=self._weights,
         )
+
+
+def _distinct(numbers: I64) -> I64:
+    """Return the distinct numbers, 0 or more, in order. np.unique would import numpy.ma in each worker."""
+    ordered = np.sort(numbers)
+    return ordered[np.diff(ordered, prepend=-1) > 0]

@@ -154,7 +154,7 @@ class SystematicSample:
         Records are in their order; one that comes n times has the repeats 0 … n-1.
         """
         records, repeats = np.empty_like(offsets), np.empty_like(offsets)
-        for shard in np.unique(shards).tolist():
+        for shard in sorted({*shards.tolist()}):
             here = shards == shard
             ends = self._record_ends(shard)
             found = np.searchsorted(ends, offsets[here].astype(np.int32), side="right")  # one dtype: no copy of `ends`

@@ -72,12 +72,19 @@ def test_slow_decoding_is_told_once(dataset: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_torchvision_is_imported_where_it_decodes(dataset: Path) -> None:
-    """A loader with the kernel never imports torchvision, and one without does before its workers are forked."""
+    """A loader with the kernel never imports torchvision, and one without does before its workers are forked.
+
+    Workers import nothing: the training process has all that they use, and their memory stays shared.
+    """
     code = f"""
 import sys
 import shardflow
 from shardflow import native
 from shardflow.loading.decoders.pixels import warn_without_kernel
+def modules(images, labels):
+    return sorted(sys.modules)
+batches = iter(shardflow.Loader({str(dataset)!r}, batch_size=8, num_workers=1, batch_transform=modules))
+print(*(name for name in next(batches) if name not in sys.modules))
 next(iter(shardflow.Loader({str(dataset)!r}, batch_size=8, num_workers=0)))
 print("torchvision" in sys.modules)
 native.available = lambda: False
