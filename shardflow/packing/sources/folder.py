@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, MutableSet, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 from shardflow._pillow import MISSING_CODECS
 from shardflow._wording import plural
@@ -355,6 +356,7 @@ def _ends(path: str) -> Ends:
 def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[str, str | None]]:
     """Return a function from the two folders of an image to its split and class name."""
     name = str(root).rstrip("/").rpartition("/")[2].lower()
+    shown = unquote if str(root).startswith(("http:", "https:")) else str  # the links of a page are percent-encoded
     split = name if name in SPLITS else "train"  # `shardflow pack photos/test photos-test`
     ends = set(unlabelled.labels)
     tops = {top for top, _ in ends if top is not None}
@@ -376,7 +378,7 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
             apart = split_like - {str(top) for top, second in ends if second is not None}
             remedy = f"move {', '.join(sorted(apart))} elsewhere, and pack it by itself" if apart else _LAYOUTS
             raise ConfigError(f"{message}; {remedy}")
-        return lambda pair: (str(pair[0]).lower(), pair[1])
+        return lambda pair: (str(pair[0]).lower(), None if pair[1] is None else shown(pair[1]))
     if any(top in split_like and second is not None for top, second in ends):
         message = f"{root} mixes splits ({', '.join(sorted(split_like))}) and other folders, such as"
         raise ConfigError(f"{message} {min(others)!r}; splits are named {', '.join(SPLITS)}; {_LAYOUTS}")
@@ -385,4 +387,4 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
         logger.warning(
             "%s, all of the class %r, in folders below it; to use those as classes, pack %s/%s", images, top, root, top
         )
-    return lambda pair: (split, pair[0])
+    return lambda pair: (split, None if pair[0] is None else shown(pair[0]))

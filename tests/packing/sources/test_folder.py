@@ -17,6 +17,7 @@ from shardflow.packing.sources.folder import NoImagesError
 from shardflow.packing.sources.items import Item
 from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import photo, write_tree
+from tests.helpers.web_server import Folder, serving
 
 
 def _listed(root: Path, *names: str) -> dict[str, list[tuple[str, int | None]]]:
@@ -213,6 +214,17 @@ def test_a_class_behind_a_broken_link_is_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to(tmp_path / "nothing")
     ((path, _, reason),) = list_source(tmp_path).skipped
     assert (path, reason.partition(";")[0]) == ("b", "perhaps links to folders of images")
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_class_names_of_a_web_folder_are_decoded(tmp_path: Path, split: str) -> None:
+    """The links of a page are percent-encoded; the class is named as on a disk, and its images are read."""
+    write_tree(tmp_path, {f"{split}{name}/1.jpg": name.encode() for name in ("my cat", "ünï", "50%25")})
+    with serving(Folder(tmp_path)) as store:
+        source = list_source(store.endpoint)
+        assert source.classes == ("50%25", "my cat", "ünï")
+        read = {source.classes[item.label]: source.reader.read(item).image for item in source.splits["train"]}
+    assert read == {name: name.encode() for name in source.classes}
 
 
 def test_changed_since_listed(tmp_path: Path) -> None:
