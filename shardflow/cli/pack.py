@@ -124,11 +124,10 @@ _DESTINATIONS = {
 def _plan_lines(plan: PackPlan, bad: Sequence[Quarantined], dst: str) -> Iterator[tuple[str, Any]]:
     classes, skipped = plan.classes, plan.source.skipped
     for split, inputs in plan.inputs.items():
-        sizes = classes.get(split)
-        yield (
-            split,
-            plural(inputs, "input") + (f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""),
-        )
+        sizes = classes.get(split, {})
+        is_labelled = any(sizes.values())  # a test set may have no labels
+        counts = f" in {_classes(len(sizes))} of {_range(sizes.values())}" if is_labelled else ""
+        yield split, plural(inputs, "input") + counts
     yield "labels", not classes and "none"
     names = next(iter(classes.values()), ())
     yield from _small_classes({name: sum(sizes[name] for sizes in classes.values()) for name in names})

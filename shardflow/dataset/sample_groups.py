@@ -59,6 +59,8 @@ def sample_folds(
     """
     values = map(_plain, _values(split, "folds", folds, progress))
     named = ["" if _is_missing(value) else str(value) for value in values]
+    if all(name.removesuffix(".0").isdecimal() for name in named):  # pandas makes 0.0 of 0 in a column with gaps
+        named = [name.removesuffix(".0") for name in named]
     for number, name in enumerate(named):
         if not is_name(name) or "/" in name:
             remedy = "give each a number, or a text of A-Z a-z 0-9 . _ -"

@@ -310,6 +310,7 @@ def test_given_folds_are_kept(tmp_path: Path) -> None:
     assert exit_code("split", str(dataset), str(tmp_path / "field"), "--folds", "fold") == 0
     reports = sf.split_folds(dataset, tmp_path / "list", folds=[str(fold) for fold in given])
     assert [*reports] == ["fold1", "fold2", "fold3"]
+    assert sf.split_folds(dataset, tmp_path / "floats", folds=[f"{fold}.0" for fold in given]).keys() == reports.keys()
     for name, report in reports.items():
         assert in_val(tmp_path / "list" / name) == {f"{n:03}" for n in range(20) if f"fold{given[n]}" == name}
         assert in_val(tmp_path / "field" / name) == in_val(tmp_path / "list" / name)

@@ -49,6 +49,14 @@ def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
     ) in result.output.splitlines()
 
 
+def test_a_split_without_labels(tmp_path: Path) -> None:
+    """The line of a split without labels, next to one with labels, counts inputs alone."""
+    rows = b"image,label,split\n1.jpg,a,train\n2.jpg,,test\n"
+    src = write_tree(tmp_path, {"1.jpg": photo(1), "2.jpg": photo(2), "t.csv": rows})
+    result = CliRunner().invoke(shardflow, ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--dry-run"])
+    assert result.output.splitlines()[:2] == ["test         1 input", "train        1 input in 1 class of 1"]
+
+
 def test_state_of_the_destination(tmp_path: Path) -> None:
     """A dry run says whether a pack would be resumed, at which shard and with which bad inputs, or refused; and touches
     nothing."""
