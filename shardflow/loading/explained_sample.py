@@ -42,6 +42,13 @@ class ExplainedSample(NamedTuple):
     returned: dict[str, Any]
     annotations: tuple[dict[str, torch.Tensor], ...]
 
+    def __repr__(self) -> str:
+        """Return the shapes of the images in place of their pixels, and the crops as x, y, width, height."""
+        images = ", ".join(str([*image.shape]) if hasattr(image, "shape") else repr(image) for image in self.images)
+        crops = [crop.box[0].tolist() + ["flipped"] * bool(crop.flip[0]) for crop in self.crops or ()]
+        fields = [*self.returned, *(self.annotations[0] if self.annotations else ())]
+        return f"<ExplainedSample {self.key!r}: images {images}; crops {crops}; fields {fields}>"
+
 
 def explain_sample(source: Source, sample: Sample, visit: Visit) -> ExplainedSample:
     """Return a sample of a source as a worker makes it at a visit."""

@@ -158,6 +158,17 @@ def test_a_sample_that_was_read_is_the_one_that_is_asked_for(url: Path) -> None:
         loader.explain(2, sample=read[1])
 
 
+def test_what_is_shown_is_short(url: Path) -> None:
+    """In a notebook a sample shows its key, the shapes of its images and its crops, without the pixels."""
+    made = shardflow.Loader(url, batch_size=4, num_workers=0).explain(2)
+    assert made is not None
+    assert made.crops is not None
+    x, y, width, height = made.crops[0].box[0].tolist()
+    shown = f"<ExplainedSample {made.key!r}: images [3, 224, 224]; crops [[{x}, {y}, {width}, {height}"
+    assert repr(made).startswith(shown)
+    assert len(repr(made)) < 200
+
+
 def test_a_loader_without_images(url: Path) -> None:
     """A loader that returns no images makes none."""
     loader = shardflow.Loader(url, batch_size=4, num_workers=0, fields=("label",))
