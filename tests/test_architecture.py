@@ -93,14 +93,14 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2520,
-    "dataset": 6340,
+    "dataset": 6350,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
     "formats": 3470,
     "geometry": 450,
     "interop": 610,
-    "loading": 7070,
+    "loading": 7080,
     "native": 5920,
     "order": 2210,
     "packing": 8220,
