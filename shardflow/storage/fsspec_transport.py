@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class FsspecTransport(Transport):
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:
         super().__init__(connection, path)
-        self._fs = fs
+        self._fs, self._of_thread = fs, threading.local()
         # Over HTTP a query can hold a signature, which every request must carry.
         root, mark, query = path.partition("?")
         self._prefix, self._query = root.rstrip("/") + "/", mark + query
@@ -51,7 +52,6 @@ class FsspecTransport(Transport):
         yield Answer(head=head, read=read)
 
     async def _describe(self, name: str) -> BlobVersion:
-        self._fs.invalidate_cache()  # `info` would answer from cached listings
         info = await self._call("info", name)
         if info.get("type") == "directory":
             raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
@@ -93,7 +93,6 @@ class FsspecTransport(Transport):
         fsspec's `find` is used only where a file system has its own, because the common one leaves out folders that
         cannot be listed.
         """
-        self._fs.invalidate_cache()
         if type(self._fs).find is not fsspec.AbstractFileSystem.find:
             found = (await self._call("find", "", detail=True)).values()
             return dict(map(_entry, found)), ""
@@ -119,10 +118,20 @@ class FsspecTransport(Transport):
         """Call a method of the file system. A blocking method runs in a thread, which continues after a timeout."""
         place = (self._prefix + name if name else self._prefix.rstrip("/")) + self._query
         if self._fs.async_impl:
+            self._fs.invalidate_cache()  # or `info` would answer from cached listings
             work = getattr(self._fs, f"_{method}")(place, *data, **arguments)
         else:
-            work = asyncio.to_thread(getattr(self._fs, method), place, *data, **arguments)
+            work = asyncio.to_thread(self._call_in_thread, method, place, *data, **arguments)
         return await self._in_time(work, name, size)
+
+    def _call_in_thread(self, method: str, place: str, *data: bytes, **arguments: Any) -> Any:
+        """Call a method of this thread's file system: paramiko's client loses answers if threads share it."""
+        fs = getattr(self._of_thread, "fs", None)
+        if fs is None:
+            options = {**self._fs.storage_options, "skip_instance_cache": True}
+            fs = self._of_thread.fs = type(self._fs)(*self._fs.storage_args, **options)
+        fs.invalidate_cache()
+        return getattr(fs, method)(place, *data, **arguments)
 
 
 def _entry(info: Mapping[str, Any]) -> tuple[str, BlobVersion]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import shardflow
 from shardflow.errors import StoreError, TransientError
@@ -111,6 +112,24 @@ def test_folders_without_end_are_an_error(served: tuple[str, Path], monkeypatch:
     monkeypatch.setattr(Whole, "translate_path", lambda *_: str(page))
     with pytest.raises(StoreError, match="folders more than 100 levels deep"):
         remote_storage(url).listing()
+
+
+def test_threads_share_no_client(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread has a file system to itself: the client of `sftp://` loses answers if threads share it."""
+    users: dict[int, set[int]] = {}
+    both, read = threading.Barrier(2), MemoryFileSystem.cat_file
+
+    def cat_file(self: MemoryFileSystem, path: str, start: int, end: int) -> Any:
+        if start:  # the first piece is read alone
+            users.setdefault(id(self), set()).add(threading.get_ident())
+            both.wait(10)
+        return read(self, path, start, end)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    storage = remote_storage(f"memory://{prefix}", piece_bytes=4)
+    storage.put("a", b"123456789")
+    assert storage.read("a") == b"123456789"
+    assert [len(threads) for threads in users.values()] == [1, 1]
 
 
 def test_a_dataset_behind_a_server_without_ranges(served: tuple[str, Path], tmp_path: Path) -> None:
