@@ -30,9 +30,9 @@ def merge(
 ) -> VirtualReport:
     """Make a dataset at `dst` of all samples of several datasets, split by split. No tar is copied.
 
-    A sample of several datasets, which are subsets of one, comes once; if it is in different splits, the merge is
-    refused. Labels are numbers inside the tars and must mean the same in all datasets: the lists of classes must be
-    equal, or one must be the beginning of the other.
+    A sample that several subsets of one dataset share comes once; if it is in different splits, the merge is refused.
+    Labels are numbers inside the tars and must mean the same in all datasets: the lists of classes must be equal, or
+    one must be the beginning of the other.
 
     >>> shardflow.merge(["photos256", "sketches256"], "both256")
 

@@ -47,7 +47,7 @@ class VirtualReport:
     """A virtual dataset that was written.
 
     Attributes:
-        url: Where its manifest is; not compared.
+        url: The place of its manifest; `==` ignores it.
         fingerprint: Its fingerprint.
         samples, shards: Numbers of samples and of shards, by split.
         classes: Numbers of samples of each class, by the splits that `split` and `split_folds` made; otherwise empty,

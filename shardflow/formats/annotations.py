@@ -177,8 +177,8 @@ class Annotations(JsonObject):
     """The parts that are further images, and masks, boxes and keypoints, which follow the pixels.
 
     Args:
-        images: Parts that are further images, or replace the first, in order: ("img1.jpg", "img2.jpg"). Each has its
-            own size, and any image extension; a sample may lack some of them.
+        images: Parts that are images, with or without a first one, in order: ("img1.jpg", "img2.jpg"). Each has its own
+            size, and any image extension; a sample may lack some of them.
         masks: Parts that are masks, as large as the images: ("mask.png",).
         boxes: The place of the boxes; None if there are none.
         keypoints: The place of the keypoints; None if there are none.

@@ -205,7 +205,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def profile(self, seconds: float = 1.0) -> dict[str, float]:
         """Return the CPU milliseconds per image of each stage of the workers, measured in this process.
 
-        The stages make batches from the cursor on for about `seconds`. The cursor does not move, but an iteration in
+        The stages make the next batches for about `seconds`. The loader stays at its position, but an iteration in
         progress ends. Sending batches to the training process is not measured.
 
         >>> shardflow.Loader("photos256", batch_size=256).profile()

@@ -110,7 +110,7 @@ class Loader(Engine):
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. Errors of
             `batch_transform`, `transform` and `decoder` are re-raised unchanged, with a note (Python 3.11) that names
             the sample.
-        fields: The columns of a batch, in order. By default image and label, or image and key for a split without
+        fields: The elements of a batch, in order. By default image and label, or image and key for a split without
             labels; with tail="pad", "valid" comes third. Of the image: "image", "flipped" (bool [B], True if the
             decoder mirrored it), "crop" (float32 [B, 4]: left, top, right, bottom of the shown part in pixels of the
             stored image), "image_size" (int64 [B, 2], height and width), "pixel_mask" (bool [B, H, W], False in

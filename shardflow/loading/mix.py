@@ -153,7 +153,7 @@ class Mix(Engine):
         return f"<shardflow.Mix of {by}: {len(self)} batches, epoch {self.epoch}, {self.remaining} left; {sources}>"
 
     def source_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of the loader of each step (or row of samples), counted from the start of epoch 0."""
+        """Return the source of each step since epoch 0; by sample, of step · batch_size + place in the batch."""
         return self._shares.source_of(steps)
 
     def _steps(self, position: int) -> int:

@@ -134,7 +134,7 @@ class EpochSampler(Protocol):
     Attributes:
         length: Positions in a pass: samples, or bins of them.
         identity: Plain JSON that differs if the orders differ, for checkpoints and to compare ranks.
-        together: Which positions belong together.
+        together: What belongs together: "sample", nothing; "batch", a rank's batch; "step", the batches of all ranks.
         shapes: The shapes of the batches; empty if the decoder decides.
         patch: If positions are bins, the sides of each image are multiples of this, or 0 without images; None if a
             position is a sample.

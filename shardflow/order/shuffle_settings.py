@@ -36,8 +36,8 @@ class Shuffle:
     Attributes:
         buffer: Samples of a stream that are shuffled together, 1 … 2**40. A larger buffer mixes better, a smaller one
             keeps fewer shards open.
-        streams: Parallel streams of an epoch, 1 … 1,048,576; None for eight per rank. A resumed run with None keeps the
-            streams of the saved run.
+        streams: Pieces of an epoch's sequence of shards, read in parallel, 1 … 1,048,576; None for eight per rank. A
+            resumed run with None keeps the streams of the saved run.
         shard_affinity: Keep the shards of a stream from epoch to epoch, and shuffle only their order and samples. A
             host then reads the same shards in every epoch, and caches only its share of the dataset; samples of
             different ranks never meet in a batch (docs/performance.md). Not with `samples_per_epoch`,

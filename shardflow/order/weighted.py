@@ -22,8 +22,8 @@ _POWERS = {"balanced": 1.0, "sqrt": 0.5}
 class Weighted:
     """Draws each sample ⌊w⌋ or ⌈w⌉ times per epoch, on average w; weights are 0 or more.
 
-    An epoch has as many samples as the sum of the weights, rounded; w is scaled with it, so 3 of 83.6 may come 4 times.
-    Each repeat of a sample has another random key.
+    An epoch has as many samples as the sum of the weights, rounded, and weights are scaled to that: with a sum of 83.6,
+    a weight of 3 becomes 3.014, which may come 4 times. Each repeat of a sample has another random key.
 
     >>> loader = shardflow.Loader("photos256", batch_size=256, sampler=shardflow.samplers.Weighted("balanced"))
     >>> cats = shardflow.samplers.Weighted("score", where="class = 'cat'")

@@ -61,7 +61,7 @@ class PackReport:
         new_classes: Names of new classes, in the order of their labels.
         shards: Number of new shards.
         bytes_in, bytes_out: Size of the packed images before packing, and of the shards.
-        counts: Number of images that were turned, converted, first frames, ..., by the names of `Statistics.counts`.
+        counts: What was done → number of images: "turned", "converted", "first_frame", "enlarged", "on_white", ….
         resumed: Number of inputs that an earlier attempt had done.
         seconds: Duration of this attempt.
     """

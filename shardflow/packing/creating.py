@@ -65,22 +65,22 @@ def pack(
             collection or iterable of samples, or a mapping from splits to those. For more options, one of
             `shardflow.sources`.
         dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or has an unfinished pack.
-        preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`. It sets those of
-            the following settings that are left at "preset"; the value of "imagenet" is in brackets.
+        preset: "imagenet", "compact", "fine", "lossless" or "original", see docs/packing.md. It sets those of the
+            following settings that are left at "preset"; the value of "imagenet" is in brackets.
         short_side: Pixels of the shorter side, 1 … 65500; None to keep the size. Smaller images do not change. [256]
         long_side: Limit of the longer side in pixels, 1 … 65500; None for no limit. [None]
         square: Crop the central square. [False]
         enlarge: Enlarge smaller images to `short_side`, or to `long_side` if that is None. [False]
         filter: "bicubic", "bilinear" or "lanczos", all antialiased. ["bicubic"]
-        format: "jpeg", "webp" (lossy), "png", or "npy" (exact values, uint8 or uint16 [H, W, C], 1 to 16 channels), see
-            `formats.image_types.PACKED_TYPES`. "keep" keeps these formats, and converts others to PNG. It copies a file
-            that needs no change byte for byte, with its metadata, except for the seek table. ["jpeg"]
+        format: "jpeg", "webp" (lossy), "png", or "npy" (exact values, uint8 or uint16 [H, W, C], 1 to 16 channels).
+            "keep" keeps these formats, and converts others to PNG. It copies a file that needs no change byte for byte,
+            with its metadata, except for the seek table. ["jpeg"]
         quality: Quality of a lossy format, 1 … 100. [90]
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0". ["4:2:0"]
         seek_tables: JPEGs that get a seek table, for faster crops: the "encoded" ones, "all" (copied files grow by
             1 %), or "none". Tables need the native kernel. ["encoded"]
         max_pixels: Images with more pixels are quarantined, as are those over the limits of memory and scans that
-            follow from it (`formats.image_limits`): 110 million pixels take up to 0.99 GB. [110 million]
+            follow from it: 110 million pixels take up to 0.99 GB. [110 million]
         annotations: The masks among the parts, and the places of boxes and keypoints, so that they follow the pixels. A
             table's mask column, a COCO, YOLO or VOC set and a shardflow dataset declare theirs. Other parts are kept
             byte for byte.

@@ -170,6 +170,12 @@ def test_an_example_that_fails_is_found(material: Path, tmp_path: Path, monkeypa
             _run(examples, material, folder, monkeypatch)
 
 
+def test_sections_of_docstrings_start_at_the_margin() -> None:
+    """Sections such as Args have no indentation, also in a docstring that is composed of two."""
+    indented = re.compile(r"^ +(Args|Attributes|Returns|Raises):", re.MULTILINE)
+    assert [name for name, value in NAMES.items() if any(map(indented.search, _docstrings(value)))] == []
+
+
 def test_every_public_name_has_an_example() -> None:
     """Each public name has an example, stands in one, in a docstring or a page, or is the type that one returns."""
     code = "".join(example.source for examples in EXAMPLES.values() for example in examples)

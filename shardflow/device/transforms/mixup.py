@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ class _BetaMixing(MixingTransform):
 class MixUp(_BetaMixing):
     """A weighted sum of two images (Zhang et al., "mixup: Beyond empirical risk minimization", 2017)."""
 
-    __doc__ = f"{__doc__}\n\n{_BetaMixing.__doc__}"
+    __doc__ = f"{__doc__}\n\n{inspect.cleandoc(_BetaMixing.__doc__ or '')}"
 
     def shares(self, keys: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
         """Return Beta(alpha, alpha) numbers, the same for all pixels of an image."""
@@ -130,7 +131,7 @@ class MixUp(_BetaMixing):
 class CutMix(_BetaMixing):
     """A box of one image in another (Yun et al., "CutMix: Regularization strategy", 2019)."""
 
-    __doc__ = f"{__doc__}\n\n{_BetaMixing.__doc__}"
+    __doc__ = f"{__doc__}\n\n{inspect.cleandoc(_BetaMixing.__doc__ or '')}"
 
     def shares(self, keys: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return 0 inside the boxes and 1 outside, and the exact share of the area outside."""

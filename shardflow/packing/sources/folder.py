@@ -73,9 +73,9 @@ class Folder(SourceKind):
 
     Args:
         url: `photos/`, `s3://bucket/photos`.
-        parts: Files with the name of each image: ("txt", "json") for the `x.txt` and `x.json` of `x.jpg`. Declared
-            annotations are added. An image that lacks one is quarantined. None means no parts; () also packs image
-            files that look like masks, which are refused otherwise.
+        parts: Files with the name of each image: ("txt", "json") for the `x.txt` and `x.json` of `x.jpg`. Parts that
+            `annotations` declares are added. An image that lacks one is quarantined. None means no parts; () also packs
+            image files that look like masks, which are refused otherwise.
         classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
             sorted.
         storage_options: Options of fsspec's file system.
