@@ -118,6 +118,8 @@ class Table(SourceKind):
             raise ConfigError(f"{self} has no rows")
         classes = class_names(self.classes)
         labels = {label for _, label in unlabelled.labels if label is not None}
+        if self.label is not None and not labels:
+            raise ConfigError(f"{self} has no label in column {self.label!r}; without labels, do not name a column")
         are_numbers = labels.isdisjoint(classes or ()) and all(NUMBER.fullmatch(str(label)) for label in labels)
         if are_numbers and is_text:
             unlabelled = unlabelled.relabelled(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))

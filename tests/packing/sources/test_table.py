@@ -178,6 +178,14 @@ def test_a_test_split_without_labels(tmp_path: Path, kind: str) -> None:
     assert [keys for _, keys in loader] == [["000000000"]]
 
 
+def test_a_named_label_column_without_labels(tmp_path: Path) -> None:
+    """A label column that was asked for, and is empty in all rows, is an error, not a dataset without labels."""
+    write_tree(tmp_path, {"0.jpg": photo(0)})
+    table = _write(tmp_path / "t.csv", [{"path": "0.jpg", "species": ""}])
+    with pytest.raises(ConfigError, match="no label in column 'species'"):
+        list_source(sf.sources.Table(table, label="species"))
+
+
 def test_the_slot_of_a_bad_row(tmp_path: Path) -> None:
     """Of two rows with one path, the receipt says which was quarantined."""
     image_folder(tmp_path, 1)
