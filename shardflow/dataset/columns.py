@@ -30,9 +30,10 @@ from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import OnShard, Shard
 from shardflow.storage.interface import Writer
 
-from .column_files import FilesOfColumn, Table, Values, import_pyarrow, is_ours, load_table, take
+from .column_files import FilesOfColumn, Table, Values, import_pyarrow, load_table, take
 from .leftovers import remove_leftovers
 from .open_dataset import Dataset, Split, open_dataset
+from .own_files import refuse_foreign
 from .receipts import find_receipt
 from .sample_table import shard_keys
 from .selection import image_checksums, selected_contents
@@ -484,12 +485,9 @@ def write_file(lock: WriteLock, name: str, data: bytes) -> None:
     """Write the file of a column; the only file that may exist is that of an unfinished attempt."""
     storage = lock.storage
     if storage.version(name) is not None:
-        found = storage.read(name, most_bytes=MAX_FILE_BYTES)
-        if found == data:
+        if storage.read(name, most_bytes=MAX_FILE_BYTES) == data:
             return
-        if not is_ours(found):
-            message = f"{storage.url(name)} exists, but shardflow did not write it"
-            raise ConfigError(f"{message}; move it away, or give the column another name")
+        refuse_foreign(storage, [name])
     lock.put(name, data)
 
 

@@ -44,11 +44,21 @@ def job_files(name: str) -> list[str]:
 
 
 def refuse_foreign(storage: Storage, names: Iterable[str]) -> None:
-    """Raise a ConfigError if there is a file of one of these names that shardflow did not write."""
-    for name in names:
-        if storage.version(name) is not None and not is_own(storage, name):
+    """Raise a ConfigError if there is a file of one of these names that shardflow did not write, or that a version has.
+
+    A version later than the current one is found after an older manifest was put back.
+    """
+    found = [name for name in names if storage.version(name) is not None]
+    for name in found:
+        if not is_own(storage, name):
             message = f"{storage.url(name)} exists, and shardflow did not write it, or it is damaged"
             raise ConfigError(f"{message}; move it away, and run the same command again")
+    for kept, version in kept_manifests(storage, storage.listing() if found else ()):
+        if taken := version.file_names().intersection(found):
+            message = f"{storage.url(min(taken))} belongs to the version in {kept}, and would be replaced"
+            raise ConfigError(
+                f"{message}; `shardflow sync` the dataset to a new place and change it there, or delete {kept}"
+            )
 
 
 def withdraw(storage: Storage, names: Iterable[str]) -> None:

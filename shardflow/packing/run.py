@@ -82,11 +82,12 @@ def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLi
     unfinished = []
     for job in plan.jobs:
         if (receipt := ledger.finished(job)) is None:
-            if plan.base is not None:
-                refuse_foreign(ledger.storage, [name for name in job_files(job.name) if name in ledger.listing])
             unfinished.append(replace(job, staging=writer.staging, lock=None if lock.blob is None else lock))
         else:
             totals.add(job.name, receipt)
+    if plan.base is not None:
+        files = (name for job in unfinished for name in job_files(job.name))
+        refuse_foreign(ledger.storage, [name for name in files if name in ledger.listing])
     if again := sum(f"{job.name}.json" in ledger.listing for job in unfinished):
         why = "their inputs or settings have changed, or a file is damaged"
         logger.warning("%s of %s packed again: %s", plural(again, "finished shard"), ledger.storage, why)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -115,6 +116,26 @@ def test_old_versions_stay_readable(packed: Path, dst: Path) -> None:
         sf.open(dst, version="sha256:" + "0" * 64)
     with pytest.raises(ConfigError, match="is not a fingerprint"):
         sf.open(dst, version="1")
+
+
+def test_files_of_a_later_version_stay(packed: Path, dst: Path) -> None:
+    """After an older manifest is put back, no command replaces a file of a version whose manifest is kept."""
+    first = sf.open(dst)
+    keys = [f"train:{sample['__key__']}" for sample in first["train"]]
+    table = {value: pa.table({"key": keys, "score": [value] * len(keys)}) for value in (1, 2)}
+    sf.extend(packed / "src", dst, executor="serial")
+    second = sf.columns.add(dst, table[1], key="key").fingerprint
+    sf.columns.drop(dst, "score")
+    shutil.copy(dst / kept_name(first.fingerprint), dst / "shardflow.json")
+    before = contents(dst)
+    more = write_tree(dst.parent / "more", {f"c/{n}.jpg": photo(n) for n in range(25)})
+    for change in (lambda: sf.extend(more, dst, executor="serial"), lambda: sf.columns.add(dst, table[2], key="key")):
+        with pytest.raises(ConfigError, match=r"train/00000\d\.\S+ belongs to the version in manifests/.* sync"):
+            change()
+        assert contents(dst) == before
+    assert len(sf.open(dst, version=second)["train"].column("score").values) == 75
+    sf.sync(dst, dst.with_name("new"))
+    assert sf.extend(more, dst.with_name("new"), executor="serial").packed == 25
 
 
 def test_checkpoint_of_an_older_version(packed: Path, dst: Path) -> None:
