@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7080,
     "native": 5920,
     "order": 2210,
-    "packing": 8220,
+    "packing": 8230,
     "preview": 1250,
     "storage": 4620,
     "": 1280,
