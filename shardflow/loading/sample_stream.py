@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.open_dataset import open_dataset
+from shardflow.errors import ConfigError
 from shardflow.order.epochs import Epochs
 from shardflow.order.keyed_rng import I64
 from shardflow.order.shuffle_settings import Shuffle
@@ -23,6 +25,7 @@ from .facts import split_facts
 from .shard_prefetcher import prefetching
 
 _CHUNK = 256
+_SPLITTERS = wds.split_by_node.__code__, wds.split_by_worker.__code__
 
 
 class Samples(IterableDataset[dict[str, Any]]):
@@ -86,6 +89,9 @@ class Samples(IterableDataset[dict[str, Any]]):
         return self._run(epoch + since, positions, workers)
 
     def _run(self, epoch: int, positions: I64, workers: int) -> Iterator[dict[str, Any]]:
+        if (stage := sys._getframe(1).f_code) in _SPLITTERS:
+            message = f"leave wds.{stage.co_name} out: each worker of each rank gets its share of the samples already"
+            raise ConfigError(f"{message}, and {stage.co_name} would drop most of it")
         needs = self._order.needs(epoch, 0, self._streams, self._rank, self._world_size)
         period = self._order.pass_length
         with prefetching(self._split, needs, workers=workers, period=period) as advance:

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.dataset.open_dataset import Split
+from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import SlowStorage
 from tests.helpers.loading import epochs_of
@@ -100,6 +101,15 @@ def test_a_pipeline_of_the_users_own_has_exact_epochs(dataset: Path) -> None:
         epochs.append([int(label) for _, numbers in batches for label in numbers])
         assert sorted(epochs[-1]) == list(range(TOTAL))
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+@pytest.mark.parametrize("stage", [wds.split_by_node, wds.split_by_worker])
+def test_stages_that_split_are_refused(dataset: Path, stage: Any) -> None:
+    """webdataset's stages that split shards would drop samples of this source, so a pipeline with one ends at once."""
+    pipeline = wds.DataPipeline(shardflow.samples(dataset), stage, wds.to_tuple("__key__"))
+    for workers in (0, 2):
+        with pytest.raises(ConfigError, match=rf"leave wds\.{stage.__name__} out"):
+            next(iter(wds.WebLoader(pipeline, batch_size=None, num_workers=workers)))
 
 
 def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Path) -> None:
