@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -176,21 +176,30 @@ def compute(
         for number, first in enumerate(opened.first_sample(np.arange(len(opened.shards))).tolist()):
             records, given = _field_values(opened, number, field)
             try:
-                returned = list(function(given)) if given else []
+                returned = function(given) if given else []
+                made = list(returned)
             except Exception as error:
                 got = f"a list of {plural(len(given), 'value')} of {field!r}, from {opened.shards[number].name}"
                 add_note(error, f"shardflow: raised by the function for column {name!r}, which got {got}")
                 raise
-            if len(returned) != len(given):
+            if isinstance(returned, str | bytes | Mapping | Set):
+                found = type(returned).__name__
+                raise ConfigError(f"the function for column {name!r} must return a list, found a {found}")
+            if len(made) != len(given):
                 raise ConfigError(
-                    f"the function for column {name!r} returned {len(returned)} values for {len(given)} of {field!r}"
+                    f"the function for column {name!r} returned {len(made)} values for {len(given)} of {field!r}"
                 )
             rows[own][first + records] = len(values) + np.arange(len(given))
-            values += returned
+            values += made
     if not values:
         raise ConfigError(f"{dataset.url}: no sample has the part or column {field!r}")
     keys = [str(number) for number in range(len(values))]
-    table = load_table(pa.table({"": keys, name: values}), "", [name], None)
+    try:
+        given_table = pa.table({"": keys, name: values})
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        kinds = "numbers, texts, or lists of numbers, all of one type; the .numpy() of a tensor"
+        raise ConfigError(f"the function for column {name!r} must return {kinds}: {error}") from error
+    table = load_table(given_table, "", [name], None)
     _check_names(dataset, table, replace, to)
     counts = {"rows": len(values), "unmatched": 0, "repeated": 0, **_matched(rows)}
     return _added(dataset, table, rows, counts, replace, to, storage_options, progress)

@@ -85,15 +85,21 @@ def test_ids_that_look_like_keys_of_pack(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_a_column_is_refused(captioned: Path) -> None:
-    """Another number of values, a field that no sample has, a name that is taken, and text that is none are errors."""
+    """Another number of values, a dict of them, values of several types, a taken name and broken text are errors."""
     before = shardflow.open(captioned).fingerprint
     for name, function, field in (
         ("words", lambda texts: texts[1:], "txt"),
         ("words", lengths, "nothing"),
         ("txt", lengths, "txt"),
         ("words", lambda texts: [{"a": 1}] * len(texts), "txt"),
+        ("words", lambda texts: dict.fromkeys(texts, 1), "txt"),
+        ("words", lambda texts: "x" * len(texts), "txt"),
+        ("words", lambda texts: torch.ones(len(texts)), "txt"),
+        ("words", lambda texts: [1, *texts[1:]], "txt"),
+        ("words", lambda texts: [1 << 70] * len(texts), "txt"),
+        ("words", lambda texts: ["\ud800"] * len(texts), "txt"),
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=r"function.* must|returned .* values|no sample has|taken|has values of"):
             shardflow.columns.compute(captioned, name, function, field=field)
     broken = write_dataset(captioned.parent / "broken", {"train": [[("a", {"jpg": jpeg(1), "txt": b"\xff"})]]})
     with pytest.raises(DecodeError, match="txt"):
