@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2520,
-    "dataset": 6350,
+    "dataset": 6360,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
