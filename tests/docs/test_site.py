@@ -19,6 +19,17 @@ import shardflow
 from tests.helpers.browser import Browser, executable
 from tests.helpers.pages import PAGES, PROJECT
 
+FIND = """new Promise(found => {
+    const input = document.querySelector(".md-search__input")
+    input.focus()
+    input.value = "MixUp"
+    input.dispatchEvent(new Event("keyup"))
+    const links = () => [...document.querySelectorAll(".md-search-result__link")].map(link => link.href)
+    const look = left => links().length || !left ? found(links()) : setTimeout(look, 50, left - 1)
+    look(400)
+})"""
+"""Type a name into the search, and return the addresses of the results: of none after 20 seconds."""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -89,5 +100,6 @@ def test_pages_in_a_browser(address: str, tmp_path: Path) -> None:
                 assert shown.values["search"] == 1
                 assert [url for url in shown.requests if not url.startswith((address, "data:", "blob:"))] == []
                 assert shown.console == []
+        assert any(url.startswith(f"{address}/reference/device.html") for url in browser.evaluate(FIND))
     finally:
         browser.close()
