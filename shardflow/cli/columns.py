@@ -37,7 +37,7 @@ def columns() -> None:
 @click.option("--key", metavar="COLUMN", help="Column with the samples' keys, such as train:000000042.")
 @click.option("--path", metavar="COLUMN", help="Instead of --key: column with the paths of the packed images.")
 @names_option("--only", help="Columns to add, separated by commas.  [default: all others]")
-@click.option("--split", help="Add values to the samples of this split only.")
+@click.option("--split", help="Add values to the samples of this split only; others keep theirs.")
 @click.option(
     "--allow",
     multiple=True,

@@ -43,11 +43,12 @@ from .write_lock import WriteLock, acquire_to_extend, clean_up
 ALLOWED = ("unmatched", "repeated")
 _FILES_AT_A_TIME = 8
 _NAMED = 3
+_KEEP = -2
 _FIELDS_OF_ANNOTATIONS = ("mask", "masks", "boxes", "keypoints", "images")
 _IS_THERE = "the dataset has it; --replace replaces it in a new version"
 
 _Rows = dict[str, npt.NDArray[np.int64]]
-"""Split → for each of its samples the row of a table, -1 for none."""
+"""Split → for each of its samples the row of a table, -1 for none, `_KEEP` in splits that keep their values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def add(
             have the key.
         path: Instead of `key`, the column with the paths of the images as they were packed.
         only: The columns to add; by default all others.
-        split: Add values only to the samples of this split.
+        split: Add values only to the samples of this split; other splits keep theirs.
         allow: "unmatched" leaves out rows that belong to no sample; "repeated" takes the first row of each key.
             Otherwise such rows are refused.
         replace: Replace columns of the same names. Earlier versions keep theirs.
@@ -159,7 +160,7 @@ def compute(
         function: Takes a list with the values of a shard's samples: texts of a `.txt`, values of a `.json`, bytes of
             another part; numbers or texts of a column. Returns as many values, None for a sample without a value.
         field: The part, such as "txt", or the column. Samples that lack it are not in the list, and get no value.
-        split: Compute values only for this split.
+        split: Compute values only for this split; other splits keep theirs.
         replace, to, storage_options, progress: As for `add`.
 
     Raises:
@@ -171,7 +172,7 @@ def compute(
     dataset = open_dataset(url, storage_options=storage_options)
     chosen = dataset if split is None else {split: dataset[split]}
     values: list[Any] = []
-    rows: _Rows = {each: np.full(len(dataset[each]), -1, dtype=np.int64) for each in dataset}
+    rows: _Rows = {each: np.full(len(dataset[each]), -1 if each in chosen else _KEEP) for each in dataset}
     for own, opened in chosen.items():
         for number, first in enumerate(opened.first_sample(np.arange(len(opened.shards))).tolist()):
             records, given = _field_values(opened, number, field)
@@ -299,7 +300,7 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
         found = []
         for number, shard in enumerate(split.shards):
             if only_split not in (None, name):
-                found.append(np.full(shard.samples, -1, dtype=np.int64))
+                found.append(np.full(shard.samples, _KEEP, dtype=np.int64))
                 continue
             keys = _paths(dataset, shard) if by_path else shard_keys(split, number)
             example = example or keys[0]
@@ -420,6 +421,11 @@ def _added(
     progress: OnShard,
 ) -> ColumnsReport:
     """Add the columns of a table, as a version of the dataset or a virtual one, and report them."""
+    for split in (dataset[name] for name, found in rows.items() if _KEEP in found):
+        for name, (kind, _) in table.columns.items():
+            if split.columns.kinds.get(name, kind) != kind and split.columns.missing(name) < len(split):
+                message = f"column {name!r} has values of type {split.columns.kinds[name]} in split {split.name!r}"
+                raise ConfigError(f"{message}, the new ones have {kind}; add values of all splits, or of one type")
     if to is not None:
         fingerprint = _add_to_view(dataset, table, rows, to, storage_options, progress)
     else:
@@ -440,9 +446,13 @@ def _shard_values(dataset: Dataset, table: Table, rows: _Rows) -> Iterator[tuple
     """Yield split and entry of each shard, and the values of its samples in each column."""
     for name, split in dataset.items():
         ends = np.cumsum(split.shard_samples)
-        for shard, end in zip(split.shards, ends.tolist(), strict=True):
+        for number, (shard, end) in enumerate(zip(split.shards, ends.tolist(), strict=True)):
             here = rows[name][end - shard.samples : end]
-            yield name, shard, {column: take(kind, array, here) for column, (kind, array) in table.columns.items()}
+            values = {column: take(kind, array, here) for column, (kind, array) in table.columns.items()}
+            if _KEEP in here:
+                kept = {column for column in values if split.columns.kinds.get(column) == table.columns[column][0]}
+                values |= {column: split.columns.read(column, number) for column in kept}
+            yield name, shard, values
 
 
 class _NewFiles:

@@ -358,6 +358,34 @@ def test_a_process_that_is_killed_leaves_the_old_version(
             assert contents(copy) == expected
 
 
+def test_other_splits_keep_their_values(tmp_path: Path) -> None:
+    """Values for one split replace no value of another, in a version and in a virtual dataset, or are refused."""
+    dataset = make_dataset(tmp_path / "set", {"train": [2, 1], "val": [2]})
+    keys = {split: [sample["__key__"] for sample in samples] for split, samples in sf.open(dataset).items()}
+
+    def add(split: str, values: list[Any], **options: Any) -> None:
+        sf.columns.add(dataset, pa.table({"k": keys[split], "s": values}), key="k", split=split, **options)
+
+    def found(url: Path) -> list[list[Any]]:
+        return [
+            [value if is_there else None for value, is_there in zip(*column, strict=True)]
+            for column in (split.column("s") for split in sf.open(url).values())
+        ]
+
+    add("train", [1, 2, 3])
+    add("val", [4, 5], to=tmp_path / "view", replace=True)
+    assert found(tmp_path / "view") == [[1, 2, 3], [4, 5]]
+    before = contents(dataset)
+    with pytest.raises(ConfigError, match=r"'s' has values of type int64 in split 'train', the new ones have float64"):
+        add("val", [4.5, 5.5], replace=True)
+    assert contents(dataset) == before
+    add("val", [4, 5], replace=True)
+    assert found(dataset) == [[1, 2, 3], [4, 5]]
+    sf.columns.compute(dataset, "s", lambda values: [-value for value in values], field="s", split="val", replace=True)
+    assert found(dataset) == [[1, 2, 3], [-4, -5]]
+    assert sf.verify(dataset) == []
+
+
 def test_only_files_of_its_own_are_replaced(dataset: Path) -> None:
     """A file of another content is replaced if an unfinished attempt left it, and refused if someone else wrote it."""
     sf.columns.add(dataset, frame(), key="id", only=["text"])
