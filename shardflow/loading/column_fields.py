@@ -73,7 +73,7 @@ class ColumnFields:
             if parts is not None and name not in parts:
                 raise ConfigError(
                     f"Filled({name!r}, ...) names neither a column ({', '.join(kinds) or 'none'}) nor a part "
-                    f"({', '.join(sorted(parts))})"
+                    f"({', '.join(sorted(parts))}); in a mix, make a loader without it for this source"
                 )
         self._defaults = {name: _default(name, kinds[name], filled[name]) for name in filled if name in kinds}
         said = {name for name, kind in self.kinds.items() if name in filled or HAS + name in fields or kind == "mask"}

@@ -70,7 +70,10 @@ def resolve_fields(
             f"fields {', '.join(annotations.names)} follow the crops of the images; add 'image', or name the part "
             f"{annotations.parts[annotations.names[0]]!r} to get its bytes or values unchanged"
         )
-    columns = ColumnFields(fields, split, filled, parts, drawn)
+    try:
+        columns = ColumnFields(fields, split, filled, parts, drawn)
+    except ConfigError as error:
+        raise ConfigError(f"{dataset.url}, split {split.name!r}: {error}") from None
     if parts is not None:
         for field in fields:
             known = field in annotations.names or field in columns

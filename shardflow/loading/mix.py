@@ -76,7 +76,8 @@ class Mix(Engine):
             constant after the last. For a sudden change, give two consecutive steps.
         options: Arguments of `Loader`, for the sources that are paths or URLs. `fields` names the fields of a batch, in
             order; loaders may then lack some. Mixed by batch, a missing field is None. Mixed by sample, the samples
-            without it have None, which is possible only for parts, such as "txt", that come as lists.
+            without it have None, which is possible only for parts, such as "txt", that come as lists. Loaders whose
+            `WholeSample` transforms return the same fields may read different ones.
 
     Attributes:
         loaders: The loader of each source.
@@ -296,8 +297,13 @@ def _scheduled(sources: Any, schedule: Any) -> tuple[list[_Given], _Weights]:
 def _fields_of(loaders: Sequence[Loader], given: Any, by: str) -> tuple[str, ...]:
     """Return the fields of a batch; ConfigError if a loader lacks one that it must have."""
     if len(found := {loader.fields for loader in loaders}) == 1:
-        if len(found := {loader.source.fields for loader in loaders}) > 1:
-            raise ConfigError(f"the loaders read different fields, {sorted(found)}; make them equal")
+        read = [loader.source.fields for loader in loaders]  # others than the batch's, for a `WholeSample`
+        some = {field for fields in read for field in fields if not all(field in each for each in read)}
+        if by == "sample" and (uneven := sorted(some.intersection((IMAGES, *COMPUTED_FIELDS)) - {"label"})):
+            raise ConfigError(
+                f"only some loaders read {', '.join(map(repr, uneven))}: give it to all of them, or pass by='batch'; "
+                "loaders with transforms of whole samples may differ in 'label', parts and columns"
+            )
         return loaders[0].fields
     if given is None:
         raise ConfigError(
@@ -343,7 +349,7 @@ def _check_mixable(sources: Sequence[Source]) -> None:
         ("group", [(source.partition.rank, source.partition.world_size) for source in sources]),
         ("batch_transform", [source.batch_transform for source in sources]),
         ("annotation fields", [source.annotations.kinds for source in sources]),
-        ("columns", [source.columns.kinds for source in sources]),
+        ("columns", [_kinds_among(source, sources) for source in sources]),
         ("patch of a token budget", [source.epochs.sampler.patch for source in sources]),
     ):
         if any(each != found[0] for each in found):
@@ -358,6 +364,14 @@ def _check_mixable(sources: Sequence[Source]) -> None:
                 "Shuffle(shard_affinity=True) keeps the shards of a rank from epoch to epoch; pass by='batch'"
             )
     check_mixable([source.decoder for source in sources])
+
+
+def _kinds_among(source: Source, sources: Sequence[Source]) -> dict[str, str | None]:
+    """Return the type of each field that is a column of a source; of a field that this one does not read, any's."""
+    kinds: dict[str, str | None] = {}
+    for each in (*sources, source):
+        kinds |= {name: each.columns.kinds.get(name) for name in each.fields}
+    return {name: kind for name, kind in kinds.items() if any(name in each.columns.kinds for each in sources)}
 
 
 def _whole_steps(sources: Sequence[Source]) -> int:

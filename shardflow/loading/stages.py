@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -272,13 +273,18 @@ class Augment:
         source = self._sources[batch.sources[0]]
         of_images = () if batch.images is None else ("image", *PADDING_FIELDS, *PATCH_FIELDS)
         later = {*source.annotations.names, *of_images}
-        columns = {field: batch_field(field, batch, self._sources) for field in source.fields if field not in later}
+        read = dict.fromkeys(field for number in batch.sources for field in self._sources[number].fields)
+        columns = {field: self._column(field, batch) for field in read if field not in later}
         names = source.returns
         returned: dict[str, list[Any]] = {name: [] for name in names if name not in later}
         done: list[Any] = []
         with fork_rng(), add_context(partial(_next_place, batch, done)):
             for row, (number, key) in enumerate(zip(batch.sources, batch.keys.tolist(), strict=True)):
-                own: Any = {field: row_of(column, row) for field, column in columns.items()}
+                own: Any = {
+                    field: row_of(column, rows[row] if rows else row)
+                    for field, (column, rows) in columns.items()
+                    if field in self._sources[number].fields
+                }
                 transform = self._sources[number].transform
                 if isinstance(transform, WholeSample):
                     reseed(key)
@@ -290,7 +296,18 @@ class Augment:
                     values.append(own[name])
                 done.append(None)
         batch.annotations = tuple({name: view[name] for name in view if name in names} for view in batch.annotations)
-        batch.returned = {name: join_values(name, values, columns.get(name)) for name, values in returned.items()}
+        likes = {field: column for field, (column, rows) in columns.items() if not rows}
+        batch.returned = {name: join_values(name, values, likes.get(name)) for name, values in returned.items()}
+
+    def _column(self, field: str, batch: Batch) -> tuple[Any, dict[int, int]]:
+        """Return a field of the samples whose sources read it, and the place in it of each, empty if all do."""
+        rows = [row for row, number in enumerate(batch.sources) if field in self._sources[number].fields]
+        if len(rows) == len(batch.sources):
+            return batch_field(field, batch, self._sources), {}
+        some = replace(
+            batch, sources=[batch.sources[row] for row in rows], samples=[batch.samples[row] for row in rows]
+        )
+        return batch_field(field, some, self._sources), {row: place for place, row in enumerate(rows)}
 
     def _annotated(self, transform: Any, image: torch.Tensor, batch: Batch, index: int, view: int) -> Any:
         masks = self._sources[batch.sources[index]].annotations.masks

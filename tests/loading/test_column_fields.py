@@ -101,7 +101,10 @@ def test_workers_and_transforms_get_them(whole: Path) -> None:
 def test_missing_values_need_a_word(partial: Path) -> None:
     """A loader refuses a column in which values are missing, unless a default or a mask is asked for."""
     for name in ("score", "caption", "vector"):
-        with pytest.raises(ConfigError, match=rf"'{name}': {len(WITHOUT)} samples .*Filled.*has_{name}.*columns add"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"set, split 'train': column '{name}': {len(WITHOUT)} samples .*Filled.*has_{name}.*columns add",
+        ):
             loader(partial, fields=("key", name))
     filled = (sf.columns.Filled("score", -1), sf.columns.Filled("caption", "?"), sf.columns.Filled("vector", [8, 9]))
     for keys, scores, captions, vectors, present, bare in loader(
@@ -166,7 +169,7 @@ def test_parts_are_filled_in_where_samples_lack_them(tmp_path: Path) -> None:
     for transform in (None, mend):
         found = [row for batch in loader(url, fields=filled, transform=transform) for row in zip(*batch, strict=True)]
         assert [text for _, text, _ in sorted(found, key=str)] == ["", "one"] * 2
-    with pytest.raises(ConfigError, match=r"Filled\('text', \.\.\.\).*part \(jpg, json, txt\)"):
+    with pytest.raises(ConfigError, match=r"set, split 'train': Filled\('text', .*part \(jpg, json, txt\); in a mix"):
         loader(url, fields=(sf.columns.Filled("text", ""),))
 
 

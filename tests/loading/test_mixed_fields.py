@@ -89,6 +89,34 @@ def test_a_sample_has_none_where_its_source_lacks_a_part(captions: Path, objects
     assert kinds == {"c", "o"}
 
 
+def _described(sample: dict[str, Any]) -> dict[str, Any]:
+    text = sample.get("txt") or f"{sample['label']} {sample['json']['boxes'][0][0]:g}"
+    return {"image": sample["image"], "key": sample["key"], "txt": text, "words": len(text.split())}
+
+
+@pytest.mark.parametrize(("by", "workers"), [("sample", 0), ("sample", 1), ("batch", 0)])
+def test_transforms_of_whole_samples_may_read_different_fields(
+    captions: Path, objects: Path, by: str, workers: int
+) -> None:
+    """Sources whose captions lie in different parts become one field: each transform gets what its source reads."""
+    whole = shardflow.annotations.WholeSample(_described, returns=("image", "key", "txt", "words"))
+    sources = [
+        (loader(captions, "image", "key", "txt", transform=whole, num_workers=workers), 1),
+        (loader(objects, "image", "key", "label", "json", transform=whole), 2),
+    ]
+    seen = set()
+    for images, keys, texts, words in shardflow.Mix(sources, by=by):
+        assert images.shape == (2, 3, 24, 24)
+        assert words.dtype == torch.int64
+        for key, text in zip(keys, texts, strict=True):
+            assert text == (f"caption {key[1:]}" if key[0] == "c" else f"{int(key[1:]) % 2} 4")
+            seen.add(key[0])
+    assert seen == {"c", "o"}
+    one, two = (loader(captions, *fields, transform=whole) for fields in (("image", "key", "txt"), ("image", "txt")))
+    with pytest.raises(ConfigError, match=r"only some loaders read 'key'.*by='batch'"):
+        shardflow.Mix([(one, 1), (two, 1)])
+
+
 @pytest.mark.parametrize("lacking", ["label", "boxes", "image"])
 def test_a_field_that_does_not_form_a_batch_is_refused(objects: Path, lacking: str) -> None:
     """A tensor by sample, a name that no loader has, and fields that differ without `fields` name field and source."""
