@@ -50,7 +50,9 @@ _GROWN = 1.2  # growth from which the report gives the reason
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option(
-    "--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing; same exit code as the pack."
+    "--dry-run",
+    is_flag=True,
+    help="Count inputs, classes and shards, and check names and labels; write nothing.",
 )
 @click.option("--max-errors", default=0, show_default=True, help="Bad inputs to allow.")
 def pack(src: tuple[str, ...], dst: str, preset: str, no_shuffle: bool, dry_run: bool, **given: Any) -> int:

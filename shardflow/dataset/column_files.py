@@ -118,9 +118,7 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:  # of a table of pandas too
         raise ConfigError(f"{shown} is not a readable table: {error}") from error
     names = found.column_names
-    if lacking := [name for name in wanted or [key] if name not in names]:
-        hint = did_you_mean(lacking[0], names)
-        raise ConfigError(f"{shown} has no column {lacking[0]!r}{hint}; it has {', '.join(names)}")
+    _check_has(shown, wanted or [key], names)
     if len(set(names)) < len(names):
         raise ConfigError(f"{shown} has two columns of one name among {', '.join(names)}; rename one of them")
     values = [name for name in only or names if name != key and (only or not name.startswith("__index_level_"))]
@@ -150,6 +148,7 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
         opened = parquet.ParquetFile(file)
         if (rows := _rows(opened.metadata)) > MAX_TABLE_ROWS:
             raise ConfigError(f"{name} has {rows:,} rows; {MAX_TABLE_ROWS:,} are the most: divide it")
+        _check_has(repr(os.fspath(url)), wanted or [key], opened.schema_arrow.names)  # the table lacks unwanted ones
         texts = [field.name for field in opened.schema_arrow if str(field.type) in _TEXTS]
         opened = parquet.ParquetFile(file, metadata=opened.metadata, read_dictionary=texts)
         return _read_bounded(opened, name, wanted, max(MAX_VALUE_BYTES, MAX_EXPANSION * file.size()))
@@ -183,6 +182,12 @@ def _rows(metadata: Any) -> int:
     return sum(rows)
 
 
+def _check_has(shown: str, wanted: Sequence[str], names: Sequence[str]) -> None:
+    if lacking := [name for name in wanted if name not in names]:
+        hint = did_you_mean(lacking[0], names)
+        raise ConfigError(f"{shown} has no column {lacking[0]!r}{hint}; it has {', '.join(names)}")
+
+
 def _read_bounded(opened: Any, name: str, wanted: Sequence[str] | None, most: int) -> Any:
     """Return columns of a Parquet file whose texts are read as dictionaries; ConfigError if they exceed `most` bytes.
 
@@ -192,7 +197,7 @@ def _read_bounded(opened: Any, name: str, wanted: Sequence[str] | None, most: in
     import pyarrow as pa
 
     schema, metadata, columns, size = opened.schema_arrow, opened.metadata, list[Any](), 0
-    names = [each for each in (schema.names if wanted is None else wanted) if each in schema.names]
+    names = schema.names if wanted is None else wanted
     paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
 
     def check(size: int) -> None:

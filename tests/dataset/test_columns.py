@@ -193,6 +193,14 @@ def test_the_old_version_stays(dataset: Path) -> None:
     }
 
 
+def test_a_misspelt_column_of_a_parquet_file_is_named_with_those_it_has(dataset: Path, tmp_path: Path) -> None:
+    """The message names all columns of the file, also those that were not asked for."""
+    pq.write_table(frame(), tmp_path / "t.parquet")
+    for options in ({"key": "di"}, {"key": "di", "only": ["text"]}, {"key": "id", "only": ["text", "scor"]}):
+        with pytest.raises(ConfigError, match=r"no column '.*it has id, score, text, vec"):
+            sf.columns.add(dataset, tmp_path / "t.parquet", **options)
+
+
 def test_keys_of_several_splits(dataset: Path) -> None:
     """A key that two splits have is refused; the splits in the message, or --split, say which is meant."""
     table = pa.table({"key": ["000000000", "000000001"], "a": [1, 2]})

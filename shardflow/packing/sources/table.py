@@ -334,7 +334,9 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
                 )
             yield dict(row)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}, line {reader.line_num + 1}: {error}; save it as UTF-8 with a header") from error
+        remedy = "perhaps because a text begins with a quote; write the table as .csv with a CSV library"
+        remedy = remedy if isinstance(error, csv.Error) else "save it as UTF-8 with a header"
+        raise ConfigError(f"{name}, line {reader.line_num + 1}: {error}; {remedy}") from error
 
 
 def _refuse_repeated(columns: Sequence[str], where: str) -> None:

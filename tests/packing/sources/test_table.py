@@ -230,6 +230,7 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         ("t.csv", "path,label\nx,1.5\ny,2.25\n", {}, r"'1.5' as .* a measured number belongs in a col.*\.json"),
         ("t.csv", "path,label\nx\n", {}, "line 2: expected 2 columns, found 1"),
         ("t.csv", "path\n\xff\n", {}, "line .*save it as UTF-8"),
+        ("t.tsv", 'path\tcaption\nx\ty\nx\t"y\nz\ty\n', {}, "line 3: .*; perhaps because a text begins with a quote"),
         ("t.jsonl", '{"path": "x"}\n{"path"\n', {}, "line 2: not JSON"),
         ("t.jsonl", "[1]\n", {}, "line 1: expected a JSON object"),
         ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "x", "label": "a"}\n', {}, "both numbers and names as labels"),
