@@ -93,14 +93,14 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2520,
-    "dataset": 6370,
+    "dataset": 6380,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
     "formats": 3470,
     "geometry": 450,
     "interop": 610,
-    "loading": 7080,
+    "loading": 7120,
     "native": 5920,
     "order": 2210,
     "packing": 8230,
