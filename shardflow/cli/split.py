@@ -36,7 +36,8 @@ def split(
 
     The new dataset at DST holds out the same share of every class. With --folds, each training sample is held out in
     exactly one of the new datasets. Copies of an image stay together, as do, with --group, all samples of a patient,
-    place or video; `pack` adds the other columns of a table to the .json. Other splits do not change.
+    place or video; `pack` adds the other columns of a table to the .json. Other splits do not change. A split that is
+    made again after `extend` holds out other samples, some of which were trained on.
 
     \b
     Examples:

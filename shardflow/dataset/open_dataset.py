@@ -31,6 +31,7 @@ from shardflow.storage.virtual import virtual_storage
 
 from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
+from .purged_tars import purged_tars
 from .reader import ShardReader, are_local
 from .receipts import find_receipt, read_receipt
 from .unpacked import packing_command
@@ -146,7 +147,11 @@ class Split:
         """Return the receipt of a shard, and key → place in its sources."""
         if self._receipt is None or self._receipt[0] != shard:
             entry = self.shards[shard]
-            made = read_receipt(self._storage, entry.receipt_name, entry)
+            try:
+                made = read_receipt(self._storage, entry.receipt_name, entry)
+            except NotFoundError as error:
+                reason = purged_tars(self._storage, [entry.name]).get(entry.name)
+                raise NotFoundError(reason or str(error)) from error
             self._receipt = shard, made, {key: place for place, key in enumerate(made.keys())}
         return self._receipt[1:]
 

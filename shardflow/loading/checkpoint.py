@@ -134,11 +134,12 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams:
         arguments = [how for name, how in _ARGUMENTS.items() if state[name] != expected[name]]
         remedy = "make these equal" + (f" ({'; '.join(arguments)})" if arguments else "")
         if state["fingerprint"] != dataset.fingerprint:
-            remedy = f"{dataset.url} is another dataset; open the dataset of the run"
+            old = f"{dataset.url} is another dataset; open the dataset of the run"
             if dataset.has_version(str(state["fingerprint"])):
-                remedy = (
+                old = (
                     f"the dataset has a newer version; read the old one, Loader(..., version={state['fingerprint']!r})"
                 )
+            remedy = f"{old}, or begin an epoch of this one: loader.set_epoch(…) without the state"
         raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differences)}; {remedy}")
     start = EpochStart(*saved_integers(state, "epoch", "position", "streams"))
     if start.position > order.length:

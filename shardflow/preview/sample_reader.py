@@ -92,24 +92,25 @@ class SampleReader:
                 yield from pool.map(self._sample, some)
 
     def spread_shards(self, count: int = 1) -> list[int]:
-        """Return the numbers of up to four shards, or more if `count` samples need more, evenly spread over the split.
+        """Return the numbers of up to four shards, or more if `count` samples need more, evenly spread over samples.
 
         They are few, because each needs its index.
         """
-        shards = len(self.split.shards)
-        return _spread(shards, max(_SHARDS, -(-count * shards // max(1, len(self.split)))))
+        shards, samples = len(self.split.shards), len(self.split)
+        few = max(_SHARDS, -(-count * shards // max(1, samples)))
+        if shards <= few:
+            return list(range(shards))
+        chosen = sorted({self.split.locate(number)[0] for number in _spread(samples, few)})
+        return chosen if self.split.shard_samples[chosen].sum() >= count else list(range(shards))
 
     def spread_samples(self, count: int) -> list[int]:
-        """Return the numbers of up to `count` samples, evenly spread over few shards."""
-        if count >= len(self.split):
-            return list(range(len(self.split)))
-        chosen = self.spread_shards(count)
-        firsts = self.split.first_sample(np.array(chosen, dtype=np.int64)).tolist()
-        found: list[int] = []
-        for place, (shard, first) in enumerate(zip(chosen, firsts, strict=True)):
-            wanted = -(-(count - len(found)) // (len(chosen) - place))
-            found += [first + record for record in _spread(self.split.shards[shard].samples, wanted)]
-        return found
+        """Return the numbers of `count` samples, or of all, evenly spread over the samples of few shards."""
+        chosen = np.array(self.spread_shards(min(count, len(self.split))), np.int64)
+        sizes = self.split.shard_samples[chosen]
+        skipped = self.split.first_sample(chosen) - (np.cumsum(sizes) - sizes)
+        places = np.array(_spread(int(sizes.sum()), count), np.int64)
+        numbers: list[int] = (places + np.repeat(skipped, sizes)[places]).tolist()
+        return numbers
 
     def samples_of_class(self, name: str, count: int, progress: OnShard = None) -> list[int]:
         """Return the numbers of the first `count` samples of a class, or of all if there are fewer.

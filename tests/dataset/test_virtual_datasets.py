@@ -59,7 +59,7 @@ def test_missing_root(virtual: Path, tmp_path: Path) -> None:
 
 
 def test_purged_root(tmp_path: Path) -> None:
-    """Loader, `verify` and `info` say of a tar that `remove --purge` deleted what happened, and what to do."""
+    """Loader, `sources`, `verify` and `info` say of a tar that `remove --purge` deleted what happened, and a remedy."""
     image_folder(tmp_path / "src", 3)
     sf.pack(tmp_path / "src", tmp_path / "set", executor="serial", short_side=8)
     sf.subset(tmp_path / "set", tmp_path / "sub", where="number < 2")
@@ -67,6 +67,8 @@ def test_purged_root(tmp_path: Path) -> None:
     reason = r"set/train/000000\.tar is gone: since .*/sub was .*`remove --purge` ran there; make it again \(`shardf"
     with pytest.raises(NotFoundError, match=reason):
         next(iter(sf.Loader(tmp_path / "sub", batch_size=2, num_workers=0)))
+    with pytest.raises(NotFoundError, match=reason):
+        sf.open(tmp_path / "sub")["train"].sources()
     (finding,) = sf.verify(f"local://{tmp_path}/sub")
     assert re.search(reason, str(finding))
     shown = CliRunner().invoke(shardflow, ["info", str(tmp_path / "sub")])
@@ -120,7 +122,7 @@ def test_refusals(virtual: Path, tmp_path: Path) -> None:
     """Repair and extension are refused, and exports for readers that would see samples outside the dataset."""
     with pytest.raises(ConfigError, match=rf"no shards; create it .* repair {tmp_path}/set$"):
         sf.repair(virtual, tmp_path / "set")
-    with pytest.raises(ConfigError, match="extend the dataset of these tars"):
+    with pytest.raises(ConfigError, match=r"extend the dataset of these tars.* a split then holds out others"):
         sf.extend(image_folder(tmp_path / "src", 3), virtual)
     with pytest.raises(ConfigError, match="shardflow pack"):
         list(write_energon(sf.open(virtual)))
