@@ -286,7 +286,9 @@ def _target(kind: Any) -> Any:
 def _checked_target(name: str, kind: Any) -> Any:
     if (target := _target(kind)) is None:
         kinds = "numbers, texts and lists of numbers"
-        raise ConfigError(f"column {name!r} has values of type {kind}; columns hold {kinds}: leave it out")
+        is_time = str(kind).startswith(("date", "time"))  # Arrow finds dates in texts of CSV and JSON lines
+        remedy = "make it numbers, or text in a Parquet table" if is_time else "leave it out"
+        raise ConfigError(f"column {name!r} has values of type {kind}; columns hold {kinds}: {remedy}")
     return target
 
 

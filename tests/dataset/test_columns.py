@@ -140,7 +140,7 @@ def test_codes_in_text_files_are_not_numbers(tmp_path: Path, dataset: Path) -> N
 
 
 def test_digits_of_a_text_are_kept(tmp_path: Path) -> None:
-    """Numbers of CSV that would lose digits, such as 007 or those of an id, stay text; JSON is refused."""
+    """Numbers of CSV that would lose digits, such as 007 or those of an id, stay text; JSON is refused, like dates."""
     dataset, long = make_dataset(tmp_path / "set", [2]), "18446744073709551617"
     rows = f"key,zip,id,mixed,n,f,none\n000000000,007,{long},1.5,1,1.5,\n"
     rows += "000000001,12,2,9007199254740993,-20,1e300,0\n"
@@ -155,6 +155,10 @@ def test_digits_of_a_text_are_kept(tmp_path: Path) -> None:
         (tmp_path / "t.jsonl").write_text(f'{{"key": "000000000", "id": {written}}}\n')
         with pytest.raises(ConfigError, match="text"):
             sf.columns.add(dataset, tmp_path / "t.jsonl", key="key", replace=True)
+    for name, written in (("t.jsonl", '{"key": "000000000", "day": "2024-01-31"}'), ("t.csv", "key,day\n0,2024-01-31")):
+        (tmp_path / name).write_text(f"{written}\n")
+        with pytest.raises(ConfigError, match=r"'day' has values of type .* text in a Parquet table"):
+            sf.columns.add(dataset, tmp_path / name, key="key")
     (tmp_path / "t.jsonl").write_text('{"key": "000000000", "big": 1e300, "whole": 2.0}\n')
     assert sf.columns.add(dataset, tmp_path / "t.jsonl", key="key").matched == {"train": 1}
 
