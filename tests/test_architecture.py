@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2520,
-    "dataset": 6380,
+    "dataset": 6390,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
