@@ -391,7 +391,7 @@ def test_error_comes_with_the_batch_that_needs_the_shard(root: Path, tmp_path: P
     """What the look-ahead met long before is raised, typed, in the batch that needs the shard, and not earlier."""
     stream = Stream(root, tmp_path, shuffle=False, far={"before": fail_at("train/000020.tar", error)})
     batches, received = iter(stream), []
-    with pytest.raises(error, match=r"train/000020\.tar failed"):  # noqa: PT012 - what came before is counted
+    with pytest.raises(error, match=r"train/000020\.tar (failed|does not exist)"):  # noqa: PT012 - what came before is counted
         for batch in batches:
             time.sleep(0.002)
             received += batch

@@ -240,6 +240,7 @@ def test_a_head_is_that_of_the_first_byte() -> None:
 def test_the_size_of_a_range() -> None:
     """The size of the blob is behind the range, which must begin where it was requested."""
     assert range_size("bytes 5-9/100", 5) == 100
+    assert range_size("bytes 0-0/0", 0) == range_size("bytes 0--1/0", 0) == 0
     for said in (
         "",
         "bytes 5-9",
