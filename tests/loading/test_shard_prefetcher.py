@@ -255,7 +255,8 @@ def test_a_shard_that_arrives_slowly_is_read_as_it_grows(root: Path, tmp_path: P
     split, storage = shardflow.open(root)["train"], SlowStorage(root, tmp_path / "log")
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     far.reader.stall_timeout_s = 0.5
-    threading.Thread(target=far.reader.fetch, args=(0,), daemon=True).start()
+    fetching = threading.Thread(target=far.reader.fetch, args=(0,), daemon=True)
+    fetching.start()
     assert storage.begun.wait(10)
     (path,) = tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")
 
@@ -273,6 +274,7 @@ def test_a_shard_that_arrives_slowly_is_read_as_it_grows(root: Path, tmp_path: P
         assert not far.reader.is_local(0)
     finally:
         storage.go_on.set()
+        fetching.join(10)  # or it would meet the end of the folder
 
 
 def test_nothing_is_looked_for_twice(root: Path, tmp_path: Path) -> None:
