@@ -13,7 +13,7 @@ from shardflow.formats.quarantine import version_name
 from shardflow.packing.progress import DELAY_S
 
 from .options import PathOrUrl, annotation_options, annotations_of
-from .output import print_report
+from .output import print_lines, print_report
 from .progress_bars import ticking
 from .terminal import say
 
@@ -58,4 +58,4 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors
         say(f"left out: about {plural(report.lost, 'sample')} after the damage of tars")
     print_report(report, report.url)
     if shardflow.open(report.url).classes is None:
-        say("labels        none")
+        print_lines([("labels", "none")], 14)

@@ -297,8 +297,8 @@ def _scheduled(sources: Any, schedule: Any) -> tuple[list[_Given], _Weights]:
 def _fields_of(loaders: Sequence[Loader], given: Any, by: str) -> tuple[str, ...]:
     """Return the fields of a batch; ConfigError if a loader lacks one that it must have."""
     if len(found := {loader.fields for loader in loaders}) == 1:
-        read = [loader.source.fields for loader in loaders]  # others than the batch's, for a `WholeSample`
-        some = {field for fields in read for field in fields if not all(field in each for each in read)}
+        read = [{*loader.source.fields} for loader in loaders]  # others than the batch's, for a `WholeSample`
+        some = read[0].union(*read) - read[0].intersection(*read)
         if by == "sample" and (uneven := sorted(some.intersection((IMAGES, *COMPUTED_FIELDS)) - {"label"})):
             raise ConfigError(
                 f"only some loaders read {', '.join(map(repr, uneven))}: give it to all of them, or pass by='batch'; "

@@ -327,9 +327,8 @@ def _open(
     counts: tuple[int, ...],
 ) -> WorkerOutput:
     if memory is not None:
-        _slots[name] = _SlotOfWorker(
-            memory
-        )  # the pipe keeps its order: no batch in an earlier slot of this name follows
+        # The pipe keeps its order: no batch in an earlier slot of this name follows.
+        _slots[name] = _SlotOfWorker(memory)
     slot = _slots[name]
     if form is not None:
         slot.set_form(form)

@@ -273,7 +273,7 @@ class Augment:
         source = self._sources[batch.sources[0]]
         of_images = () if batch.images is None else ("image", *PADDING_FIELDS, *PATCH_FIELDS)
         later = {*source.annotations.names, *of_images}
-        read = dict.fromkeys(field for number in batch.sources for field in self._sources[number].fields)
+        read = dict.fromkeys(field for number in {*batch.sources} for field in self._sources[number].fields)
         columns = {field: self._column(field, batch) for field in read if field not in later}
         names = source.returns
         returned: dict[str, list[Any]] = {name: [] for name in names if name not in later}
@@ -301,9 +301,10 @@ class Augment:
 
     def _column(self, field: str, batch: Batch) -> tuple[Any, dict[int, int]]:
         """Return a field of the samples whose sources read it, and the place in it of each, empty if all do."""
-        rows = [row for row, number in enumerate(batch.sources) if field in self._sources[number].fields]
-        if len(rows) == len(batch.sources):
+        lacking = {number for number in {*batch.sources} if field not in self._sources[number].fields}
+        if not lacking:
             return batch_field(field, batch, self._sources), {}
+        rows = [row for row, number in enumerate(batch.sources) if number not in lacking]
         some = replace(
             batch, sources=[batch.sources[row] for row in rows], samples=[batch.samples[row] for row in rows]
         )

@@ -17,6 +17,7 @@ from .interface import IDLE_TIMEOUT_S, MAX_READ_BYTES, TEMPORARY, BlobTooLargeEr
 from .local_files import (
     COPY_BYTES,
     flock,
+    is_folder,
     is_shared,
     lock_directory,
     map_os_errors,
@@ -198,9 +199,11 @@ def _files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Ite
     """Yield the files below a folder, and below links to folders, except links to a folder `above`."""
     try:
         status = folder.stat()
-        here = above | {(status.st_dev, status.st_ino)}
+        here = status.st_dev, status.st_ino
+        if here in above:
+            return
         with os.scandir(folder) as entries:
-            listed = [] if here == above else [*entries]
+            listed = [*entries]
     except (FileNotFoundError, NotADirectoryError):
         return  # removed meanwhile
     except PermissionError:
@@ -208,7 +211,7 @@ def _files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Ite
             return
         raise
     for entry in listed:
-        if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
-            yield from _files(Path(entry.path), here)
+        if is_folder(entry):
+            yield from _files(Path(entry.path), above | {here})
         elif not entry.name.startswith(_REMOVED):
             yield Path(entry.path)

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from shardflow.errors import AccessDeniedError, DatasetExistsError, IntegrityError, NotFoundError, StoreError
 
@@ -164,6 +164,14 @@ def reread(path: Path, read: Callable[[], T], passed_s: float = 0.0) -> T:
                 pause_s = attempts.pause_s(Failure(error=error, retry=True), wait.idle_s())
                 _log.warning("%s; reading it again in %.1f s", error, pause_s)
             transfers.pause(pause_s)
+
+
+def is_folder(entry: os.DirEntry[Any]) -> bool:
+    """Return whether an entry is a directory, or a link to one. A link to itself is listed as a file."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def file_sha256(path: Path) -> str:

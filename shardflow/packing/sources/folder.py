@@ -35,7 +35,7 @@ from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.packing.progress import counted
 from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.interface import Storage
-from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.local_files import is_folder, map_os_errors
 from shardflow.storage.resolve import open_storage
 
 from .items import Item, Items, encode_more, identity_of
@@ -333,19 +333,12 @@ def _enter(folder: bytes, above: frozenset[tuple[int, int]]) -> tuple[list[bytes
         return [], above  # a link to a folder above, whose images are listed anyway
     with os.scandir(folder) as entries:
         names = [
-            entry.name + b"/" if _is_folder(entry) else entry.name
+            entry.name + b"/" if is_folder(entry) else entry.name
             for entry in entries
             if not entry.name.startswith(b".")
         ]
     names.sort(reverse=True)
     return names, above | {here}
-
-
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # such as a link to itself, which is listed as a file
-        return False
 
 
 def _ends(path: str) -> Ends:

@@ -78,16 +78,12 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
     for label in labels:
         for name in label if isinstance(label, list | tuple) else (label,):
             if isinstance(name, str) and _LIKE_NUMBER.fullmatch(name) and numbering.number(name) != float(name):
-                message = f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}, "
+                message = f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}"
+                why = "not all labels are numbers; write numbers only, or list the classes in a file for --classes"
                 if not NUMBER.fullmatch(name):
-                    message += (
-                        "because it is not a class number; a measured number belongs in a column that is not the "
-                    )
-                    raise ConfigError(f"{message}label, so that it goes to .json")
-                raise ConfigError(
-                    f"{message}because not all labels are numbers; write numbers only, or list the classes in a file "
-                    "for --classes"
-                )
+                    why = "it is not a class number; a measured number belongs in a column that is not the label, so "
+                    why += "that it goes to .json"
+                raise ConfigError(f"{message}, because {why}")
 
 
 def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:
