@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ def split(
     val: float | None = None,
     test: float | None = None,
     group: Group = None,
+    keep: str | os.PathLike[str] | None = None,
     seed: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
@@ -48,6 +49,7 @@ def split(
 
     >>> shardflow.split("scans256", "scans256-held-out", val=0.1)
     >>> shardflow.split("scans256", "scans256-by-patient", val=0.1, test=0.1, group="patient")
+    >>> shardflow.split("scans256", "scans256-extended", val=0.1, keep="scans256-held-out")
 
     Args:
         src: A dataset with a split `train`, and without the new splits.
@@ -56,8 +58,10 @@ def split(
         group: Samples of one group, such as a patient, place or video, stay in one split. A field of the samples'
             `.json`, to which packing adds the other columns of a table (the tars are read for it); or a value per
             training sample, in order. Each sample without a value (None, NaN or "") is a separate group.
+        keep: An earlier split of `src`, before samples were added: its images stay in their splits, as do images of
+            the same groups, and the shares are those of the others. By default all samples are split again.
         seed: Random seed; another seed holds out other samples.
-        src_options, dst_options: Options of fsspec's file systems for `src` and `dst`, if these are URLs.
+        src_options, dst_options: Options of fsspec's file systems for `src` (and `keep`) and `dst`, if these are URLs.
         progress: Called with each shard after its labels were read, and again after its groups were read.
 
     Returns:
@@ -66,8 +70,8 @@ def split(
 
     Raises:
         NotFoundError: The dataset does not exist.
-        ConfigError: An argument is wrong, a sample lacks the field `group`, a split would be empty, or `dst` cannot
-            name the tars.
+        ConfigError: An argument is wrong, a sample lacks the field `group`, a split would be empty, `dst` cannot name
+            the tars, or `keep` has none of the images, another split, or one group in several splits.
         DatasetExistsError: `dst` is a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
@@ -78,15 +82,17 @@ def split(
     seed = check_integer("seed", seed)
     dataset = _open_without(shares, src, src_options)
     samples, has_several = _read_samples(dataset, group, seed, progress)
-    total, most = len(samples.groups), int(np.bincount(samples.groups).max(initial=0))
+    earlier = None if keep is None else open_dataset(keep, storage_options=src_options)
+    kept = _earlier_splits(samples, dataset, earlier, ["train", *shares], seed)
+    total, most = int((kept < 0).sum()), int(np.bincount(samples.groups[kept < 0]).max(initial=0))
     given = ", ".join(f"{name}={share}" for name, share in shares.items())
-    held_out, left = dict[str, Mask](), np.ones(total, dtype=np.bool_)
-    for name, share in shares.items():
-        held_out[name] = np.zeros(total, dtype=np.bool_)
+    held_out, left = dict[str, Mask](), kept < 0
+    for number, (name, share) in enumerate(shares.items(), 1):
+        held_out[name] = kept == number
         rest = _Samples(samples.classes[left], samples.hashes[left], samples.groups[left])
         held_out[name][left] = _stratified(rest, min(1.0, share * total / max(1, left.sum())), seed)
         left &= ~held_out[name]
-        if not left.any() or not held_out[name].any():
+        if not (left.any() or (kept == 0).any()) or not held_out[name].any():
             message = f"{given} of {plural(total, 'sample')} leaves train or {name} empty"
             if most > 1:
                 message += f", as the largest group has {most:,} samples"
@@ -94,11 +100,36 @@ def split(
         if most > (wanted := round(total * share)):
             _warn_of_group(samples, most, f"{wanted:,} of {name}={share}: {name} has {held_out[name].sum():,}")
     shown = ", ".join(f"{name} {share}" for name, share in shares.items())
-    contents = _with_splits(dataset, held_out, f"{shown}, seed {seed}{_grouped(group)}")
+    keeping = "" if earlier is None else f", keeping {earlier.fingerprint}"
+    contents = _with_splits(dataset, held_out, f"{shown}, seed {seed}{_grouped(group)}{keeping}")
     report = build_virtual_dataset(dst, contents, storage_options=dst_options)
     if has_several:
         return report
-    return _with_classes(report, dataset, samples, {"train": left, **held_out})
+    return _with_classes(report, dataset, samples, {"train": left | (kept == 0), **held_out})
+
+
+def _earlier_splits(
+    samples: _Samples, dataset: Dataset, earlier: Dataset | None, names: Sequence[str], seed: int
+) -> I64:
+    """Return for each sample which of the splits `names` its group has in the earlier dataset, -1 for a new group."""
+    found = np.full(len(samples.groups), -1, dtype=np.int64)
+    if earlier is None:
+        return found
+    if other := [name for name in earlier if name not in dataset and name not in names]:
+        remedy = f"split with `--{other[0]} SHARE` too" if other[0] == "test" else "give the split that was made of it"
+        raise ConfigError(f"{earlier.url} has a split {other[0]}, which would become train; {remedy}")
+    for number, name in enumerate(names):
+        if name not in earlier:
+            continue
+        groups = samples.groups[np.isin(samples.hashes, _hashes(earlier, name, seed))]
+        if len(twice := groups[found[groups] >= 0]):
+            sample = int(np.argmax(samples.groups == twice[0]))
+            message = f"the group of training sample {sample} is in the splits {names[found[twice[0]]]} and {name}"
+            raise ConfigError(f"{message} of {earlier.url}; give the groups with which it was split")
+        found[groups] = number
+    if (found < 0).all():
+        raise ConfigError(f"none of the training images is in {earlier.url}: another dataset, or packed otherwise")
+    return found[samples.groups]
 
 
 def split_folds(
@@ -216,9 +247,13 @@ class _Samples(NamedTuple):
 
 def _read_samples(dataset: Dataset, group: Group, seed: int, progress: OnShard) -> tuple[_Samples, bool]:
     """Return the training samples, and whether any of them has several classes."""
-    hashes = sample_hashes(dataset, "train", keyed_rng.key(seed, "split"))  # independent of `subset` with this seed
+    hashes = _hashes(dataset, "train", seed)
     classes, has_several = _first_classes(dataset, progress)
     return _Samples(classes, hashes, sample_groups(dataset["train"], hashes, group, progress)), has_several
+
+
+def _hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:
+    return sample_hashes(dataset, split, keyed_rng.key(seed, "split"))  # independent of `subset` with this seed
 
 
 def _grouped(group: Group) -> str:

@@ -73,7 +73,7 @@ class BaseVersion:
         if made.roots:
             message = f"{storage} is a virtual dataset, over the tars that `shardflow info {storage}` lists"
             remedy = "extend the dataset of these tars, or index all tars, and create this one again"
-            raise ConfigError(f"{message}; {remedy}; a split then holds out others")
+            raise ConfigError(f"{message}; {remedy}; `split --keep {storage}` then leaves its images in their splits")
         if (sharding := made.sharding) is None:
             message = f"{storage} cannot be extended: it does not record how its inputs were divided into shards"
             raise ConfigError(f"{message}; pack it again")

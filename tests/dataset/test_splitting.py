@@ -359,6 +359,44 @@ def test_val_and_test_are_held_out_together(tmp_path: Path, caplog: pytest.LogCa
     assert "has no sample of" not in caplog.text
 
 
+def test_an_earlier_split_is_kept(tmp_path: Path) -> None:
+    """With `keep`, each image stays in its split, new copies and members of its group follow, and others are split."""
+    numbers = np.arange(60) % 50  # the last ten are copies
+    samples = [(f"{n:02}", {"jpg": jpeg(int(number)), "cls": b"0"}) for n, number in enumerate(numbers)]
+    before = write_dataset(tmp_path / "before", {"train": [samples[:30]]}, classes=("x",))
+    after = write_dataset(tmp_path / "after", {"train": [samples[30:], samples[:30]]}, classes=("x",))
+    groups = numbers // 3
+    sf.split(before, tmp_path / "earlier", val=0.2, test=0.2, group=groups[:30])
+    moved = [*groups[30:], *groups[:30]]
+    report = sf.split(after, tmp_path / "later", val=0.2, test=0.2, group=moved, keep=tmp_path / "earlier", seed=1)
+
+    def split_of(path: Path) -> dict[str, str]:
+        return {sample["__key__"]: name for name, split in sf.open(path).items() for sample in split}
+
+    earlier, later = split_of(tmp_path / "earlier"), split_of(tmp_path / "later")
+    assert earlier.items() <= later.items()
+    assert len(later) == 60
+    assert len({(group, later[f"{n:02}"]) for n, group in enumerate(groups)}) == len({*groups})
+    new = Counter(later[f"{n:02}"] for n in range(30, 50))
+    assert all(2 <= new[name] <= 6 for name in ("val", "test"))
+    assert report.samples == Counter(later.values()) == {name: found["x"] for name, found in report.classes.items()}
+
+
+def test_an_earlier_split_that_cannot_be_kept(tmp_path: Path) -> None:
+    """A split that would become train, a group in several splits, and other images are refused."""
+    dataset, earlier = make_dataset(tmp_path / "set", [20]), tmp_path / "earlier"
+    other = write_dataset(tmp_path / "other", {"train": [[(f"{n}", {"jpg": jpeg(90 + n)}) for n in range(4)]]})
+    sf.split(dataset, earlier, val=0.2, test=0.2)
+    for source, test, groups, message in (
+        (dataset, None, None, "has a split test, .*`--test SHARE`"),
+        (other, 0.2, None, "none of the training images is in"),
+        (dataset, 0.2, [0] * 20, "sample 0 is in the splits train and val"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sf.split(source, tmp_path / "later", val=0.2, test=test, group=groups, keep=earlier)
+    assert exit_code("split", str(dataset), str(tmp_path / "later"), "--folds", "3", "--keep", str(earlier)) == 2
+
+
 def test_classes_that_a_split_lacks_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,7 @@ def test_refusals(virtual: Path, tmp_path: Path) -> None:
     """Repair and extension are refused, and exports for readers that would see samples outside the dataset."""
     with pytest.raises(ConfigError, match=rf"no shards; create it .* repair {tmp_path}/set$"):
         sf.repair(virtual, tmp_path / "set")
-    with pytest.raises(ConfigError, match=r"extend the dataset of these tars.* a split then holds out others"):
+    with pytest.raises(ConfigError, match=r"extend the dataset of these tars.*`split --keep "):
         sf.extend(image_folder(tmp_path / "src", 3), virtual)
     with pytest.raises(ConfigError, match="shardflow pack"):
         list(write_energon(sf.open(virtual)))
