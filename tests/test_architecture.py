@@ -92,8 +92,8 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2520,
-    "dataset": 6390,
+    "cli": 2540,
+    "dataset": 6420,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
