@@ -14,7 +14,7 @@ import braceexpand
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, StoreError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import SPLITS
-from shardflow.storage.file_names import is_below, name_bytes, name_of
+from shardflow.storage.file_names import is_below, is_hidden, name_bytes, name_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import divide_query, strip_file_scheme
@@ -84,7 +84,7 @@ def find_tars(
     found: set[str] = set()
     for one in patterns:
         matched = [one] if one in listing else matching(listing, one)
-        refuse_unread(listing if pattern is None else matched, ".tar", str(storage))
+        refuse_unread(matching(listing, "**") if pattern is None else matched, ".tar", str(storage))
         names = [each for each in matched if each.endswith(".tar")]
         if not names:
             tars = sum(name.endswith(".tar") for name in listing)
@@ -133,7 +133,10 @@ def refuse_unread(names: Iterable[str], extension: str, where: str) -> None:
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the names that a pattern without braces matches: `*` stays within a folder, `**` is any folders."""
+    """Return the names that a pattern without braces matches: `*` stays within a folder, `**` is any folders.
+
+    As in a shell, wildcards do not match a name that begins with a dot.
+    """
     wanted = pattern.split("/")
     return [name for name in names if _matches(name.split("/"), wanted)]
 
@@ -142,7 +145,12 @@ def _matches(parts: list[str], wanted: list[str]) -> bool:
     if not parts or not wanted:
         return not parts and not wanted
     if wanted[0] == "**":
-        return len(wanted) == 1 or any(_matches(parts[start:], wanted[1:]) for start in range(len(parts)))
+        shown = next((number for number, part in enumerate(parts) if is_hidden(part)), len(parts))
+        if len(wanted) == 1:
+            return shown == len(parts)
+        return any(_matches(parts[start:], wanted[1:]) for start in range(shown + 1))
+    if is_hidden(parts[0]) and not wanted[0].startswith("."):
+        return False
     return fnmatch.fnmatchcase(parts[0], wanted[0]) and _matches(parts[1:], wanted[1:])
 
 

@@ -54,6 +54,14 @@ def is_below(name: str) -> bool:
         name = unquoted
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or one of its folders begins with a dot: sources leave it out.
+
+    A name that leads elsewhere is not hidden, so that it is refused.
+    """
+    return is_below(name) and any(part.startswith(".") and part != "." for part in name.split("/"))
+
+
 def given_path(path: str) -> str:
     """Return the path that the user gave as one that Python finds; ConfigError if it can name no file."""
     try:

@@ -46,6 +46,16 @@ def test_names_that_exist_are_no_patterns(tmp_path: Path) -> None:
     assert split_pattern(tmp_path / "b{1}.tar") == (str(tmp_path), "b{1}.tar")
 
 
+def test_hidden_tars_are_left_out(tmp_path: Path) -> None:
+    """Wildcards match no name that begins with a dot, such as macOS's `._a.tar`, unless the pattern has the dot."""
+    storage = LocalStorage(tmp_path)
+    for name in ("a.tar", "._a.tar", ".old/b.tar", "c/.d.tar", ".e.tar.gz"):
+        storage.put(name, b"")
+    assert list(find_tars(storage, None)) == list(find_tars(storage, "**")) == list(find_tars(storage, "*.tar"))
+    assert list(find_tars(storage, None)) == ["a.tar"]
+    assert list(find_tars(storage, "{.old/*,._a.tar,**/.d*}")) == ["._a.tar", ".old/b.tar", "c/.d.tar"]
+
+
 def test_braces_and_wildcards(tmp_path: Path) -> None:
     """Braces are expanded; wildcards choose the tars of a listing, `**` over folders, others within one."""
     storage = LocalStorage(tmp_path)

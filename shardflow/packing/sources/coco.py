@@ -43,7 +43,7 @@ from shardflow.storage.urls import divide_query, is_remote, remote_options, stri
 from .detection import bad_input, detection_input
 from .items import Item, Items
 from .labelling import number_labels
-from .reader import Reader, map_in_threads, public_name, refusal
+from .reader import Reader, is_place, local_path, map_in_threads, public_name, refusal
 from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -230,14 +230,14 @@ def _unlabelled_inputs(
     content: _Content, numbers: Mapping[int, Any], split: str, folder: str, base: str
 ) -> Iterator[Item]:
     """Yield the images of a JSON in `folder`; their names are relative to `base`."""
-    uses = Counter(str(image.get("file_name")) for image in content.images)
+    uses = Counter(_same_file(str(image.get("file_name")), base) for image in content.images)
 
     def unlabelled(numbered: tuple[int, dict[str, Any]]) -> Item:
         number, image = numbered
         place = image.get("file_name")
         reason = refusal(place, folder) if isinstance(place, str) and place else f"{place!a} is not a file name"
-        if not reason and uses[str(place)] > 1:
-            reason = f"{place!r} is the file of {uses[str(place)]} images; merge them into one image id"
+        if not reason and (count := uses[_same_file(str(place), base)]) > 1:
+            reason = f"{place!r} is the file of {count} images; merge them into one image id"
         if reason:
             return bad_input(split, f"image {number}", reason)
         place = str(place)
@@ -248,6 +248,13 @@ def _unlabelled_inputs(
         return detection_input(base, split, place, sample)
 
     return counted(map_in_threads(unlabelled, enumerate(content.images)))
+
+
+def _same_file(place: str, base: str) -> str:
+    """Return a text that the names of one file share, such as `x.jpg` and `./x.jpg`."""
+    if is_remote(place) or not is_place(place):
+        return place
+    return os.path.normpath(local_path(base, place) or place)
 
 
 def _sample(

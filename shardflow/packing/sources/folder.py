@@ -33,7 +33,7 @@ from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.packing.progress import counted
-from shardflow.storage.file_names import is_below, name_bytes, name_of
+from shardflow.storage.file_names import is_below, is_hidden, name_bytes, name_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import is_folder, map_os_errors
 from shardflow.storage.resolve import open_storage
@@ -289,7 +289,7 @@ def _files(storage: Storage, folders: MutableSet[Ends]) -> Iterator[Item]:
     root = storage.local_path("")
     if root is None:
         for name, listed in sorted(storage.listing().items(), key=lambda entry: name_bytes(entry[0])):
-            if not (name.startswith(".") or "/." in name) or not is_below(name):
+            if not is_hidden(name):
                 yield Item(name, _ends(name), listed.size, identity_of(listed.size, listed.tag))
         return
     with map_os_errors(root):

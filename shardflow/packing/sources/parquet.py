@@ -160,8 +160,7 @@ class Parquet(SourceKind):
         storage = open_storage(root, remote_options(root, self.storage_options))
         patterns = ["**/*" + EXTENSION] if pattern is None else expand_braces(pattern)
         listing = storage.listing() if any(map(has_wildcards, patterns)) else {}
-        shown = [name for name in listing if not (name.startswith(".") or "/." in name)]
-        names = {name for one in patterns for name in (matching(shown, one) if has_wildcards(one) else [one])}
+        names = {name for one in patterns for name in (matching(listing, one) if has_wildcards(one) else [one])}
         if not names:
             raise NotFoundError(
                 f"{self}: no match among {plural(len(listing), 'file')} in {storage}; check the path, and write ** to "
@@ -171,7 +170,7 @@ class Parquet(SourceKind):
             raise ConfigError(f"{storage} lists {foreign!a}, which is not a file below it; rename the file")
         splits = _splits(sorted(names, key=name_bytes), self, root)
         if pattern is None:
-            refuse_unread(shown, EXTENSION, str(self))
+            refuse_unread(matching(listing, "**"), EXTENSION, str(self))
             _refuse_incomplete(splits, self)
         return root, splits
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardflow._wording import first_few, plural
-from shardflow.dataset.finding_tars import find_tars, split_pattern, tar_splits
+from shardflow.dataset.finding_tars import find_tars, matching, split_pattern, tar_splits
 from shardflow.dataset.label_numbering import Named
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.tar_file import open_tar
@@ -131,7 +131,7 @@ def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
     here = {name for name, root in dataset.roots.items() if root.url == "."}
     named = (split_shard_name(shard.name) for shards in dataset.splits.values() for shard in shards) if here else ()
     indexed = {path for name, path in named if name in here}
-    if indexed and (more := sorted({name for name in storage.listing() if name.endswith(".tar")} - indexed)):
+    if indexed and (more := sorted({*matching(storage.listing(), "**/*.tar")} - indexed)):
         few, tars = first_few(more, 3), plural(len(more), "tar")
         logger.warning("%s has %s outside its index: %s; index again", storage, tars, few)
 

@@ -32,6 +32,7 @@ from shardflow.formats.annotations import Annotations, Boxes
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
+from shardflow.storage.file_names import is_hidden
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import remote_options, strip_file_scheme
@@ -73,7 +74,7 @@ class Voc(SourceKind):
     def list(self) -> Source:
         """List the images."""
         storage = open_storage(self.url, remote_options(self.url, self.storage_options))
-        files = storage.listing()
+        files = {name: found for name, found in storage.listing().items() if not is_hidden(name)}
         begin, end = f"{_ANNOTATIONS}/", ".xml"
         stems = sorted(name[len(begin) : -len(end)] for name in files if name.startswith(begin) and name.endswith(end))
         splits = self._splits(storage, files, stems)

@@ -29,6 +29,7 @@ from shardflow.formats.annotations import Annotations, Boxes
 from shardflow.formats.image_types import type_of_part
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
+from shardflow.storage.file_names import is_hidden
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
@@ -81,7 +82,7 @@ class Yolo(SourceKind):
             (split, place)
             for split, below in folders.items()
             for place in files
-            if any(place.startswith(f"{each}/") for each in below) and _is_image(place)
+            if any(place.startswith(f"{each}/") for each in below) and _is_image(place) and not is_hidden(place)
         ]
         if len({place for _, place in found}) < len(found):
             raise ConfigError(f"{self}: an image is in two splits; name separate folders")
@@ -98,7 +99,7 @@ class Yolo(SourceKind):
                 message = "%s: split %r has no boxes: none of its %s has a text, such as %r"
                 logger.warning(message, self, split, plural(len(own), "image"), _text_of(own[0]))
         below_labels = {os.path.dirname(text) for text in texts.values()}
-        others = (name for name in files.keys() - texts.values() if name.lower().endswith(".txt"))
+        others = (each for each in files.keys() - texts.values() if each.lower().endswith(".txt") > is_hidden(each))
         lost = {name for name in others if os.path.dirname(name) in below_labels}
         if without := sorted(name for name in lost if not name.endswith("/classes.txt")):
             logger.warning("%s: %s without an image, such as %r", self, plural(len(without), "text"), without[0])

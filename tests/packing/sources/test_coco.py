@@ -255,16 +255,19 @@ def test_what_is_no_set(tmp_path: Path, content: Any, said: str) -> None:
         list_source(path)
 
 
-def test_one_file_of_two_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", ["", "./", "{folder}/train2017//"])
+def test_one_file_of_two_images(tmp_path: Path, begin: str) -> None:
     """A file that two image ids name is quarantined under both: each has a part of its annotations alone."""
     content = copy.deepcopy(CONTENT)
-    content["images"].append({**content["images"][0], "id": 7100})
-    path = _write(tmp_path, content)
+    _write(tmp_path, content)
+    name = begin.format(folder=tmp_path) + content["images"][0]["file_name"]
+    content["images"].append({**content["images"][0], "id": 7100, "file_name": name})
+    path = tmp_path / "annotations/instances_train2017.json"
+    path.write_text(json.dumps(content))
     assert len(preview(path, tmp_path / "free").bad) == 2
     report = sf.pack(path, tmp_path / "dst", max_errors=2, **SMALL)
     assert (report.packed, report.quarantined) == (3, 2)
-    (reason,) = report.reasons
-    assert content["images"][0]["file_name"] in reason
+    assert all(content["images"][0]["file_name"] in reason for reason in report.reasons)
 
 
 def test_missing_images_and_foreign_annotations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

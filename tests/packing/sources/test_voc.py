@@ -41,6 +41,12 @@ def write_set(root: Path, changed: dict[str, bytes | None] | None = None) -> Pat
     return write_tree(root, {name: data for name, data in files.items() if data is not None})
 
 
+def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+    """An XML whose name begins with a dot, as macOS adds them, is not an image of the set."""
+    lists = {f"ImageSets/Main/{name}.txt": None for name in ("train", "val", "trainval")}
+    assert list_source(write_set(tmp_path, {"Annotations/._1.xml": b"", **lists})).inputs == 5
+
+
 def test_a_set_becomes_a_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Boxes are corners from 0 on, labels count sorted names, splits are those of the lists, and the rest is named."""
     sf.pack(write_set(tmp_path / "set"), tmp_path / "dst", **{**PACK, "short_side": None})

@@ -29,6 +29,13 @@ def write_set(root: Path, **changed: bytes | None) -> Path:
     return write_tree(root, files) / "data.yaml"
 
 
+def test_hidden_files_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Images and texts whose names begin with a dot, as macOS adds them, are not of the set."""
+    path = write_set(tmp_path)
+    write_tree(tmp_path, {"images/train/._0.jpg": b"", "labels/train/._0.txt": b"", "images/train/.x/0.jpg": b""})
+    assert (list_source(path).inputs, caplog.text) == (4, "")
+
+
 def test_a_set_becomes_a_dataset(tmp_path: Path) -> None:
     """Boxes stay fractions, labels are the numbers of the YAML, and an image without a text has no boxes."""
     sf.pack(write_set(tmp_path / "set"), tmp_path / "dst", **PACK)
