@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2540,
-    "dataset": 6420,
+    "dataset": 6430,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
@@ -105,7 +105,7 @@ BUDGET = {
     "order": 2210,
     "packing": 8230,
     "preview": 1250,
-    "storage": 4630,
+    "storage": 4640,
     "": 1280,
 }
 """Lines of each room, C included; "" stands for the files at the top. 50 more pass, so that a small change needs no new
