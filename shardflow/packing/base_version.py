@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import enum
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._wording import plural
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.dataset.receipts import read_receipt
 from shardflow.errors import ConfigError, FormatError, NotFoundError
@@ -25,13 +27,15 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import SKIPPED, Quarantined
-from shardflow.formats.receipt import InputRecord, Receipt
+from shardflow.formats.receipt import UNREAD, InputRecord, Receipt
 from shardflow.formats.shard_layout import Sharding
 
 from .jobs import content_now, digest_of, identity_digits
 from .sources.items import Item, Items
 from .sources.reader import Reader
 from .sources.source import Source
+
+logger = logging.getLogger(__name__)
 
 _TAR = re.compile(r"([^/]+\.tar)(?=[/#])")
 
@@ -124,8 +128,7 @@ class BaseVersion:
         alike = [item for item in items if item.size < 0 or item.size in sizes]
         if len(alike) <= max(_HANDFUL, len(items) // 2):
             return
-        with ThreadPoolExecutor(_READS) as threads:
-            found = list(threads.map(lambda item: content_now(item, new.reader), alike))
+        found = _contents_now(alike, new.reader)
         wanted, known = set(found), dict[str, str]()
         for receipt in self.receipts.values():
             for slot, path in zip(receipt.packed_slots(), receipt.sources, strict=True):
@@ -138,6 +141,28 @@ class BaseVersion:
                 f"names: {copies[0][0]!r} is {copies[0][1]!r}. Name the source as before, pack a new dataset, or "
                 "pass on_conflict= or --on-conflict add"
             )
+
+    def warn_of_removed(self, new: Source) -> None:
+        """Warn of known contents as the extension would; if samples were removed, this reads all new inputs."""
+        if any(receipt.removed for receipt in self.receipts.values()):
+            items = [item for items in new.splits.values() for item in items]
+            self.warn_of_known_contents(bytes.fromhex("".join(_contents_now(items, new.reader))))
+
+    def warn_of_known_contents(self, new: bytes) -> None:
+        """Warn of new inputs, given 8 bytes of content each, that the base has under other names or had before."""
+        known, removed, added = [], [], np.frombuffer(new, np.uint64)
+        for receipt in self.receipts.values():
+            contents, slots = np.frombuffer(bytes.fromhex(receipt.contents), np.uint64), list(receipt.removed)
+            removed.append(contents[slots])
+            known.append(np.delete(contents, slots))
+        for contents, found, remedy in (
+            (known, "inputs of the dataset under other names", "if files were moved, pack all into a new dataset"),
+            (removed, "removed samples", "delete them from the source, or afterwards again with `shardflow remove`"),
+        ):
+            if count := int(np.isin(added[added != 0], np.concatenate(contents)).sum()):
+                logger.warning(
+                    "%d of %s: the content is that of %s; %s", count, plural(len(added), "new input"), found, remedy
+                )
 
     def _refuse_fewer_parts(self, source: Source) -> None:
         """Refuse a source whose first samples lack a part of all samples, which would end training in mid-epoch."""
@@ -209,6 +234,12 @@ def _tars(paths: Iterable[str], mark: str) -> set[str]:
     """Return the names of the tars in paths of samples, if `mark` follows the name."""
     found = (_TAR.search(path) for path in paths)
     return {match[1] for match in found if match and match.string[match.end()] == mark}
+
+
+def _contents_now(items: Iterable[Item], reader: Reader) -> list[str]:
+    """Return the digest of the current content of each item; `UNREAD` if it cannot be read."""
+    with ThreadPoolExecutor(_READS) as threads:
+        return list(threads.map(lambda item: content_now(item, reader) or UNREAD, items))
 
 
 class _KnownInputs:

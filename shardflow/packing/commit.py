@@ -15,10 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from shardflow._version import __version__
-from shardflow._wording import first_few, plural
+from shardflow._wording import first_few
 from shardflow.dataset.image_copies import warn_of_copies
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.write_lock import abort_uploads
@@ -125,7 +123,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         # A skipped image becomes an input once its kind is supported.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
-        _warn_of_known_contents(before, totals)
+        base.warn_of_known_contents(bytes(totals.contents))
     shards = {**before.shards, **totals.shards}
     if len(new_bad) > plan.max_errors or not shards:
         listed = quarantine.FILE_NAME if base is None else quarantine.UNFINISHED_NAME
@@ -177,19 +175,6 @@ def _warn_of_untrained_classes(made: Manifest) -> None:
         if names := [name for label, name in enumerate(made.classes or ()) if label in others]:
             found = "1 class has" if len(names) == 1 else f"{len(names)} classes have"
             _log.warning("%s images in other splits, but none in train: %s", found, first_few(names, 3))
-
-
-def _warn_of_known_contents(before: Totals, new: Totals) -> None:
-    """Warn of new inputs that the dataset has under other names, for example after files were moved."""
-    old, added = (np.frombuffer(bytes(totals.contents), np.uint64) for totals in (before, new))
-    if copies := int(np.isin(added[added != 0], old).sum()):
-        message = "%s of %d new ones have the content of inputs of the dataset with other names; %s"
-        _log.warning(message, plural(copies, "input"), len(added), "if files were moved, pack all into a new dataset")
-    if again := int(np.isin(added[added != 0], np.frombuffer(bytes(before.removed), np.uint64)).sum()):
-        message = (
-            "%s of %d new ones have the content of samples that were removed from the dataset; remove them from %s"
-        )
-        _log.warning(message, plural(again, "input"), len(added), "the source, and again with `shardflow remove`")
 
 
 def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:

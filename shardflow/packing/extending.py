@@ -95,10 +95,7 @@ def extend(
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
         plan.source.refuse_skipped(max_errors)
         if plan.source.inputs:
-            if base.manifest.columns:
-                names = ", ".join(base.manifest.columns)
-                remedy = f"`shardflow columns add {ledger.storage} TABLE --replace` gives all samples values"
-                logger.warning("the new samples have no values in the columns %s; %s", names, remedy)
+            _warn_of_columns(base, ledger)
             return carry_out(plan, writer, runner, progress, started)
         clean_up(ledger.storage)
         remove_leftovers(ledger.storage.local_path(""))
@@ -115,13 +112,26 @@ def preview_extension(
 ) -> PackPlan:
     """Return the plan of an `extend` with the same arguments, for its counts; the source is closed.
 
-    Nothing is written. Images are read only if their content must be compared; conflicts are not an error.
+    Nothing is written. Images are read only if their content must be compared, all new ones if samples were removed
+    from the dataset before; conflicts are not an error.
     """
     _check_on_conflict(on_conflict)
     ledger = Ledger(dst, storage_options)
     dataset = _dataset(ledger)
     with _list_new(src, ledger, dataset) as source:
-        return plan_extension(source, ledger, BaseVersion.read(dataset), on_conflict)
+        base = BaseVersion.read(dataset)
+        plan = plan_extension(source, ledger, base, on_conflict)
+        if plan.source.inputs:
+            _warn_of_columns(base, ledger)
+            base.warn_of_removed(plan.source)
+        return plan
+
+
+def _warn_of_columns(base: BaseVersion, ledger: Ledger) -> None:
+    if base.manifest.columns:
+        names = ", ".join(base.manifest.columns)
+        remedy = f"`shardflow columns add {ledger.storage} TABLE --replace` gives all samples values"
+        logger.warning("the new samples have no values in the columns %s; %s", names, remedy)
 
 
 def _check_on_conflict(on_conflict: str) -> None:

@@ -35,7 +35,6 @@ class Totals:
     pixels: PixelSums = field(default_factory=PixelSums)
     quarantined: list[Quarantined] = field(default_factory=list)
     contents: bytearray = field(default_factory=bytearray)  # 8 bytes for each input, see `InputRecord`
-    removed: bytearray = field(default_factory=bytearray)  # the contents of the removed inputs
 
     def add(self, name: str, receipt: Receipt) -> None:
         """Add the receipt of a job, given its name."""
@@ -44,12 +43,7 @@ class Totals:
         self.statistics[name.partition("/")[0]] += receipt.statistics
         self.pixels += receipt.pixels
         self.quarantined += receipt.quarantined
-        contents = bytearray.fromhex(receipt.contents)
-        for slot in receipt.removed:
-            place = slice(8 * slot, 8 * slot + 8)
-            self.removed += contents[place]
-            contents[place] = bytes(8)
-        self.contents += contents
+        self.contents += bytes.fromhex(receipt.contents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
 from shardflow.formats import manifest, receipt
 from shardflow.interop.energon import write_energon
+from shardflow.packing.extending import preview_extension
 from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
 from tests.helpers.examples import examples
@@ -345,8 +346,13 @@ def test_extending_after_a_removal(dataset: Path, made: Path, tmp_path: Path, ca
     for version in (before, removed):
         assert len(samples_of(sf.open(dataset, version=version))) in (IMAGES + 1, IMAGES)
     assert "removed" not in caplog.text
-    sf.extend(write_tree(source, {"b/secret.jpg": photo(20)}), dataset, max_errors=1, executor="serial")
-    assert "content of samples that were removed" in caplog.text
+    caplog.clear()
+    preview_extension(write_tree(source, {"b/secret.jpg": photo(20)}), dataset)
+    foretold = [*caplog.messages]
+    caplog.clear()
+    sf.extend(source, dataset, max_errors=1, executor="serial")
+    assert caplog.messages == foretold
+    assert foretold[-1].startswith("1 of 1 new input: the content is that of removed samples")
     assert sf.verify(dataset) == []
 
 
