@@ -155,11 +155,11 @@ class BaseVersion:
             contents, slots = np.frombuffer(bytes.fromhex(receipt.contents), np.uint64), list(receipt.removed)
             removed.append(contents[slots])
             known.append(np.delete(contents, slots))
-        for contents, found, remedy in (
+        for old, found, remedy in (
             (known, "inputs of the dataset under other names", "if files were moved, pack all into a new dataset"),
             (removed, "removed samples", "delete them from the source, or afterwards again with `shardflow remove`"),
         ):
-            if count := int(np.isin(added[added != 0], np.concatenate(contents)).sum()):
+            if count := int(np.isin(added[added != 0], np.concatenate(old)).sum()):
                 logger.warning(
                     "%d of %s: the content is that of %s; %s", count, plural(len(added), "new input"), found, remedy
                 )

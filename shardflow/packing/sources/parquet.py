@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -142,6 +142,7 @@ class Parquet(SourceKind):
         more = encode_more(
             parts=[*dict(columns.parts), *(["txt"] if columns.caption else []), *(["json"] if columns.json else [])]
         )
+        without_caption = encode_more(bad=f"has no text in column {columns.caption!r}")
         for (name, split), file in zip(splits.items(), listed, strict=True):
             for row, label in enumerate(file.labels):
                 own = split if file.splits is None else str(file.splits[row]).lower()
@@ -149,7 +150,8 @@ class Parquet(SourceKind):
                     message = f"{self}, row {row} of {name}: unknown split {own!r} in column {columns.split!r}"
                     raise ConfigError(f"{message}; write one of {', '.join(SPLITS)}")
                 known = None if label == -1 and columns.label in names else label
-                yield unlabelled_input(own, known, f"{name}#{row}", -1, file.identity, more)
+                content = without_caption if row in file.without_caption else more
+                yield unlabelled_input(own, known, f"{name}#{row}", -1, file.identity, content)
 
     def _files(self) -> tuple[str, dict[str, str]]:
         """Return the root of the files, and their sorted names → splits."""
@@ -242,10 +244,11 @@ class _Columns(NamedTuple):
 
 
 class _ListedFile(NamedTuple):
-    """The labels and splits of the rows of a file, and its footer."""
+    """The labels and splits of the rows of a file, the rows without a caption, and its footer."""
 
     labels: Sequence[Any]
     splits: Sequence[Any] | None
+    without_caption: Collection[int]  # bad rows, as the caption is required
     identity: int
     group_rows: int
 
@@ -261,7 +264,7 @@ class ParquetReader(Reader):
         columns = self.columns
         row = _open(self.base, StorageOptions(self.storage_options), name, item.identity, columns).row(int(number))
         parts = {part: _bytes(row[column], column) for part, column in columns.parts}
-        if columns.caption and (columns.needs_caption or row[columns.caption] is not None):
+        if columns.caption and (columns.needs_caption or row[columns.caption] not in (None, "", b"")):
             parts["txt"] = caption_text(row[columns.caption]).encode(errors="replace")
         if text := to_json({column: row[column] for column in columns.json}):
             parts["json"] = text.encode(errors="replace")
@@ -290,11 +293,13 @@ def _open(base: str, options: StorageOptions, name: str, identity: int, columns:
 
 
 def _list_file(storage: Storage, first: ParquetFile, columns: _Columns, name: str) -> _ListedFile:
-    file = ParquetFile(storage, name, small=[each for each in (columns.label, columns.split) if each])
+    caption = columns.caption if columns.needs_caption else None
+    file = ParquetFile(storage, name, small=[each for each in (columns.label, columns.split, caption) if each])
     if describe_schema(file.schema) != describe_schema(first.schema):
         raise ConfigError(f"{file.url} has other columns or class names than {first.url}; pack it separately")
     splits = None if columns.split is None else file.column(columns.split)
-    return _ListedFile(file.column(columns.label), splits, columns.identity(file), file.group_rows)
+    without = file.without_text(caption) if caption else ()
+    return _ListedFile(file.column(columns.label), splits, without, columns.identity(file), file.group_rows)
 
 
 def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:

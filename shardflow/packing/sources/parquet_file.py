@@ -18,6 +18,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from shardflow.dataset.column_files import import_pyarrow, unshared_bytes
 from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
 from shardflow.storage.interface import BlobVersion, Storage
@@ -34,6 +36,7 @@ MAX_SMALL_BYTES = 1 << 28
 """Limit of the labels of a file, and of a value that goes to JSON."""
 
 _BUFFER_BYTES = 1 << 23
+_TEXTS_AT_ONCE = 4096
 _BYTES = ("binary", "large_binary", "binary_view")
 
 
@@ -110,6 +113,25 @@ class ParquetFile:
                 if is_field:
                     values = [_classes_of_objects(value, field) for value in values]
                 found += values
+        return found
+
+    def without_text(self, name: str) -> set[int]:
+        """Return the rows without a text in a small column; row groups whose statistics exclude this are not read."""
+        found: set[int] = set()
+        leaf = self._paths.index(name)
+        for group, end in enumerate(self._ends):
+            known = self._file.metadata.row_group(group).column(leaf).statistics
+            if known is not None and known.has_null_count and not known.null_count and known.has_min_max and known.min:
+                continue
+            number = end - self._sizes[group][0]
+            with self._readable(f"row group {group}: "):
+                for batch in self._file.iter_batches(_TEXTS_AT_ONCE, [group], [name], use_threads=False):
+                    texts, is_empty = batch.column(0), np.ones(len(batch), dtype=np.bool_)
+                    if texts.null_count < len(batch):
+                        lengths = self._pyarrow.compute.binary_length(texts.dictionary)
+                        is_empty = lengths.take(texts.indices).fill_null(0).to_numpy() == 0
+                    found.update((number + np.flatnonzero(is_empty)).tolist())
+                    number += len(batch)
         return found
 
     def row(self, number: int) -> dict[str, Any]:

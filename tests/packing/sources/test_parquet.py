@@ -29,7 +29,8 @@ from shardflow.packing.sources.parquet import Parquet
 from shardflow.packing.sources.reader import Input
 from shardflow.packing.sources.resolve import list_source
 from tests.helpers.command import COMMAND, exit_code
-from tests.helpers.folders import contents, photo, quarantined
+from tests.helpers.folders import contents, photo, quarantined, write_tree
+from tests.helpers.jobs import preview
 from tests.helpers.s3_server import Server
 from tests.helpers.store import Store
 from tests.helpers.web_server import Folder
@@ -125,6 +126,28 @@ def test_lists_of_captions_stay_in_json(tmp_path: Path) -> None:
     for name in ("caption", "number"):
         with pytest.raises(ConfigError, match=rf"'{name}' has values of type .*; a caption is one text.*'json'"):
             list_source(Parquet(table, caption=name))
+
+
+def test_rows_without_a_required_caption(tmp_path: Path) -> None:
+    """Rows without a text in the named column are bad inputs of the dry run and of the pack, in any kind of table."""
+    texts = ["one", None, "", "one"]
+    bytes_of: dict[str, Any] = {"jpg": [photo(n) for n in range(4)], "text": texts}
+    _plain(tmp_path / "images.parquet", **bytes_of)
+    rows = [{"path": f"{n}.jpg", "text": text} for n, text in enumerate(texts)]
+    write_tree(tmp_path, {f"{n}.jpg": photo(n) for n in range(4)})
+    write_tree(tmp_path, {"t.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    write_tree(tmp_path, {"t.csv": b"path,text\n0.jpg,one\n1.jpg,\n2.jpg,\n3.jpg,one\n"})
+    _plain(tmp_path / "paths.parquet", image=[row["path"] for row in rows], text=texts)
+    for name in ("images.parquet", "paths.parquet", "t.jsonl", "t.csv"):
+        kind = Parquet if name == "images.parquet" else sf.sources.Table
+        source = kind(tmp_path / name, caption="text")
+        foretold = preview(source, tmp_path / f"{name}.out").bad
+        assert [int(re.findall(r"[12]", each.path)[0]) for each in foretold] == [1, 2], name
+        sf.pack(source, tmp_path / f"{name}.out", max_errors=2, **SMALL)
+        assert sf.open(tmp_path / f"{name}.out").quarantine() == foretold
+    _plain(tmp_path / "none.parquet", jpg=[photo(1)], text=pyarrow.nulls(1))
+    (bad,) = preview(Parquet(tmp_path / "none.parquet", caption="text"), tmp_path / "out").bad
+    assert bad.reason == "has no text in column 'text'"
 
 
 def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
