@@ -82,7 +82,7 @@ LIBRARIES = {
     "click": ("cli/",),
     "prometheus_client": ("diagnostics/metrics.py",),
     "opentelemetry": ("diagnostics/metrics.py",),
-    "tqdm": ("cli/", "packing/progress.py"),
+    "tqdm": ("packing/progress.py",),
     "importlib": ("_imports.py", "cli/", "native/", "loading/run_metadata.py"),
     # A dataset is data: reading one runs nothing that it names.
     "pickle": (),

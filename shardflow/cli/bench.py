@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
 
 from shardflow._wording import plural
+from shardflow.packing.progress import progress_bar
 
 from .loader_options import chosen_loader, loader_options
 from .options import PathOrUrl, json_option, picture_file
@@ -45,7 +45,9 @@ def bench(
 
         # Before the progress bar, so that it does not mix with errors.
         loader = make_loader(**({} if workers is None else {"num_workers": workers}))
-        with tqdm(total=benchmark.STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
+        with progress_bar(
+            total=benchmark.STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json
+        ) as bar:
             report = benchmark.bench(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
     if plot is not None:
         draw_bench(report, plot, f"{name}: {plural(report.workers, 'worker')}, batches of {report.batch_size}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 import shardflow
 from shardflow._wording import plural
 from shardflow.formats.quarantine import version_name
-from shardflow.packing.progress import DELAY_S
+from shardflow.packing.progress import DELAY_S, progress_bar
 
 from .options import PathOrUrl, annotation_options, annotations_of
 from .output import print_lines, print_report
@@ -40,7 +39,7 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_errors
       shardflow index 's3://bucket/laion/{00000..00099}.tar' --to laion-index/
     """
     annotations = annotations_of(declared)
-    with tqdm(desc="reading", unit=" tars", delay=DELAY_S) as bar, ticking(bar):
+    with progress_bar(desc="reading", unit=" tars", delay=DELAY_S) as bar, ticking(bar):
 
         def progress(done: int, total: int) -> None:
             bar.total = total

@@ -7,12 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
-
-from tqdm import tqdm
+from typing import Any
 
 from shardflow.formats.shard import Shard
-from shardflow.packing.progress import DELAY_S
+from shardflow.packing.progress import DELAY_S, progress_bar
 
 from .output import total_bytes
 
@@ -29,7 +27,10 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
         with show_waiting(doing, disable=disable):
             yield lambda _: None
         return
-    with tqdm(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar, ticking(bar):
+    with (
+        progress_bar(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar,
+        ticking(bar),
+    ):
 
         def progress(shard: Shard) -> None:
             bar.update(shard.bytes)
@@ -41,13 +42,13 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
 def show_waiting(doing: str, *, disable: bool = False) -> Iterator[None]:
     """Show a task and its duration in a terminal, if it takes longer than `DELAY_S`."""
     hidden = disable or not sys.stderr.isatty()
-    shown = tqdm(desc=doing, bar_format="{desc}: {elapsed}", delay=DELAY_S, leave=False, disable=hidden)
+    shown = progress_bar(desc=doing, bar_format="{desc}: {elapsed}", delay=DELAY_S, leave=False, disable=hidden)
     with shown as bar, ticking(bar):
         yield
 
 
 @contextlib.contextmanager
-def ticking(bar: tqdm[NoReturn]) -> Iterator[None]:
+def ticking(bar: Any) -> Iterator[None]:
     """Keep the clock of a progress bar running in a terminal."""
     ended, begin = threading.Event(), time.monotonic()
 

@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
+
+from shardflow.packing.progress import progress_bar
 
 from .loader_options import chosen_loader, loader_options
 from .options import json_option
@@ -40,7 +41,7 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
 
         make_loader(num_workers=Workers(1, prefetch_factor=2))  # before the progress bar, so that errors stand alone
         begin = time.monotonic()
-        with tqdm(total=seconds, desc="trying", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
+        with progress_bar(total=seconds, desc="trying", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
 
             def progress() -> None:
                 bar.update(min(time.monotonic() - begin, seconds) - bar.n)

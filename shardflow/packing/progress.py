@@ -1,4 +1,4 @@
-"""The progress of a pack: counts, and a bar that shows them in a terminal or a notebook."""
+"""The progress of a pack: counts, and bars that show them in a terminal or a notebook, or now and then in a log."""
 
 from __future__ import annotations
 
@@ -38,14 +38,39 @@ ProgressLike = Callable[[Progress], None] | bool | None
 DELAY_S = 2.0
 """Work that takes less time does not show a counter."""
 
+LOG_S = 60.0
+"""The least time between the lines of a progress bar in a log."""
+
+
+def progress_bar(**options: Any) -> Any:
+    """Return tqdm's progress bar. If stderr is a log, such as a file, it writes a line every `LOG_S` at most."""
+    if "ipykernel" in sys.modules:
+        from tqdm.auto import tqdm as bar_of_notebook
+
+        return bar_of_notebook(**options)
+    from tqdm import tqdm  # takes 0.1 s, which workers need not spend
+
+    if not sys.stderr.isatty():
+        options |= {"file": _Log(), "delay": LOG_S, "mininterval": LOG_S, "maxinterval": LOG_S}
+    return tqdm(**options)
+
+
+class _Log:
+    """What tqdm writes over the last line of a terminal becomes a further line."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
 
 def counted(inputs: Iterable[T]) -> Iterator[T]:
     """Yield the inputs of a listing; if it takes longer than `DELAY_S`, show their count in a terminal."""
     if not sys.stderr.isatty():
         return iter(inputs)
-    from tqdm.auto import tqdm
-
-    return iter(tqdm(inputs, desc="listing", unit=" files", delay=DELAY_S, leave=False))
+    return iter(progress_bar(iterable=inputs, desc="listing", unit=" files", delay=DELAY_S, leave=False))
 
 
 @contextlib.contextmanager
@@ -56,9 +81,7 @@ def showing(progress: ProgressLike) -> Iterator[Callable[[Progress], None]]:
     def update(now: Progress) -> None:
         nonlocal bar
         if bar is None:
-            from tqdm.auto import tqdm  # takes 0.1 s, which workers need not spend
-
-            bar = tqdm(total=now.inputs, initial=now.resumed, desc="packing", unit=" images")
+            bar = progress_bar(total=now.inputs, initial=now.resumed, desc="packing", unit=" images")
         bar.set_postfix_str(f"{size_text(now.bytes_in)} -> {size_text(now.bytes_out)}", refresh=False)
         bar.update(now.done - bar.n)
 

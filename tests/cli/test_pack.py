@@ -42,7 +42,7 @@ def test_pack(tmp_path: Path) -> None:
         rf"next +shardflow verify {tmp_path / 'dst'}\n$",
     ):
         assert re.search(pattern, done.stdout), pattern
-    assert "images/s" in done.stderr
+    assert done.stderr == ""  # not a terminal
 
 
 def test_images_that_grow_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from shardflow._wording import printable
 from shardflow.cli.progress_bars import show_waiting
 from shardflow.errors import ConfigError, ManifestError
 from shardflow.formats import manifest
+from shardflow.packing.progress import progress_bar
 from tests.helpers.command import exit_code, run
 from tests.helpers.folders import photo, write_tree
 from tests.helpers.making import flip, jpeg, make_dataset
@@ -169,6 +170,16 @@ def test_half_surrogates_are_refused(tmp_path: Path, name: str, capsys: pytest.C
         for command in (["info"], ["export", "card"], ["diff", str(data)], ["verify"]):
             assert exit_code(*command, str(data)) == 1
             assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_log_gets_few_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a file or a pipe, a bar writes whole lines, one now and then, and none of work that is soon done."""
+    for pause_s, lines in ((60.0, []), (0.0, ["packing:   0%", "packing:  50%", "packing: 100%", "packing: 100%"])):
+        monkeypatch.setattr("shardflow.packing.progress.LOG_S", pause_s)
+        with progress_bar(total=2, desc="packing") as bar:
+            bar.update()
+            bar.update()
+        assert [line[:13] for line in capsys.readouterr().err.splitlines()] == lines
 
 
 def test_work_without_counts_shows_its_time(
