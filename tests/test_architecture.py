@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7120,
     "native": 5920,
     "order": 2210,
-    "packing": 8270,
+    "packing": 8290,
     "preview": 1250,
     "storage": 4640,
     "": 1280,
