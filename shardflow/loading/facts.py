@@ -64,20 +64,22 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
     return labels
 
 
-def column_numbers(split: Split, name: str) -> npt.NDArray[Any] | None:
+def column_numbers(split: Split, name: str, chosen: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any] | None:
     """Return the numbers in a column, one per sample; None if the dataset has no such column.
 
     Raises:
-        ConfigError: The values are not numbers, or samples lack one.
+        ConfigError: The values are not numbers, or samples lack one; with `chosen`, samples that it selects.
     """
     if (kind := split.columns.kinds.get(name)) is None:
         return None
     if kind not in NUMBERS:
         raise ConfigError(f"column {name!r} has values of type {kind}; choosing samples needs a column of numbers")
-    if missing := split.columns.missing(name):
+    values, present = split.column(name)
+    if missing := int(np.sum(~present if chosen is None else chosen & ~present[: len(chosen)])):
         message = f"column {name!r}: {plural(missing, 'sample')} of split {split.name!r} have no value"
-        raise ConfigError(f"{message}; add values for all with `shardflow columns add --replace`")
-    return split.column(name).values
+        remedy = f"or leave them out with Weighted(..., where={f'{name} is not null'!r})"
+        raise ConfigError(f"{message}; add values for all with `shardflow columns add --replace`, {remedy}")
+    return values
 
 
 def load_numbers(split: Split, path: str | os.PathLike[str]) -> npt.NDArray[Any]:

@@ -42,7 +42,7 @@ class Facts:
         image_sizes: Returns width and height of each image, int64 [split_samples, 2]; 0 if unknown.
         load: Returns the numbers in a file, given its path.
         column: Returns the numbers in a column, [split_samples]; None if no column has this name; ConfigError if
-            samples lack a value.
+            samples lack a value, of those that the second argument selects, bool [samples], or of all.
         where: Returns which samples fulfil a condition, bool [split_samples].
     """
 
@@ -56,7 +56,7 @@ class Facts:
     labels: Callable[[], npt.NDArray[np.int32]]
     image_sizes: Callable[[], I64]
     load: Callable[[Any], npt.NDArray[Any]]
-    column: Callable[[str], npt.NDArray[Any] | None] = lambda _: None
+    column: Callable[[str, npt.NDArray[np.bool_] | None], npt.NDArray[Any] | None] = lambda *_: None
     where: Callable[[str], npt.NDArray[np.bool_]] = lambda _: np.empty(0, dtype=np.bool_)
 
     @property
@@ -194,13 +194,15 @@ def bound(sampler: Any, facts: Facts) -> EpochSampler:
     return epochs
 
 
-def per_sample(facts: Facts, given: Any, who: str) -> npt.NDArray[Any]:
+def per_sample(facts: Facts, given: Any, who: str, chosen: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[Any]:
     """Return the numbers of the samples that take part, given as an array, a column, a `.npy`, or one number for all.
+
+    With `chosen`, the numbers of other samples are 0, and a column may lack them.
 
     Raises:
         ConfigError: They are none of these, or not one per sample of the split.
     """
-    values: Any = facts.column(given) if isinstance(given, str) else None
+    values: Any = facts.column(given, chosen) if isinstance(given, str) else None
     if values is None:
         values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
     if not isinstance(values, np.memmap):
@@ -214,7 +216,7 @@ def per_sample(facts: Facts, given: Any, who: str) -> npt.NDArray[Any]:
             "per sample"
         )
     found: npt.NDArray[Any] = values[: facts.samples]
-    return found
+    return found if chosen is None or found.ndim != 1 else np.where(chosen, found, 0)
 
 
 def fulfilling(facts: Facts, where: str) -> npt.NDArray[np.bool_]:

@@ -57,7 +57,7 @@ class Weighted:
         given, samples = self.weights, facts.samples
         mask = None if self.where is None else fulfilling(facts, self.where)
         if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
-            if isinstance(given, str) and facts.column(given) is not None:
+            if isinstance(given, str) and facts.column(given, mask) is not None:
                 raise ConfigError(f"{self!r} is a rule, but a column has this name too; pass the column's values")
             classes, labels = facts.classes or (), facts.labels()[:samples]
             if isinstance(given, Mapping):
@@ -67,8 +67,7 @@ class Weighted:
             if mask is not None:
                 return Weights(by_class[labels] * mask, facts.shard_samples)
             return Weights(by_class, facts.shard_samples, labels)
-        values = per_sample(facts, given, "Weighted")
-        return Weights(values if mask is None else values * mask, facts.shard_samples)
+        return Weights(per_sample(facts, given, "Weighted", mask), facts.shard_samples)
 
 
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:
