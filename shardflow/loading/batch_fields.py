@@ -35,8 +35,10 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
         return collate_column(field, batch, [source.columns for source in sources])
     if batch.annotations and field in batch.annotations[0]:
         views = tuple(view[field] for view in batch.annotations)
-        if field in sources[batch.sources[0]].annotations.masks:
-            views = tuple(padding.join_masks(view) for view in views)
+        kind = sources[batch.sources[0]].annotations.kinds.get(field)
+        if kind in ("mask", "masks"):
+            join: Any = padding.join_masks if kind == "mask" else padding.pad_box_masks
+            views = tuple(map(join, views))
         return views if isinstance(batch.images, tuple) else views[0]
     if field in CROP_FIELDS:
         columns = (each.flip.copy() if field == "flipped" else each.shown for each in crops_of(batch, sources, [field]))

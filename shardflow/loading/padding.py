@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from shardflow._validation import check_integer, check_switch
 from shardflow.errors import ConfigError
@@ -59,6 +60,13 @@ class Padding:
         if self.pad_to_multiple_of is None:
             return self.join(masks)
         return self.join([self._with_room(mask) for mask in masks], self.mask_padding)
+
+    def pad_box_masks(self, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the masks of boxes, [N, H, W] of each image, padded with zeros as the images are."""
+        if self.pad_to_multiple_of is None or not masks:
+            return list(masks)
+        height, width = self.size(masks)
+        return [F.pad(own, (0, width - own.shape[-1], 0, height - own.shape[-2])) for own in masks]
 
     def _with_room(self, mask: torch.Tensor) -> torch.Tensor:
         """Return a mask in a dtype that can hold the padding, even if it needs none."""

@@ -138,6 +138,22 @@ def test_views_transforms_and_the_device_move_masks(dataset: Path) -> None:
         assert torch.equal(after, before.flip(-1))
 
 
+def test_masks_are_padded_with_their_images(tmp_path: Path) -> None:
+    """In a padded batch, masks of boxes have the size of the images, so a flip on the device moves both alike."""
+    sizes = [(48, 36), (20, 44)]
+    box = {"boxes": [[0, 0, 8, 6]], "labels": [0], "iscrowd": [0], "segments": [[_rectangle(0, 0, 8, 6)]]}
+    samples = [(str(n), {"jpg": jpeg(n, *size), "json": json.dumps(box).encode()}) for n, size in enumerate(sizes)]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=DECLARED)
+    decoder = shardflow.decoders.Image(pad_to_multiple_of=32)
+    loader = _loader(url, "boxes", "box_masks", "random_key", decoder=decoder, shuffle=False, batch_size=2)
+    flipped = shardflow.device.Prefetcher(loader, "cpu", [shardflow.device.RandomHorizontalFlip(1)])
+    for batches in (loader, flipped):
+        images, boxes, masks = next(iter(batches))[:3]
+        for image, own, found in zip(images, boxes, masks, strict=True):
+            assert found.shape == (1, *image.shape[1:]) == (1, 64, 64)
+            assert _bounds(found[0]) == own[0].tolist()
+
+
 def test_masks_are_limited(dataset: Path) -> None:
     """The masks of an image have `max_pixels` together, at most; an unknown field is refused as others are."""
     small = shardflow.decoders.Image(stack=False, max_pixels=2 * WIDTH * HEIGHT)
