@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 3470,
     "geometry": 450,
     "interop": 610,
-    "loading": 7120,
+    "loading": 7130,
     "native": 5920,
     "order": 2210,
     "packing": 8290,
