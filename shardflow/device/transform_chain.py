@@ -143,7 +143,8 @@ class TransformChain:
         if not self._transforms and self._batch_transform is None and KEY_FIELD not in self._fields:
             return batch
         fields = self._split(batch)
-        keys = fields.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64))  # without the field, no transform uses the keys
+        # Without the field, no transform uses the keys.
+        keys = fields.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64, device="cpu"))
         with _seeded_generators(key, batch) if self._use_generators else contextlib.nullcontext():
             for number, (kind, transform) in enumerate(self._transforms):
                 images = fields["image"]

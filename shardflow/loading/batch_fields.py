@@ -57,7 +57,7 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
     if field == "random_key":
         return torch.from_numpy(batch.keys.view(np.int64))  # torch lacks arithmetic on uint64
     if field == "source":
-        return torch.tensor(batch.sources, dtype=torch.int64)
+        return torch.tensor(batch.sources, dtype=torch.int64, device="cpu")
     if field == "index":
         shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
         numbers = np.empty_like(shards)
@@ -68,9 +68,10 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
     if field == "key":
         return [sample.key for sample in batch.samples]
     if field == "label":
-        return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
+        labels = [parsed_labels(sample, "cls")[0] for sample in batch.samples]
+        return torch.tensor(labels, dtype=torch.int64, device="cpu")
     if field == "labels":
-        encoded = torch.zeros(len(batch.samples), sources[batch.sources[0]].classes)
+        encoded = torch.zeros(len(batch.samples), sources[batch.sources[0]].classes, dtype=torch.float32, device="cpu")
         for row, sample in zip(encoded, batch.samples, strict=True):
             part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
             row[list(parsed_labels(sample, part, encoded.shape[1]))] = 1

@@ -140,14 +140,14 @@ class WorkerControl:
 
     def __init__(self, workers: int, sources: int = 1) -> None:
         self._steps_at = 3 + 3 * sources
-        values = torch.zeros(self._steps_at + max(1, workers), dtype=torch.int64)
+        values = torch.zeros(self._steps_at + max(1, workers), dtype=torch.int64, device="cpu")
         self._values = values.share_memory_()  # type: ignore[no-untyped-call]
         self._iteration = 0  # valid only in the training process
 
     def begin(self, first: int, steps: int, starts: Starts) -> int:
         """Publish a new iteration, which ends the previous one, and return its number."""
         places = [number for start in starts for number in (start.epoch, start.position, start.streams)]
-        self._values[1 : self._steps_at] = torch.tensor([first, steps, *places])
+        self._values[1 : self._steps_at] = torch.tensor([first, steps, *places], device="cpu")
         self._values[self._steps_at :] = -1
         self.end()
         return self.iteration()

@@ -84,7 +84,7 @@ def _no_images(batch: Batch, source: Source) -> list[Any]:
     firsts = [None] * len(crops) if batch.images is None else [view[0] for view in as_views(batch.images)]
     found: list[Any] = []
     for own, first in zip(crops, firsts, strict=True):
-        like = torch.empty((3,), dtype=torch.uint8) if first is None else first
+        like = torch.empty((3,), dtype=torch.uint8, device="cpu") if first is None else first
         if own is None or own.size is None:
             found.append([])
         else:

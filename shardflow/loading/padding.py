@@ -131,12 +131,12 @@ def patch_positions(sizes: torch.Tensor, patch: int) -> torch.Tensor:
 
 def image_sizes(images: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return height and width of each image: int64 [B, 2]."""
-    return torch.tensor([image.shape[-2:] for image in images], dtype=torch.int64).view(-1, 2)
+    return torch.tensor([image.shape[-2:] for image in images], dtype=torch.int64, device="cpu").view(-1, 2)
 
 
 def pixel_mask(sizes: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Return the mask of images of these sizes in a padded batch: bool [B, height, width]."""
-    rows = torch.arange(height) < sizes[:, :1]
-    columns = torch.arange(width) < sizes[:, 1:]
+    rows = torch.arange(height, device="cpu") < sizes[:, :1]
+    columns = torch.arange(width, device="cpu") < sizes[:, 1:]
     mask: torch.Tensor = rows[:, :, None] & columns[:, None, :]
     return mask

@@ -65,7 +65,8 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._rank, self._world_size = resolve_group(group)
         self._streams = self._order.default_streams(self._world_size)
         # The epoch, and how often it was set, shared with the workers.
-        self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        values = torch.zeros(2, dtype=torch.int64, device="cpu")
+        self._epoch = values.share_memory_()  # type: ignore[no-untyped-call]
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -77,7 +78,7 @@ class Samples(IterableDataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration yield `epoch`."""
         epoch = check_integer("epoch", epoch, 0)
-        self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1])
+        self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1], device="cpu")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()

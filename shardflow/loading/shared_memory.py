@@ -221,7 +221,7 @@ class _Slot:
     def __init__(self, number: int, size: int) -> None:
         # As in default_collate: share_memory_() would copy memory that has never been written.
         shared = torch.UntypedStorage._new_shared(_START + aligned(size))  # type: ignore[no-untyped-call]
-        self._whole = torch.empty(0, dtype=torch.uint8).set_(shared)
+        self._whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(shared)
         self.memory, self.in_use = self._whole[_START:], self._whole.numpy()[:1]
         self._name = (os.getpid(), number)
         self._sent: _Form | None = None  # the form of its previous batch

@@ -74,7 +74,8 @@ def join_values(field: str, values: Sequence[Any], like: Any = None) -> Any:
         return tuple(join_values(field, view, own) for view, own in pairs)
     if isinstance(like, list):  # of texts, or of a varying number of images
         return list(values)
-    values = [torch.as_tensor(each) if isinstance(each, (np.ndarray, np.generic)) else each for each in values]
+    of_numpy = (np.ndarray, np.generic)
+    values = [torch.as_tensor(each, device="cpu") if isinstance(each, of_numpy) else each for each in values]
     kinds = {type(each) for each in values}
     if not kinds & {torch.Tensor, int, float, bool}:
         return list(values)
@@ -88,5 +89,5 @@ def join_values(field: str, values: Sequence[Any], like: Any = None) -> Any:
                 "stacked; pad them to one shape, or return lists (tolist()) and join them in batch_transform"
             )
         return torch.stack(list(values))
-    is_alike = isinstance(like, torch.Tensor) and type(torch.zeros((), dtype=like.dtype).item()) in kinds
-    return torch.tensor(values, dtype=like.dtype if is_alike else None)
+    is_alike = isinstance(like, torch.Tensor) and type(torch.zeros((), dtype=like.dtype, device="cpu").item()) in kinds
+    return torch.tensor(values, dtype=like.dtype if is_alike else None, device="cpu")

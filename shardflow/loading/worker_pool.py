@@ -124,7 +124,8 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         if is_start and self._workers.count:
             self.data_loader.multiprocessing_context = with_queues(self.data_loader.multiprocessing_context)
         try:
-            with _starting(self._workers) if is_start else contextlib.nullcontext():
+            # The DataLoader draws a seed by its generator; forked workers keep this default device.
+            with _starting(self._workers) if is_start else contextlib.nullcontext(), torch.device("cpu"):
                 items = iter(self.data_loader)
         except BrokenPipeError:  # a worker ended before it had read its arguments
             raise ConfigError(_UNGUARDED) from None

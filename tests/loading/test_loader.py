@@ -193,6 +193,26 @@ def test_fields_are_handed_out_in_order(dataset: Path) -> None:
     assert numbers.tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_on_the_cpu_whatever_the_default_device(dataset: Path, workers: int) -> None:
+    """`torch.set_default_device` and `set_default_dtype` change neither the device, the types nor the values."""
+    fields, decoder = ("image", "label", "labels", "index", "random_key", "valid"), shardflow.decoders.Image()
+    options = {"transform": v2.CenterCrop(16), "fields": fields, "decoder": decoder, "tail": "pad", "split": "val"}
+    expected = list(loader(dataset, **options))
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    try:
+        some = loader(dataset, num_workers=workers, **options)
+        batches = list(some)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    for batch, before in zip(batches, expected, strict=True):
+        for values, others in zip(batch, before, strict=True):
+            assert values.dtype == others.dtype
+            assert torch.equal(values, others)
+
+
 def test_unlabelled_datasets_hand_out_keys(tmp_path: Path) -> None:
     """Without labels the default fields are image and key."""
     url = make_dataset(tmp_path / "set", [10], labelled=False)

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 def allocate(shape: tuple[int, ...]) -> torch.Tensor:
     """Return new memory: the default `Allocator`."""
-    return torch.empty(shape, dtype=torch.uint8)
+    return torch.empty(shape, dtype=torch.uint8, device="cpu")  # whatever torch.set_default_device has named
 
 
 def as_views(value: T | tuple[T, ...]) -> tuple[T, ...]:

@@ -87,7 +87,7 @@ class Patches(CropDecoder):
         for index in decode_in_kernel(payloads, expected, _kernel_views(crops, out), self.max_pixels):
             row = slice(index, index + 1)
             height, width = out.sizes[index].tolist()
-            image = torch.empty((1, out.channels, height, width), dtype=out.dtype)
+            image = torch.empty((1, out.channels, height, width), dtype=out.dtype, device="cpu")
             if found := super().decode(payloads[row], replace(crops[row], size=(width, height)), image):
                 failures[index] = found[0]
             out[index] = image[0]

@@ -63,7 +63,7 @@ class Image(Decoder):
                 # The next batch overwrites the pixels from a pixel cache, and a transform may keep this image.
                 out[index] = image.clone() if isinstance(payload, np.ndarray) else image
             except SampleError as error:
-                out[index] = torch.zeros((3, 1, 1), dtype=torch.uint8)
+                out[index] = torch.zeros((3, 1, 1), dtype=torch.uint8, device="cpu")
                 failures[index] = error
         crops.replace(slice(None), Crops.of([image.shape[:0:-1] for image in out]))
         return failures
