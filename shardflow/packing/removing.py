@@ -33,7 +33,7 @@ from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.subsetting import find_keys
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.dataset.write_lock import WriteLock, abort_uploads, acquire_to_extend, clean_up
-from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
+from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
 from shardflow.formats import manifest, quarantine, ustar
 from shardflow.formats import receipt as receipts
 from shardflow.formats.annotations import image_stem
@@ -439,6 +439,10 @@ def _purge(storage: Storage, fingerprint: str, writer: Writer) -> tuple[int, int
     old, left = set[str](), list[str]()
     for where in ("manifests/", ""):
         listing = storage.listing()  # the second listing has the files of a repair that ran meanwhile
+        for name in sorted({*current.file_names()} - {*listing}):  # the newest files, which a late listing lacks
+            if storage.version(name) is not None:
+                message = f"{storage.url(name)} exists, but the listing lacks it, as it may lack files to delete"
+                raise StoreError(f"{message}; run the same command again later")
         for name, each in kept_manifests(storage, listing):
             old |= _with_indexes({name, *each.file_names(), quarantine.version_name(each.fingerprint)})
         doomed = [name for name in listing if name.startswith(where) and name not in kept and has_our_form(name)]

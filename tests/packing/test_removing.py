@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import shardflow as sf
 from shardflow.dataset.open_dataset import Dataset
-from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError, StoreError
 from shardflow.formats import manifest, receipt
 from shardflow.interop.energon import write_energon
 from shardflow.packing.extending import preview_extension
@@ -155,6 +155,17 @@ def test_after_a_purge_no_byte_is_left(dataset: Path) -> None:
     assert (record["from"], record["to"]) == (old.fingerprint, report.fingerprint)
     again = sf.remove(dataset, keys=[key], purge=True)
     assert (again.fingerprint, again.removed, again.purged) == (report.fingerprint, {}, 0)
+
+
+def test_a_late_listing_ends_a_purge(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge refuses a listing that lacks files of the current version; repeated, it completes."""
+    keys, late, listed = keys_of(dataset)[:1], LocalStorage(dataset).listing(), LocalStorage.listing
+    monkeypatch.setattr(LocalStorage, "listing", lambda *_, **__: late)
+    with pytest.raises(StoreError, match="the listing lacks it"):
+        sf.remove(dataset, keys=keys, purge=True)
+    monkeypatch.setattr(LocalStorage, "listing", listed)
+    assert sf.remove(dataset, keys=keys, purge=True).purged > 0
+    assert not [*dataset.glob("manifests/*")]
 
 
 def test_a_record_does_not_quote_its_condition(dataset: Path) -> None:
