@@ -124,10 +124,12 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         yield "" if number else "splits", line
     if described["roots"]:
         roots = ", ".join(root["url"] for root in described["roots"].values())
-        used = min(1.0, described["bytes"] / max(described["tar_bytes"], 1))
-        yield "tars", f"{size_text(described['tar_bytes'])}, of which {used:.0%} are used, where they are: {roots}"
-        if purged := described["purged"]:
-            yield "missing", f"{plural(len(purged), 'shard')}: {min(purged.values())}"
+        used = f"of which {min(1.0, described['bytes'] / max(described['tar_bytes'], 1)):.0%} are used"
+        if purged := {*described["purged"].values()}:  # several splits can share a tar
+            used = "not all of which are left"
+        yield "tars", f"{size_text(described['tar_bytes'])}, {used}, where they are: {roots}"
+        if purged:
+            yield "missing", f"{plural(len(purged), 'tar')}: {min(purged)}"
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
     yield from _part_lines(described["parts"])

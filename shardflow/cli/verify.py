@@ -12,13 +12,13 @@ import click
 import shardflow
 from shardflow._wording import plural, size_text
 from shardflow.dataset.verifying import verify_dataset
-from shardflow.dataset.virtual_dataset import root_urls
+from shardflow.dataset.virtual_dataset import root_urls, tar_bytes
 from shardflow.packing.origin import NOT_IN_SOURCES, open_sources
 from shardflow.packing.verifying import IMAGES, compare_with_sources
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, column_options, json_option, with_columns
-from .output import print_json, total_bytes
+from .output import print_json
 from .progress_bars import shard_bar, show_waiting
 from .terminal import say
 
@@ -75,7 +75,8 @@ def verify(
     given = with_columns([*sources, *filter(None, [source])], columns)
     started = time.perf_counter()
     dataset = shardflow.open(url)
-    shards, size = dataset.shards, total_bytes(dataset.shards)
+    shards, size = dataset.shards, tar_bytes(dataset, dataset.shards)
+    tars = len({dataset.storage.url(shard.name) for shard in shards})  # splits of a virtual dataset share tars
     repairs: dict[str, object] = {}
     with (
         open_sources(dataset, given[: len(sources)]) as opened,
@@ -92,7 +93,7 @@ def verify(
             compared = compare_with_sources(dataset, opened, images=images or IMAGES, damaged=damaged)
     samples = sum(shard.samples for shard in shards)
     if as_json:
-        checked = {"shards": len(shards), "samples": samples, "bytes": size, "compared": compared.compared}
+        checked = {"shards": tars, "samples": samples, "bytes": size, "compared": compared.compared}
         listed = list(map(asdict, [*findings, *compared.findings]))
         print_json({**checked, "ok": not listed, "findings": listed, **repairs})
         return 1 if listed else 0
@@ -121,7 +122,8 @@ def verify(
             remedy = "--source takes the same SRC as `pack`, not a folder in or above it"
             say(f"none of them is in {compared_with}: {remedy}")
     seconds = time.perf_counter() - started
-    read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {size_text(size)} in {seconds:.1f} s"
+    kind = "tar" if dataset.manifest.roots else "shard"
+    read = f"{plural(tars, kind)}, {plural(samples, 'sample')}, {size_text(size)} in {seconds:.1f} s"
     if not findings:
         say(read, label="no damage:", colour="green")
         if not sources and dataset.manifest.sharding is not None:

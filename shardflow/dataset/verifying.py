@@ -56,7 +56,8 @@ class Finding:
         return self.file if self.key is None else f"{self.file}, sample {self.key}"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.problem}"
+        named = self.key is None and f"{self.file} " in self.problem  # by its path, as messages of storages do
+        return self.problem if named else f"{self.where}: {self.problem}"
 
 
 def verify_dataset(dataset: Dataset, *, progress: OnShard = None) -> list[Finding]:

@@ -62,17 +62,19 @@ def test_purged_root(tmp_path: Path) -> None:
     """Loader, `sources`, `verify` and `info` say of a tar that `remove --purge` deleted what happened, and a remedy."""
     image_folder(tmp_path / "src", 3)
     sf.pack(tmp_path / "src", tmp_path / "set", executor="serial", short_side=8)
-    sf.subset(tmp_path / "set", tmp_path / "sub", where="number < 2")
+    sf.split(tmp_path / "set", tmp_path / "sub", val=0.4)
     sf.remove(tmp_path / "set", keys=["000000000"], purge=True)
     reason = r"set/train/000000\.tar is gone: since .*/sub was .*`remove --purge` ran there; make it again \(`shardf"
     with pytest.raises(NotFoundError, match=reason):
         next(iter(sf.Loader(tmp_path / "sub", batch_size=2, num_workers=0)))
     with pytest.raises(NotFoundError, match=reason):
         sf.open(tmp_path / "sub")["train"].sources()
-    (finding,) = sf.verify(f"local://{tmp_path}/sub")
-    assert re.search(reason, str(finding))
+    assert all(re.search(reason, str(finding)) for finding in sf.verify(f"local://{tmp_path}/sub"))
     shown = CliRunner().invoke(shardflow, ["info", str(tmp_path / "sub")])
-    assert re.search(rf"missing +1 shard: .*{reason}", shown.output)
+    assert re.search(rf"tars +[\d.]+ kB, not all of which are left, .*\nmissing +1 tar: .*{reason}", shown.output)
+    shown = CliRunner().invoke(shardflow, ["verify", str(tmp_path / "sub")])
+    assert shown.output.count("000000.tar") == shown.output.count("is gone") == 2, shown.output
+    assert "1 tar, 3 samples" in shown.output
 
 
 def test_tar_gone_from_its_index(tmp_path: Path) -> None:

@@ -434,8 +434,9 @@ def test_progress(tmp_path: Path) -> None:
     assert seen[-1].bytes_in == report.bytes_in == sum(path.stat().st_size for path in src.rglob("*.jpg"))
 
 
-def test_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With `progress=True` a bar shows how many images are done; without, nothing is printed."""
+    monkeypatch.setattr("shardflow.packing.progress.LOG_S", 0)
     src = image_folder(tmp_path / "src", 30)
     for number, shown in enumerate((True, False, None)):
         sf.pack(src, tmp_path / f"{number}", executor="serial", progress=shown)
