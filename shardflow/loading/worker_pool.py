@@ -103,6 +103,14 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                 generator=torch.Generator(),
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the running workers: a copy starts its own."""
+        loader = copy.copy(self.data_loader)
+        loader._iterator = None
+        if self._workers.count:
+            loader.multiprocessing_context = self._workers.multiprocessing_context
+        return {**self.__dict__, "pipeline": [loader, *self.pipeline[1:]]}
+
     @property
     def data_loader(self) -> DataLoader[Any]:
         """The DataLoader, which is the first stage of a WebLoader."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import pickle
@@ -53,6 +54,19 @@ def test_resume_after_any_batch_gives_the_rest(dataset: Path, workers: int) -> N
         rest = contents(resumed)
         assert before + rest == expected[:per_epoch]
         assert contents(resumed) == expected[per_epoch:]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda used: pickle.loads(pickle.dumps(used))])
+def test_a_copy_moves_by_itself(dataset: Path, duplicate: Any) -> None:
+    """A deep copy or pickle of a loader in use has its state and workers that follow it from epoch to epoch."""
+    used = loader(dataset, num_workers=1)
+    list(itertools.islice(used, 2))
+    copied = duplicate(used)
+    assert copied.state_dict() == used.state_dict()
+    for _ in range(2):
+        assert contents(copied) == contents(used)
+    copied.close()
+    used.close()
 
 
 def test_resume_in_a_new_process_gives_the_same_pixels(dataset: Path) -> None:

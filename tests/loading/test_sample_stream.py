@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,11 @@ def test_epoch_is_exact_over_ranks_and_workers(dataset: Path, workers: int, worl
 
 
 def test_epochs_follow_each_other_in_persistent_workers(dataset: Path) -> None:
-    """Persistent workers move on by themselves, and set_epoch reaches them."""
+    """Persistent workers move on by themselves, and set_epoch reaches them, also that of a deep copy."""
     alone = shardflow.samples(dataset)
     expected = [labels(alone) for _ in range(3)]
     assert len({tuple(order) for order in expected}) == 3
-    source = shardflow.samples(dataset)
+    source = copy.deepcopy(shardflow.samples(dataset))
     loader = wds.WebLoader(wds.DataPipeline(source), batch_size=None, num_workers=1, persistent_workers=True)
     assert [labels(loader) for _ in range(3)] == expected
     source.set_epoch(1)
