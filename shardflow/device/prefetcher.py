@@ -14,7 +14,7 @@ from torch.utils import _pytree
 
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
-from shardflow.loading.decoders.repeated_crops import warn_of_repeated_crops
+from shardflow.loading.decoders.repeated_crops import refuse_mixed_padding, warn_of_repeated_crops
 from shardflow.loading.engine import Engine, Iteration
 from shardflow.loading.stats import Stats, StatsRecorder
 
@@ -78,8 +78,11 @@ class Prefetcher:
         self.device = resolve_device(device)
         decoder = getattr(loader, "decoder", None)
         warn_of_repeated_crops(decoder, transforms=transforms, batch_transform=batch_transform)
+        fields, pads = getattr(loader, "fields", None), getattr(loader, "pads", False)
+        if pads:
+            refuse_mixed_padding(batch_transform, fields or ())
         self._transforms = TransformChain(
-            transforms, getattr(loader, "fields", None), batch_transform, getattr(loader, "annotations", None)
+            transforms, fields, batch_transform, getattr(loader, "annotations", None), pads=pads
         )
         self._dtype, self._channels_last = dtype, channels_last
         self._copy_stream = stream = copy_stream_for(self.device)

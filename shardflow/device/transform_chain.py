@@ -63,6 +63,8 @@ class TransformChain:
         fields: Sequence[str] | None,
         batch_transform: Callable[..., Any] | None = None,
         annotations: AnnotationFields | None = None,
+        *,
+        pads: bool = False,
     ) -> None:
         if not isinstance(transforms, Sequence):
             raise ConfigError(f"transforms must be a list, found {transforms!r}")
@@ -89,6 +91,8 @@ class TransformChain:
         self._mixes = any(isinstance(kind, MixingTransform) for kind in kinds)
         if self._mixes or any(isinstance(kind, KeyedTransform) and kind.needs_keys for kind in kinds):
             self._needed.add(KEY_FIELD)
+        if self._mixes and pads:
+            self._needed.add("valid")
         self._annotations = AnnotationColumns(kinds, annotations)
         if fields is not None:
             if missing := self._missing(fields):

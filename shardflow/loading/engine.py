@@ -56,6 +56,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         fields: The names of a batch's columns.
         batch_size: Samples per batch and rank; for a mix, of its first loader.
         workers: The settings of the worker processes.
+        pads: Whether repeats fill the last batch; the field "valid" marks them.
         annotations: The fields that follow the crops, and the rule for boxes.
         classes: The class names of the labels, label 0 first; empty without labels.
         max_errors: Number of damaged samples that may be replaced by others, or left out of their bins.
@@ -68,6 +69,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         self.fields, self.classes = tuple(fields), list(classes)
         self.batch_size = plan.sources[0].partition.batch_size
         self.workers, self.max_errors = workers, sum(source.max_errors for source in plan.sources)
+        self.pads = any(source.partition.tail == "pad" for source in plan.sources)
         self.annotations = AnnotationFields.of_mix([source.annotations for source in plan.sources])
         self.replaced: set[str] = set()
         self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()

@@ -109,6 +109,21 @@ def test_the_labels_of_several_classes_are_mixed() -> None:
         next(iter(shardflow.device.Prefetcher([{**batch, "label": torch.arange(4)}], "cpu", [mixup])))
 
 
+def test_mixing_needs_to_know_the_padding(dataset: Path) -> None:
+    """A padded loader needs the field "valid" for mixing on the device; torchvision's, which ignores it, is refused."""
+    mixup, fields = v2.MixUp(num_classes=60), ("image", "label", "random_key")
+    padded = keyed_loader(dataset, fields=fields, tail="pad")
+    with pytest.raises(ConfigError, match=r"need valid.*give it fields="):
+        shardflow.device.Prefetcher(padded, "cpu", [shardflow.device.MixUp()])
+    with pytest.raises(ConfigError, match=r"mix the padding"):
+        shardflow.device.Prefetcher(padded, "cpu", batch_transform=v2.Compose([mixup]))
+    with pytest.raises(ConfigError, match=r"mix the padding"):
+        keyed_loader(dataset, tail="pad", batch_transform=mixup)
+    fields = (*fields, "valid")
+    keyed_loader(dataset, fields=fields, tail="pad", batch_transform=lambda *batch: (*mixup(*batch[:2]), *batch[2:]))
+    shardflow.device.Prefetcher(keyed_loader(dataset, fields=fields, tail="pad"), "cpu", [shardflow.device.MixUp()])
+
+
 @pytest.mark.parametrize("field", ["score", "txt", "images", "pixel_mask", "cls"])
 def test_what_is_not_mixed_beside_the_labels_is_refused(dataset: Path, field: str) -> None:
     """A column, a part or further images would stay those of one image; what names that image may be there."""

@@ -40,6 +40,8 @@ _OTHER_MOVES |= {"RandomThinPlateSpline", "RandomTranslate", "RandomVerticalFlip
 _OTHER_MOVES |= {"SafeRotate", "ShiftScaleRotate", "Transpose", "TrivialAugmentWide", "VerticalFlip"}
 """They move pixels, as crops and flips do, without a decoder that does the same."""
 
+_MIXING = {"CutMix", "Mixup", "MixUp"}
+
 _MOST_OBJECTS = 1000  # that are looked into: a transform may hold a whole model
 
 
@@ -74,6 +76,17 @@ def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **argum
 def moving_transforms(transform: object) -> list[str]:
     """Return the names of the known transforms in an object that move pixels, so that annotations should follow."""
     return [*_known_transforms(transform, _CROPS | _FLIPS | _OTHER_MOVES)]
+
+
+def refuse_mixed_padding(batch_transform: object, fields: Iterable[str]) -> None:
+    """Refuse torchvision's or timm's mixing of padded batches; a function of the user may leave `valid` rows out."""
+    if isinstance(batch_transform, FunctionType) and "valid" in fields:
+        return
+    if known := _known_transforms(batch_transform, _MIXING):
+        raise ConfigError(
+            f"{' and '.join(known)} would mix the padding of tail='pad' into other samples; use tail='drop' or "
+            "'short', or shardflow.device.MixUp with the field 'valid'"
+        )
 
 
 def _repeated(decoder: Decoder, known: Mapping[str, object], *, is_default: bool) -> list[str]:
