@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 3470,
     "geometry": 450,
     "interop": 610,
-    "loading": 7140,
+    "loading": 7170,
     "native": 5920,
     "order": 2210,
     "packing": 8300,
