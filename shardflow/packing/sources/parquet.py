@@ -35,7 +35,7 @@ from .items import Item, Items, encode_more, identity_of
 from .labelling import number_labels, unlabelled_input
 from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema, object_class_names
 from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
-from .sample_adapter import IMAGE_KEYS, MASK_PART, caption_text, label_column, to_json, unfit_caption
+from .sample_adapter import IMAGE_KEYS, LIKE_CAPTION, MASK_PART, caption_text, label_column, to_json, unfit_caption
 from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -206,6 +206,10 @@ class Parquet(SourceKind):
         if caption is not None and _TEXT.match(kind := str(schema.field(caption).type)) is None:
             logger.warning("%s", unfit_caption(self, caption, kind, is_named=self.caption is not None))
             caption = None
+        texts = [name for name in names if _TEXT.match(str(schema.field(name).type)) and name not in (*in_bytes, label)]
+        if not {caption, "caption"}.intersection(names) and (likely := LIKE_CAPTION.intersection(texts)):
+            message = "%s has no column 'caption', so its texts go to .json; to use %r, name it with caption= or %s"
+            logger.warning(message, self, min(likely), "--caption-column")
         used = {image, label, split, caption, self.mask}
         parts: dict[str, str] = {}
         for name in (name for name in in_bytes if name not in used):

@@ -35,7 +35,7 @@ from shardflow.storage.urls import divide_query, is_remote, remote_options, stri
 from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, unlabelled_input
 from .reader import Reader, is_place, map_in_threads, place_state, public_name, refusal
-from .sample_adapter import LIKE_LABEL, MASK_PART, caption_text, to_json, unfit_caption
+from .sample_adapter import LIKE_CAPTION, LIKE_LABEL, MASK_PART, caption_text, to_json, unfit_caption
 from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -186,14 +186,18 @@ class Table(SourceKind):
         used = used._replace(caption=self._caption(head, unused) if "caption" in row or self.caption else None)
         others = [name for name in row if name not in used]
         like_split = _similar(others, _LIKE_SPLIT)
+        like_caption = [name for name in _similar(others, LIKE_CAPTION) if isinstance(row[name], str)]
         if used.label is None:
             scalars = [name for name in others if isinstance(row[name], str | int) and type(row[name]) is not bool]
             most = len(head) - (len(head) >= _FEW)
             repeated = [name for name in scalars if len({str(each.get(name)) for each in head}) <= most]
-            likely = _similar(others, LIKE_LABEL) or [name for name in repeated if name not in like_split]
+            other_uses = {*like_split, *like_caption}
+            likely = _similar(others, LIKE_LABEL) or [name for name in repeated if name not in other_uses]
             unused += self._perhaps_meant("label", likely, "the images have no labels")
         if used.split is None:
             unused += self._perhaps_meant("split", like_split, "all rows are for training")
+        if used.caption is None and "caption" not in row:
+            unused += self._perhaps_meant("caption", like_caption, "its texts go to .json")
         return used
 
     def _caption(self, head: Sequence[Row], unused: MutableSequence[str]) -> str | None:

@@ -45,6 +45,22 @@ def _items(table: Path) -> dict[str, list[Item]]:
     return {split: list(items) for split, items in list_source(table).splits.items()}
 
 
+def test_a_caption_of_another_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A column of texts that may be the caption goes to `.json` with a hint, in tables of paths or of images."""
+    write_tree(tmp_path, {"1.jpg": photo(1), "t.csv": b"path,title\n1.jpg,a\n"})
+    pyarrow.parquet.write_table(pyarrow.table({"jpg": [photo(1)], "title": ["a"]}), tmp_path / "t.parquet")
+    for name, kind in (("t.csv", sf.sources.Table), ("t.parquet", sf.sources.Parquet)):
+        list_source(tmp_path / name)
+        (hint,) = caplog.messages
+        assert hint.endswith(
+            f"{name} has no column 'caption', so its texts go to .json; to use 'title', name it with caption= or "
+            "--caption-column"
+        )
+        caplog.clear()
+        list_source(kind(tmp_path / name, caption="title"))
+        assert not caplog.messages
+
+
 @pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_rows_become_samples(tmp_path: Path, kind: str) -> None:
     """Every kind of table gives the same samples: labels by name, splits, the other columns in `.json`."""
