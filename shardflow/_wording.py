@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 shard", "2,048 shards"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return a count with its noun: "1 shard", "2,048 shards", "3 batches"."""
+    ending = "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def first_few(names: Sequence[str], most: int) -> str:

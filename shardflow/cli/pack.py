@@ -94,7 +94,7 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
     yield "packed", f"{report.packed:,} of {inputs} into {shards} in {shown_url(dst)}"
     splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())
-    yield "splits", splits if report.classes is None else f"{splits}; {_classes(report.classes)}"
+    yield "splits", splits if report.classes is None else f"{splits}; {plural(report.classes, 'class')}"
     yield "labels", report.classes is None and "none"
     yield from _small_classes(report.class_sizes)
     yield "resumed", report.resumed and f"{plural(report.resumed, 'input')} done by an earlier run"
@@ -117,7 +117,7 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
 
 _DESTINATIONS = {
     "free": "is free",
-    "unfinished": "has an unfinished pack, which would be resumed: {finished} of {shards} shards are finished",
+    "unfinished": "has an unfinished pack, which would be resumed: {finished} of {shards} finished",
     "dataset": "is already a dataset, so a pack would be refused",
     "occupied": "has other files, so a pack would be refused",
 }
@@ -128,7 +128,7 @@ def _plan_lines(plan: PackPlan, bad: Sequence[Quarantined], dst: str) -> Iterato
     for split, inputs in plan.inputs.items():
         sizes = classes.get(split, {})
         is_labelled = any(sizes.values())  # a test set may have no labels
-        counts = f" in {_classes(len(sizes))} of {_range(sizes.values())}" if is_labelled else ""
+        counts = f" in {plural(len(sizes), 'class')} of {_range(sizes.values())}" if is_labelled else ""
         yield split, plural(inputs, "input") + counts
     yield "labels", not classes and "none"
     names = next(iter(classes.values()), ())
@@ -139,9 +139,9 @@ def _plan_lines(plan: PackPlan, bad: Sequence[Quarantined], dst: str) -> Iterato
     found = f"{plural(len(bad), 'input')} cannot be packed, such as {named}"
     yield "bad", named and f"{found}; repair them, or leave them out with --max-errors {len(bad) + len(skipped)}"
     yield "left out", _extensions(plan.source.ignored)
-    state = plan.destination
+    state, shards = plan.destination, plural(len(plan.jobs), "shard")
     finished = plan.finished if state == "unfinished" else 0
-    yield "destination", f"{shown_url(dst)} {_DESTINATIONS[state].format(finished=finished, shards=len(plan.jobs))}"
+    yield "destination", f"{shown_url(dst)} {_DESTINATIONS[state].format(finished=finished, shards=shards)}"
 
 
 def _small_classes(sizes: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
@@ -149,11 +149,7 @@ def _small_classes(sizes: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
     for size, words in enumerate(("no image", "one image, so the label may be misspelt")):
         names = [name for name, images in sizes.items() if images == size]
         has = "has" if len(names) == 1 else "have"
-        yield "classes", names and f"{_classes(len(names))} {has} {words}: {first_few(names, _NAMED)}"
-
-
-def _classes(count: int) -> str:
-    return f"{count:,} {'class' if count == 1 else 'classes'}"
+        yield "classes", names and f"{plural(len(names), 'class')} {has} {words}: {first_few(names, _NAMED)}"
 
 
 def _range(numbers: Collection[int]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import braceexpand
 
+from shardflow._wording import plural
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, StoreError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import SPLITS
@@ -89,7 +90,7 @@ def find_tars(
         if not names:
             tars = sum(name.endswith(".tar") for name in listing)
             raise ConfigError(
-                f"{storage} has no tar {one!r}: it holds {tars} tars and {len(listing) - tars} other files"
+                f"{storage} has no tar {one!r}: it has {plural(tars, 'tar')} among {plural(len(listing), 'file')}"
                 + "; decompress .gz files first" * any(name.endswith((".gz", ".tgz")) for name in listing)
             )
         found.update(names)

@@ -51,8 +51,9 @@ def warn_of_copies(*datasets: Dataset) -> None:
         return
     images, labels = (np.concatenate(each) for each in zip(*found, strict=True))
     splits = np.repeat([names.index(split.name) for split in parts], [len(split) for split in parts])
+    wrong = "remove the samples with wrong ones (`shardflow remove`), or pack such an image once with all its labels"
     for samples, values, found_in, remedy in (
-        (np.flatnonzero(labels), labels, "with different labels", "correct them, or list all labels of such an image"),
+        (np.flatnonzero(labels), labels, "with different labels", wrong),
         (np.arange(len(images)), splits, "in several splits", "keep it in one, or results will look too good"),
     ):
         order = samples[np.lexsort((values[samples], images[samples]))]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from shardflow._wording import plural
 from shardflow.errors import ConfigError
 from shardflow.formats.labels import Label
 from shardflow.storage.file_names import given_path, name_bytes
@@ -82,7 +83,7 @@ class LabelNumbering:
         if unknown:
             raise ConfigError(f"{where} has the class {unknown[0]!r}, not one of the {len(known)} given")
         if numbers and max(numbers) >= len(known):
-            given = "one class was" if len(known) == 1 else f"{len(known)} classes were"
+            given = f"{plural(len(known), 'class')} {'was' if len(known) == 1 else 'were'}"
             raise ConfigError(f"{where} has the label {max(numbers)}, but only {given} given")
 
     def number(self, label: Named) -> Label:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardflow._validation import check_integer, check_share
-from shardflow._wording import first_few
+from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError
 from shardflow.formats.shard import OnShard
 
@@ -114,7 +114,9 @@ def _keep_classes(dataset: Dataset, masks: dict[str, Mask], classes: Collection[
     unknown = sorted(set(classes) - set(dataset.classes))
     if unknown:
         known = first_few(dataset.classes, _SHOWN_NAMES)
-        raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}; its {len(dataset.classes)} classes are {known}")
+        raise ConfigError(
+            f"{dataset.url} has no class {unknown[0]!r}, but {plural(len(dataset.classes), 'class')}: {known}"
+        )
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():
         labels = read_labels(split, len(dataset.classes), progress)
@@ -140,7 +142,7 @@ def find_keys(
         masks[name] = np.array(kept, dtype=np.bool_)
     if missing := sorted(wanted - found.keys() - set(gone)):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
-        raise ConfigError(f"{dataset.url} lacks {len(missing)} of the {len(wanted)} samples, such as {shown}")
+        raise ConfigError(f"{dataset.url} lacks {len(missing)} of {plural(len(wanted), 'sample')}, such as {shown}")
     if several := sorted(key for key, places in found.items() if len(places) > 1):
         key, places = several[0], found[several[0]]
         named = [f"number {number} of {split} in {dataset.storage.url(tar)}" for number, split, tar in places]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardflow import native
+from shardflow._wording import plural
 from shardflow.errors import DecodeError, FormatError, IntegrityError, NotFoundError, StoreError
 from shardflow.formats import quarantine, receipt, seek_table, shard_index, ustar
 from shardflow.formats.image_limits import MAX_PIXELS
@@ -109,7 +110,7 @@ def _check_quarantine(dataset: Dataset) -> list[Finding]:
     name = quarantine.version_name(made.fingerprint) if made.roots else quarantine.FILE_NAME
     try:
         if (record := dataset.read_quarantine()) is None:
-            problem = f"does not exist, but the manifest says that {left_out} inputs were left out"
+            problem = f"does not exist, but by the manifest it lists {plural(left_out, 'input')}"
             return [Finding(name, f"{problem}; restore it from a copy")]
         name, data = record
         quarantine.from_bytes(data, inputs=left_out)
@@ -210,7 +211,7 @@ class _ShardCheck:
                     self.check_record(tar, record, reported=str(error))
             return
         if len(self._keys) != self.shard.samples:
-            self._add(f"has {len(self._keys)} samples, but the manifest says {self.shard.samples}")
+            self._add(f"has {plural(len(self._keys), 'sample')}, but the manifest says {self.shard.samples}")
         if self.index is not None:
             self._compare_indexes(self.index, rows.index())
 

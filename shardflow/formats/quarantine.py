@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from shardflow._wording import plural
 from shardflow.errors import FormatError, PackIncompleteError
 
 FILE_NAME = "quarantine.jsonl"
@@ -91,7 +92,7 @@ def from_bytes(data: bytes, *, inputs: int | None = None) -> list[Quarantined]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"damaged ({type(error).__name__}: {error}); restore it from a copy") from error
     if inputs is not None and len(found) != inputs:
-        raise FormatError(f"lists {len(found)} inputs, but this version has {inputs}; restore it from a copy")
+        raise FormatError(f"lists {plural(len(found), 'input')}, but this version has {inputs}; restore it from a copy")
     return found
 
 

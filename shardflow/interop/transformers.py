@@ -10,6 +10,7 @@ import transformers
 from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_callback import ExportableState
 
+from shardflow._wording import plural
 from shardflow.errors import ConfigError, ResumeMismatchError
 from shardflow.loading.loader import Loader
 from shardflow.loading.mix import Mix
@@ -94,8 +95,8 @@ class LoaderState(transformers.TrainerCallback, ExportableState):  # type: ignor
         counted, found = epoch * len(loader) + seen, (loader.epoch + 1) * len(loader) - loader.remaining
         if counted != found:
             raise ResumeMismatchError(
-                f"Trainer counts {counted} batches until step {state.global_step}, the loader's state {found}; resume "
-                "with the batch size, ranks and gradient_accumulation_steps of the checkpoint"
+                f"Trainer counts {plural(counted, 'batch')} until step {state.global_step}, the loader's state "
+                f"{found}; resume with the batch size, ranks and gradient_accumulation_steps of the checkpoint"
             )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
 from shardflow.order.shuffle_settings import MOST_STREAMS
@@ -144,7 +145,7 @@ def restore(state: Mapping[str, Any], dataset: Dataset, source: Source, streams:
     start = EpochStart(*saved_integers(state, "epoch", "position", "streams"))
     if start.position > order.length:
         raise ResumeMismatchError(
-            f"the state is damaged: position {start.position} in an epoch of {order.length} samples"
+            f"the state is damaged: position {start.position} in an epoch of {plural(order.length, 'sample')}"
         )
     return start
 

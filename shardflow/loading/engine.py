@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import webdataset as wds
 
+from shardflow._wording import plural
 from shardflow.errors import ConfigError, IntegrityError, ShardflowError, WorkerError
 
 from .annotation_fields import AnnotationFields
@@ -175,7 +176,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
                 logger.warning("replaced: %s", problem)
         if len(self.replaced) > self.max_errors:
             raise IntegrityError(
-                f"{len(self.replaced)} samples are damaged, max_errors allows {self.max_errors}; the last: "
+                f"found {plural(len(self.replaced), 'damaged sample')}, max_errors allows {self.max_errors}; the last: "
                 f"{problems[-1]}"
             )
 
@@ -340,7 +341,8 @@ class Iteration:
                     break
             else:
                 if taken != self._steps:
-                    raise WorkerError(f"the workers ended after {taken} of {self._steps} batches; iterate again")
+                    message = f"the workers ended after {taken} of {plural(self._steps, 'batch')}"
+                    raise WorkerError(f"{message}; iterate again")
         except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
             raise
         except Exception as error:

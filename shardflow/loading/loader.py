@@ -288,8 +288,9 @@ class Loader(Engine):
         if epochs.shuffle is not None:
             how = f"shuffled with seed {epochs.seed} ({self._streams} streams, buffer {epochs.shuffle.buffer})"
         epoch = "" if epochs.length == epochs.samples else f", {epochs.length} per epoch"
+        samples = f"{plural(epochs.samples, 'sample')}{epoch}"
         return (
-            f"<shardflow.Loader of {self.dataset.dataset.url}, split {split.name!r}: {epochs.samples} samples{epoch} "
+            f"<shardflow.Loader of {self.dataset.dataset.url}, split {split.name!r}: {samples} "
             f"in {plural(len(split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
             f"({', '.join(self.fields)}) by {type(self.decoder).__name__}, tail {partition.tail!r}; "
             f"rank {partition.rank} of {partition.world_size}, "

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
@@ -89,4 +90,4 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         return labels
 
     def __repr__(self) -> str:
-        return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {len(self)} samples"
+        return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {plural(len(self), 'sample')}"

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.dataset.label_numbering import common_classes
 from shardflow.errors import ConfigError, ResumeMismatchError
 from shardflow.formats.columns import COMPUTED_FIELDS
@@ -151,7 +152,8 @@ class Mix(Engine):
             f"split {loader.split.name!r}"
             for number, loader in enumerate(self.loaders)
         )
-        return f"<shardflow.Mix of {by}: {len(self)} batches, epoch {self.epoch}, {self.remaining} left; {sources}>"
+        batches = f"{plural(len(self), 'batch')}, epoch {self.epoch}, {self.remaining} left"
+        return f"<shardflow.Mix of {by}: {batches}; {sources}>"
 
     def source_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the source of each step since epoch 0; by sample, of step · batch_size + place in the batch."""
@@ -234,7 +236,8 @@ class Mix(Engine):
             raise ResumeMismatchError(f"the state is damaged: sources must be {len(self.loaders)} states")
         epoch, position = saved_integers(state, "epoch", "position")
         if position > self._steps_per_epoch:
-            raise ResumeMismatchError(f"the state is damaged: position {position} in an epoch of {len(self)} batches")
+            length = plural(len(self), "batch")
+            raise ResumeMismatchError(f"the state is damaged: position {position} in an epoch of {length}")
         loaders = zip(self.loaders, self._plan.sources, sources, self._beginning().starts, strict=True)
         starts = [
             checkpoint.restore(saved, loader.dataset.dataset, source, start.streams)

@@ -90,7 +90,7 @@ class BaseVersion:
             raise NotFoundError(f"extending needs all receipts: {error}") from error
         skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
         if len(skipped) != made.skipped:
-            message = f"{storage} lacks its quarantine, which names the {made.skipped} images that were skipped"
+            message = f"{storage} lacks its quarantine, which names {plural(made.skipped, 'skipped image')}"
             raise NotFoundError(f"{message}; restore it from the machine that packed the dataset")
         may_lack = set(map(image_stem, made.annotations.images))
         parts = frozenset.intersection(*(_parts(split) for split in dataset.values() if len(split)))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardflow._version import __version__
-from shardflow._wording import first_few
+from shardflow._wording import first_few, plural
 from shardflow.dataset.image_copies import warn_of_copies
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.write_lock import abort_uploads
@@ -173,7 +173,7 @@ def _warn_of_untrained_classes(made: Manifest) -> None:
         trained = statistics["train"].classes
         others = set().union(*(each.classes for each in statistics.values())) - trained.keys()
         if names := [name for label, name in enumerate(made.classes or ()) if label in others]:
-            found = "1 class has" if len(names) == 1 else f"{len(names)} classes have"
+            found = f"{plural(len(names), 'class')} {'has' if len(names) == 1 else 'have'}"
             _log.warning("%s images in other splits, but none in train: %s", found, first_few(names, 3))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.write_lock import clean_up
@@ -185,7 +186,7 @@ def plan_extension(
 def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
-        f"{len(paths)} of {inputs} inputs have a path of the dataset but another content or split: {named}. Pass "
-        "on_conflict= or --on-conflict add to pack them too, or skip to leave them out; rename them; or remove the "
-        "earlier samples by `shardflow remove`"
+        f"{plural(len(paths), 'input')} of {inputs} with a path of the dataset but another content or split: {named}. "
+        "Pass on_conflict= or --on-conflict add to pack them too, or skip to leave them out; rename them; or remove "
+        "the earlier samples by `shardflow remove`"
     )

@@ -117,7 +117,7 @@ def _draw_coordinates(pen: ImageDraw.ImageDraw, found: Coordinates, scale: npt.N
                 pen.ellipse(circle, fill=_colour(label + 1), outline="black")
                 points += 1
     if found.boxes is not None:
-        return "1 box" if shown.sum() == 1 else f"{shown.sum()} boxes"
+        return plural(int(shown.sum()), "box")
     return "" if found.keypoints is None else plural(points, "keypoint")
 
 

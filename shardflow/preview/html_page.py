@@ -116,11 +116,13 @@ def _classes(dataset: Dataset, statistics: Statistics) -> str:
     if names is None:
         return section("Classes", "<p>The samples have no labels.</p>")
     if not statistics.classes:
-        return section("Classes", f"<p>{len(names):,} classes; the number of samples per class is not known.</p>")
+        return section(
+            "Classes", f"<p>{plural(len(names), 'class')}; the number of samples per class is not known.</p>"
+        )
     numbers = [statistics.classes[label] for label in range(len(names))]
     if len(names) <= _MOST_BARS:
         return section("Classes", bar_chart(list(zip(names, numbers, strict=True))))
-    label = f"{len(names):,} classes of {min(numbers):,} to {max(numbers):,} samples"
+    label = f"{plural(len(names), 'class')} of {min(numbers):,} to {max(numbers):,} samples"
     empty = sum(not number for number in numbers)
     text = f"<p>{escape(label)}{f'; {empty:,} without samples' if empty else ''}.</p>"
     largest = sorted(zip(names, numbers, strict=True), key=lambda row: -row[1])[:_LARGEST_CLASSES]
@@ -209,7 +211,7 @@ def _quarantine(dataset: Dataset) -> str:
     if not inputs:
         return section("Quarantine", "<p>Empty: every input was packed.</p>")
     reasons = Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common(_MOST_ROWS)
-    text = f"<p>{len(inputs):,} of {dataset.manifest.inputs:,} inputs were not packed:</p>"
+    text = f"<p>{len(inputs):,} of {plural(dataset.manifest.inputs, 'input')} not packed:</p>"
     text += table([(f"{number:,}", reason) for reason, number in reasons], "counts")
     inputs_shown = table([(each.path, f"{each.stage}: {each.reason}") for each in inputs[:_MOST_INPUTS]])
     most = f"The first {_MOST_INPUTS:,} inputs" if len(inputs) > _MOST_INPUTS else "All inputs"

@@ -21,8 +21,8 @@ def test_pack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dirty = {"train/cat/1.jpg": 1, "train/dog/2.jpg": 1, "train/cat/3.jpg": 3, "val/cat/4.jpg": 3, "val/dog/5.jpg": 5}
     _pack(tmp_path, "dirty", dirty)
     assert caplog.messages == [
-        "1 image packed with different labels, such as 'train/cat/1.jpg' and 'train/dog/2.jpg': correct them, or list "
-        "all labels of such an image",
+        "1 image packed with different labels, such as 'train/cat/1.jpg' and 'train/dog/2.jpg': remove the samples "
+        "with wrong ones (`shardflow remove`), or pack such an image once with all its labels",
         "1 image packed in several splits, such as 'train/cat/3.jpg' and 'val/cat/4.jpg': keep it in one, or results "
         "will look too good",
     ]

@@ -162,7 +162,7 @@ def test_page_says_what_the_dataset_is(packed: Path, page: Path) -> None:
     for expected in (
         dataset.fingerprint,
         "No damage: every shard",
-        *("3 of 39 inputs were not packed", "the file is empty", "before: 144 to 248"),
+        *("3 of 39 inputs not packed", "the file is empty", "before: 144 to 248"),
         *(f"{round(counted[name] / 36):,}" for name in ("bytes_before", "bytes_after")),
         *("short side", "A batch of 9 contains samples of", shardflow.__version__),
     ):

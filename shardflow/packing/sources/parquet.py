@@ -344,5 +344,5 @@ def _refuse_incomplete(splits: Mapping[str, str], where: object) -> None:
         if len(set(numbers)) < len(numbers):
             raise ConfigError(f"{where} has two files of the same number among {name!r}; remove one, or use a pattern")
         if len(numbers) != expected:
-            found = f"{len(numbers)} of the {expected} files {name!r}"
+            found = f"{len(numbers)} of {plural(expected, 'file')} {name!r}"
             raise ConfigError(f"{where} has only {found}; download the others, or choose files with a pattern")

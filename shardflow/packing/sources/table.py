@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequ
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from shardflow._wording import plural
 from shardflow.dataset.column_files import import_pyarrow
 from shardflow.dataset.label_numbering import class_names
 from shardflow.errors import ConfigError, NotFoundError, SampleError
@@ -326,9 +327,8 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
         for row in reader:
             if None in row or None in row.values():
                 found = sum(value is not None for value in row.values()) - (None in row) + len(row.get(None) or ())
-                message = (
-                    f"{name}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, found {found}"
-                )
+                expected = plural(len(reader.fieldnames or ()), "column")
+                message = f"{name}, line {reader.line_num}: expected {expected}, found {found}"
                 hint = _separator_hint(reader.fieldnames or ()) or "quote cells that contain the separator"
                 raise ConfigError(f"{message}; {hint}")
             if kind == ".tsv" and any("\t" in value or "\n" in value for value in row.values()):

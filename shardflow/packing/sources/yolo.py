@@ -72,7 +72,9 @@ class Yolo(SourceKind):
         content = self._read(storage, name)
         names = self._names(content.get("names"))
         if (number := content.get("nc")) not in (None, "", str(len(names))):
-            raise ConfigError(f"{self}: nc is {number!r:.20}, but there are {len(names)} names; correct one of them")
+            raise ConfigError(
+                f"{self}: nc is {number!r:.20}, but it has {plural(len(names), 'name')}; correct one of them"
+            )
         folders = {split: self._folders(content[split]) for split in SPLITS if content.get(split)}
         if not folders:
             raise ConfigError(f"{self} names no folder of images as train, val or test")
