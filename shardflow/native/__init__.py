@@ -51,7 +51,6 @@ __all__ = [
     "View",
     "available",
     "convert_colours",
-    "decode_crops",
     "decode_resized",
     "decode_views",
     "describe",
@@ -93,59 +92,19 @@ def version() -> str:
     return "none" if isinstance(kernel, str) else kernel.version
 
 
-def decode_crops(
-    payloads: Sequence[Payload],
-    boxes: NDArray[np.int32] | None,
-    flips: NDArray[np.bool_] | NDArray[np.uint8],
-    out: NDArray[np.uint8],
-    *,
-    resized: NDArray[np.int32] | None = None,
-    expected: NDArray[np.int32] | None = None,
-    seek_tables: NDArray[np.bool_] | None = None,
-    interpolation: Interpolation = "bilinear",
-    oversampling: int = 0,
-    max_pixels: int = MAX_PIXELS,
-) -> list[Problem]:
-    """Decode a crop of each JPEG, resize it with antialiasing, and write it into `out`, flipped where `flips` is set.
+class View(NamedTuple):
+    """A crop of each image of a batch, with antialiasing. N is the number of images.
 
-    Args:
-        payloads: N encoded images, which are read in place, such as slices of a memory map; or decoded images, uint8
-            [H, W, 3], RGB, contiguous, which are cropped, resized and flipped in the same way.
+    Attributes:
         boxes: int32 [N, 4], crops as x, y, width, height in pixels of the encoded image; None for the whole images.
         flips: bool or uint8 [N], whether to flip horizontally.
-        out: uint8 [N, 3, H, W], RGB; each image is contiguous as [3, H, W] or as [H, W, 3] (channels last).
+        out: uint8 [N, 3, H, W], RGB; each image is contiguous as [3, H, W] or as [H, W, 3] (channels last). With
+            `places`, uint8 [bytes].
         resized: int32 [N, 4], width, height, left, top: the crop is resized to width x height, and the H x W window at
             (left, top) of the result is written, as by torchvision's `Resize` and `CenterCrop`. None resizes the crop
             to H x W.
-        interpolation: The filter; all are antialiased.
-        expected: int32 [N, 2], width and height for which each box was chosen, 0 if unknown. An image of another size
-            is `Status.WRONG_SIZE`.
-        seek_tables: bool [N], whether an image's seek table may be used, if it has one. Allow it only if it is known to
-            be made from this image: a forged table gives other pixels. None uses no table.
-        oversampling: 0 decodes at full scale, which gives torchvision's pixels. n > 0 decodes at the smallest of the
-            scales 1, 1/2, 1/4 and 1/8 at which both sides of the crop are still n times as long as wanted. 2 saves a
-            third of the time on photographs of 12 megapixels, and pixels differ by a few levels (54 dB).
-        max_pixels: Larger images are `Status.TOO_LARGE` before memory is allocated for them, as are images that exceed
-            a limit derived from it (`formats.image_limits`).
-
-    Returns:
-        The images with a problem, by ascending index.
-
-    Raises:
-        ConfigError: An array has the wrong type or shape.
-        ShardflowError: There is no kernel.
-    """
-    view = View(boxes=boxes, flips=flips, out=out, resized=resized)
-    options = {"filter": _filter(interpolation), "oversampling": oversampling}
-    return _decode([view], payloads, expected, seek_tables, max_pixels, (), **options)
-
-
-class View(NamedTuple):
-    """A crop of each image of a batch; for the fields, see the arguments of `decode_crops`.
-
-    For images of different sizes, `out` is uint8 [bytes], and `places`, int64 [N, 3], has the offset, width and height
-    of each image. With `patch`, images are written as patches [3, patch, patch], row by row; their sides must be
-    multiples.
+        places: int64 [N, 3], the offset in `out`, width and height of each image, for images of different sizes.
+        patch: Write images as patches [3, patch, patch], row by row; their sides must be multiples.
     """
 
     boxes: NDArray[np.int32] | None
@@ -163,29 +122,41 @@ def decode_views(
     in_files: Sequence[ImageInFile | None] = (),
     expected: NDArray[np.int32] | None = None,
     seek_tables: NDArray[np.bool_] | None = None,
+    interpolation: Interpolation = "bilinear",
+    oversampling: int = 0,
     max_pixels: int = MAX_PIXELS,
 ) -> list[Problem]:
-    """Decode each image once, as far as its views need it, and crop all views from the result.
+    """Decode each image once, as far as its views need it, and write all views of it.
 
-    Each view has the pixels of `decode_crops`. A problem applies to all views of an image: damage is found if it is in
-    the decoded part of any view.
+    A problem applies to all views of an image: damage is found if it is in the decoded part of any view.
 
-    Images may be `in_files`; their payloads are empty. An image whose file cannot be read, or has another CRC-32, is
-    `Status.UNREAD`.
+    Args:
+        payloads: N encoded images, which are read in place, such as slices of a memory map; or decoded images, uint8
+            [H, W, 3], RGB, contiguous, which are cropped, resized and flipped in the same way.
+        views: The crops of each image; each view has the pixels that it would have alone.
+        in_files: Images to read from files; their payloads are empty. An image whose file cannot be read, or has
+            another CRC-32, is `Status.UNREAD`.
+        expected: int32 [N, 2], width and height for which each box was chosen, 0 if unknown. An image of another size
+            is `Status.WRONG_SIZE`.
+        seek_tables: bool [N], whether an image's seek table may be used, if it has one. Allow it only if it is known to
+            be made from this image: a forged table gives other pixels. None uses no table.
+        interpolation: The filter; all are antialiased.
+        oversampling: 0 decodes at full scale, which gives torchvision's pixels. n > 0 decodes a single view at the
+            smallest of the scales 1, 1/2, 1/4 and 1/8 at which both sides of the crop are still n times as long as
+            wanted. 2 saves a third of the time on photographs of 12 megapixels, and pixels differ by a few levels
+            (54 dB).
+        max_pixels: Larger images are `Status.TOO_LARGE` before memory is allocated for them, as are images that exceed
+            a limit derived from it (`formats.image_limits`).
+
+    Returns:
+        The images with a problem, by ascending index.
+
+    Raises:
+        ConfigError: An array has the wrong type or shape.
+        ShardflowError: There is no kernel.
     """
-    options = {"filter": FILTERS["bilinear"], "oversampling": 0}
-    return _decode(views, payloads, expected, seek_tables, max_pixels, in_files, **options)
-
-
-def _decode(
-    views: Sequence[View],
-    payloads: Sequence[Payload],
-    expected: NDArray[np.int32] | None,
-    seek_tables: NDArray[np.bool_] | None,
-    max_pixels: int,
-    in_files: Sequence[ImageInFile | None],
-    **options: int,
-) -> list[Problem]:
+    if interpolation not in FILTERS:
+        raise ConfigError(f"interpolation: expected one of {', '.join(FILTERS)}, found {interpolation!r}")
     count = len(payloads)
     _check_integers("expected", expected, count, 2)
     if seek_tables is not None and (seek_tables.dtype != np.bool_ or seek_tables.shape != (count,)):
@@ -221,7 +192,8 @@ def _decode(
             limits=binding.Limits(*limits(max_pixels)),
             count=count,
             **_layout(view, address),
-            **options,
+            filter=FILTERS[interpolation],
+            oversampling=oversampling,
         )
         for view in views
     ]
@@ -280,12 +252,6 @@ def _check_integers(name: str, array: NDArray[np.int32] | None, count: int, colu
         raise ConfigError(f"{name}: expected int32 [{count}, {columns}], found {array.dtype} {list(array.shape)}")
 
 
-def _filter(interpolation: Interpolation) -> int:
-    if interpolation not in FILTERS:
-        raise ConfigError(f"interpolation: expected one of {', '.join(FILTERS)}, found {interpolation!r}")
-    return FILTERS[interpolation]
-
-
 def decode_resized(
     payload: bytes | memoryview,
     out: NDArray[np.uint8],
@@ -296,18 +262,13 @@ def decode_resized(
 ) -> Problem | None:
     """Decode a whole JPEG and resize it, with antialiasing, to the size of `out`: uint8 [H, W, 3], RGB, contiguous.
 
-    It is for packing, so `oversampling` is on by default. Returns the problem of the image; raises as `decode_crops`.
+    It is for packing, so `oversampling` is on by default. Returns the problem of the image; raises as `decode_views`.
     """
     if out.ndim != 3 or out.shape[2] != 3 or not out.flags.c_contiguous:
         raise ConfigError(f"out: expected a contiguous uint8 [H, W, 3], found {out.dtype} {list(out.shape)}")
-    problems = decode_crops(
-        [payload],
-        None,
-        np.zeros(1, np.bool_),
-        out.transpose(2, 0, 1)[np.newaxis],
-        interpolation=interpolation,
-        oversampling=oversampling,
-        max_pixels=max_pixels,
+    view = View(boxes=None, flips=np.zeros(1, np.bool_), out=out.transpose(2, 0, 1)[np.newaxis])
+    problems = decode_views(
+        [payload], [view], interpolation=interpolation, oversampling=oversampling, max_pixels=max_pixels
     )
     return problems[0] if problems else None
 
@@ -328,7 +289,7 @@ def seek_table(payload: bytes | memoryview, *, max_pixels: int = MAX_PIXELS) -> 
     """Return the segment with a new seek table of a JPEG (`formats.seek_table`).
 
     None if the JPEG can have no table, because it is damaged or progressive, has restart markers or several scans, or
-    `decode_crops` cannot decode it; or if the table would exceed 1 % of the scan.
+    `decode_views` cannot decode it; or if the table would exceed 1 % of the scan.
     """
     return binding.thread_decoder().seek_table(payload, binding.Limits(*limits(max_pixels))) or None
 

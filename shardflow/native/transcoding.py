@@ -86,7 +86,7 @@ def transcode(
         quality: 1 … 100.
         subsampling: "4:4:4", "4:2:2" or "4:2:0", of the encoded image.
         with_seek_table: Write a seek table (`formats.seek_table`), if it is small enough.
-        max_pixels: As for `decode_crops`.
+        max_pixels: As for `decode_views`.
 
     Returns:
         The image, or its problem.

@@ -73,7 +73,7 @@ def crop(payload: bytes, box: tuple[int, int, int, int], *, fast: bool = True) -
     """Return the pixels of a part of an image as they are, [3, height, width]."""
     out = np.full((1, 3, box[3], box[2]), 9, np.uint8)
     with jpegs.decoder(fast=fast):
-        problems = native.decode_crops([payload], np.array([box], np.int32), np.zeros(1, np.bool_), out)
+        problems = native.decode_views([payload], [native.View(np.array([box], np.int32), np.zeros(1, np.bool_), out)])
     assert problems == []
     return out[0]
 
@@ -104,7 +104,7 @@ def test_fill_bytes_before_markers() -> None:
     assert len(filled) > len(payload) + 20
     out, everything = np.zeros((1, 3, HEIGHT, WIDTH), np.uint8), np.array([(0, 0, WIDTH, HEIGHT)], np.int32)
     with jpegs.decoder(fast=True) as made:
-        assert native.decode_crops([bytes(filled)], everything, np.zeros(1, np.bool_), out) == []
+        assert native.decode_views([bytes(filled)], [native.View(everything, np.zeros(1, np.bool_), out)]) == []
         assert made.faults == 0
     np.testing.assert_array_equal(out[0], crop(payload, (0, 0, WIDTH, HEIGHT)))
 
@@ -112,6 +112,6 @@ def test_fill_bytes_before_markers() -> None:
 def test_lossless_is_unsupported() -> None:
     """A lossless JPEG (SOF3) is for a general decoder; it is not corrupt."""
     out, box = np.zeros((1, 3, 4, 4), np.uint8), np.array([(0, 0, 4, 4)], np.int32)
-    (problem,) = native.decode_crops([huffman.lossless(16, 8)], box, np.zeros(1, np.bool_), out)
+    (problem,) = native.decode_views([huffman.lossless(16, 8)], [native.View(box, np.zeros(1, np.bool_), out)])
     assert problem.status == Status.UNSUPPORTED
     assert problem.message

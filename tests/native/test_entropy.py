@@ -23,7 +23,9 @@ def decode(payloads: list[bytes], boxes: list[tuple[int, int, int, int]], oversa
     """Decode a crop of each; returns pixels, problems, and how many images it took libjpeg-turbo to decode."""
     out, flips = np.full((len(payloads), 3, 16, 16), 9, np.uint8), np.zeros(len(payloads), np.bool_)
     with jpegs.decoder(**way) as made:
-        problems = native.decode_crops(payloads, np.array(boxes, np.int32), flips, out, oversampling=oversampling)
+        problems = native.decode_views(
+            payloads, [native.View(np.array(boxes, np.int32), flips, out)], oversampling=oversampling
+        )
         return out, problems, made.faults
 
 

@@ -30,7 +30,7 @@ def decode(
     """Decode the same crop of each; returns the pixels and the problems' kinds by index."""
     out = np.full((len(payloads), 3, 24, 24), 9, np.uint8)
     boxes = np.array([box] * len(payloads), np.int32)
-    problems = native.decode_crops(payloads, boxes, np.zeros(len(payloads), np.bool_), out)
+    problems = native.decode_views(payloads, [native.View(boxes, np.zeros(len(payloads), np.bool_), out)])
     assert all(problem.message for problem in problems)
     assert [problem.index for problem in problems] == sorted({problem.index for problem in problems})
     return out, {problem.index: problem.status for problem in problems}
@@ -142,8 +142,8 @@ def test_forged_dimensions(width: int, height: int) -> None:
 def test_pixel_limit() -> None:
     """`max_pixels` is the most that is allowed."""
     out, boxes, flips = np.zeros((1, 3, 8, 8), np.uint8), np.array([BOX], np.int32), np.zeros(1, np.bool_)
-    assert native.decode_crops([GOOD], boxes, flips, out, max_pixels=64 * 48) == []
-    (problem,) = native.decode_crops([GOOD], boxes, flips, out, max_pixels=64 * 48 - 1)
+    assert native.decode_views([GOOD], [native.View(boxes, flips, out)], max_pixels=64 * 48) == []
+    (problem,) = native.decode_views([GOOD], [native.View(boxes, flips, out)], max_pixels=64 * 48 - 1)
     assert problem.status == Status.TOO_LARGE
     assert "64 x 48" in problem.message
 
@@ -157,7 +157,7 @@ def test_limits_are_those_of_the_header_check(how: dict[str, object]) -> None:
     for _ in range(1500):
         data = jpegs.flipped(payload[: rng.choice((400, 650))], rng, rng.choice((1, 2, 3))) + payload[650:]
         most = rng.choice((64 * 48 - 1, 64 * 48, 64 * 48 * 10 // 9, 64 * 48 * 10 // 9 + 1, 10_000, 20_000))
-        problems = native.decode_crops([data], boxes, flips, out, max_pixels=most)
+        problems = native.decode_views([data], [native.View(boxes, flips, out)], max_pixels=most)
         status = problems[0].status if problems else None
         try:
             image_limits.check_image(data, most)
@@ -221,8 +221,8 @@ def test_crops_outside_the_image(box: tuple[int, int, int, int]) -> None:
 def test_windows_outside_the_resized_crop(resized: tuple[int, int, int, int]) -> None:
     """A window that is not inside the resized crop is that image's problem."""
     out, flips = np.full((1, 3, 24, 24), 9, np.uint8), np.zeros(1, np.bool_)
-    (problem,) = native.decode_crops(
-        [GOOD], np.array([BOX], np.int32), flips, out, resized=np.array([resized], np.int32)
+    (problem,) = native.decode_views(
+        [GOOD], [native.View(np.array([BOX], np.int32), flips, out, resized=np.array([resized], np.int32))]
     )
     assert problem.status == Status.BAD_BOX
 
@@ -234,7 +234,7 @@ def test_images_of_another_size_than_expected() -> None:
     for expected, wrong in (((64, 48), False), ((0, 0), False), ((48, 64), True), ((64, 49), True), ((6400, 48), True)):
         out = np.full((4, 3, 8, 8), 9, np.uint8)
         sizes = np.array([(64, 48), expected, (64, 48), expected], np.int32)
-        problems = native.decode_crops([GOOD, GOOD, GOOD, pixels], boxes, flips, out, expected=sizes)
+        problems = native.decode_views([GOOD, GOOD, GOOD, pixels], [native.View(boxes, flips, out)], expected=sizes)
         assert [(problem.index, problem.status) for problem in problems] == (
             [(1, Status.WRONG_SIZE), (3, Status.WRONG_SIZE)] if wrong else []
         )
@@ -304,11 +304,13 @@ def test_wrong_arrays() -> None:
         ((boxes, flips, read_only), "out"),
     ]:
         with pytest.raises(ConfigError, match=f"^{name}"):
-            native.decode_crops([GOOD], *arguments)
+            native.decode_views([GOOD], [native.View(*arguments)])
     with pytest.raises(ConfigError, match=r"^out"):
-        native.decode_crops([GOOD] * 2, boxes.repeat(2, 0), flips.repeat(2), np.broadcast_to(out, (2, 3, 8, 8)))
+        native.decode_views(
+            [GOOD] * 2, [native.View(boxes.repeat(2, 0), flips.repeat(2), np.broadcast_to(out, (2, 3, 8, 8)))]
+        )
     with pytest.raises(ConfigError, match=r"^interpolation"):
-        native.decode_crops([GOOD], boxes, flips, out, interpolation="nearest")  # type: ignore[arg-type]
+        native.decode_views([GOOD], [native.View(boxes, flips, out)], interpolation="nearest")  # type: ignore[arg-type]
     for pixels in [
         np.zeros((8, 8), np.uint8),
         np.zeros((8, 8, 4), np.uint8),
@@ -316,9 +318,10 @@ def test_wrong_arrays() -> None:
         np.zeros((8, 0, 3), np.uint8),
         np.zeros((8, 16, 3), np.uint8)[:, ::2],
     ]:
+        view = native.View(boxes.repeat(2, 0), flips.repeat(2), np.zeros((2, 3, 8, 8), np.uint8))
         with pytest.raises(ConfigError, match=r"^payload 1"):
-            native.decode_crops([GOOD, pixels], boxes.repeat(2, 0), flips.repeat(2), np.zeros((2, 3, 8, 8), np.uint8))  # type: ignore[list-item]
-    assert native.decode_crops([], np.zeros((0, 4), np.int32), np.zeros(0, np.bool_), out[:0]) == []
+            native.decode_views([GOOD, pixels], [view])  # type: ignore[list-item]
+    assert native.decode_views([], [native.View(np.zeros((0, 4), np.int32), np.zeros(0, np.bool_), out[:0])]) == []
 
 
 def test_a_crop_outside_of_pixels_is_a_problem_as_of_a_file() -> None:
@@ -326,7 +329,7 @@ def test_a_crop_outside_of_pixels_is_a_problem_as_of_a_file() -> None:
     pixels = np.full((48, 64, 3), 9, np.uint8)
     out = np.full((2, 3, 8, 8), 7, np.uint8)
     boxes = np.array([(0, 0, 64, 48), (1, 0, 64, 48)], np.int32)
-    (problem,) = native.decode_crops([pixels, pixels], boxes, np.zeros(2, np.bool_), out)
+    (problem,) = native.decode_views([pixels, pixels], [native.View(boxes, np.zeros(2, np.bool_), out)])
     assert (problem.index, problem.status) == (1, Status.BAD_BOX)
     assert (out[0] == 9).all()
     assert not out[1].any()

@@ -95,7 +95,9 @@ def test_every_libjpeg_is_used(path: str, fast: bool) -> None:
         out = np.empty((2, 3, 20, 30), np.uint8)
         with jpegs.decoder(fast=fast, kernel=kernel) as decoder:
             cut = payload[: len(payload) * 2 // 3]
-            problems = native.decode_crops([payload, cut], np.array([box] * 2, np.int32), np.zeros(2, np.bool_), out)
+            problems = native.decode_views(
+                [payload, cut], [native.View(np.array([box] * 2, np.int32), np.zeros(2, np.bool_), out)]
+            )
             header = decoder.read_header(payload)
         assert [(problem.index, problem.status) for problem in problems] == [(1, native.Status.TRUNCATED)]
         assert header == native.Header(64, 48, 1 if "mode" in how else 3, "progressive" in how)
@@ -178,7 +180,7 @@ binding._threads.decoder = binding.Decoder(kernel)
 digest = hashlib.sha256()
 for path in sys.argv[2:]:
     out, payload = np.zeros((3, 3, 20, 20), np.uint8), pathlib.Path(path).read_bytes()
-    assert native.decode_crops([payload] * 3, None, np.zeros(3, np.bool_), out) == []
+    assert native.decode_views([payload] * 3, [native.View(None, np.zeros(3, np.bool_), out)]) == []
     digest.update(out.tobytes())
 print(digest.hexdigest())
 """

@@ -47,7 +47,7 @@ def random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int, 
 def decode_one(payload: bytes, box: tuple[int, int, int, int], size: tuple[int, int], flip: bool) -> NDArray[np.uint8]:
     """Return the crop of one image, [3, height, width]; `size` is height, width."""
     out = empty(1, *size)
-    assert native.decode_crops([payload], np.array([box], np.int32), np.array([flip]), out) == []
+    assert native.decode_views([payload], [native.View(np.array([box], np.int32), np.array([flip]), out)]) == []
     return out[0]
 
 
@@ -103,9 +103,9 @@ def test_layouts_hold_the_same_pixels() -> None:
     boxes, flips = np.array([[3, 5, 70, 50]] * 3, np.int32), np.array([False, True, False])
     for height, width in itertools.product([1, 9], [*range(1, 36), 63, 64, 65]):
         planes = empty(5, height, width)
-        assert native.decode_crops(payloads, boxes, flips, planes[1:4]) == []
+        assert native.decode_views(payloads, [native.View(boxes, flips, planes[1:4])]) == []
         last = empty(5, height, width, channels_last=True)
-        assert native.decode_crops(payloads, boxes, flips, last[1:4]) == []
+        assert native.decode_views(payloads, [native.View(boxes, flips, last[1:4])]) == []
         np.testing.assert_array_equal(planes, last)
         assert (planes[[0, 4]] == 7).all()
 
@@ -123,7 +123,10 @@ def test_plain_loops_make_the_same_pixels() -> None:
             for fast in (True, False):
                 with jpegs.decoder(fast=fast):
                     out = empty(4, height, width, channels_last=channels_last)
-                    assert native.decode_crops(payloads, boxes, flips, out, interpolation=interpolation) == []
+                    assert (
+                        native.decode_views(payloads, [native.View(boxes, flips, out)], interpolation=interpolation)
+                        == []
+                    )
                     made.append(out)
             np.testing.assert_array_equal(*made)
 
@@ -141,7 +144,7 @@ def test_window_of_a_resize() -> None:
             for flip in (False, True):
                 out = empty(1, size, size)
                 window = np.array([[*new, left, top]], np.int32)
-                assert native.decode_crops([payload], None, np.array([flip]), out, resized=window) == []
+                assert native.decode_views([payload], [native.View(None, np.array([flip]), out, resized=window)]) == []
                 assert_close(out[0], (F.hflip(wanted) if flip else wanted).numpy())
 
 
@@ -187,9 +190,9 @@ def test_payloads_are_read_in_place() -> None:
         at += len(payload) + len(b"padding")
     boxes, flips = np.array([[1, 2, 40, 30]] * 3, np.int32), np.zeros(3, np.uint8)
     own, mapped, mixed = empty(3, 20, 20), empty(3, 20, 20), empty(3, 20, 20)
-    assert native.decode_crops(payloads, boxes, flips, own) == []
-    assert native.decode_crops(slices, boxes, flips, mapped) == []
-    assert native.decode_crops([payloads[0], slices[1], payloads[2]], boxes, flips, mixed) == []
+    assert native.decode_views(payloads, [native.View(boxes, flips, own)]) == []
+    assert native.decode_views(slices, [native.View(boxes, flips, mapped)]) == []
+    assert native.decode_views([payloads[0], slices[1], payloads[2]], [native.View(boxes, flips, mixed)]) == []
     np.testing.assert_array_equal(own, mapped)
     np.testing.assert_array_equal(own, mixed)
 
@@ -208,6 +211,6 @@ def test_pixels_are_cropped_like_the_file_they_come_from(kind: str) -> None:
             for channels_last in (False, True):
                 wanted = empty(8, *size, channels_last=channels_last)
                 found = empty(8, *size, channels_last=channels_last)
-                assert native.decode_crops([payload] * 8, boxes, flips, wanted) == []
-                assert native.decode_crops([pixels, payload] * 4, boxes, flips, found) == []
+                assert native.decode_views([payload] * 8, [native.View(boxes, flips, wanted)]) == []
+                assert native.decode_views([pixels, payload] * 4, [native.View(boxes, flips, found)]) == []
                 np.testing.assert_array_equal(found, wanted)

@@ -27,11 +27,9 @@ def decode(
     out = np.full((len(payloads), 3, 24, 24), 9, np.uint8)
     flips = np.zeros(len(payloads), np.bool_)
     with jpegs.decoder(fast=fast) as made:
-        found = native.decode_crops(
+        found = native.decode_views(
             payloads,
-            np.array(boxes, np.int32),
-            flips,
-            out,
+            [native.View(np.array(boxes, np.int32), flips, out)],
             seek_tables=np.full(len(payloads), tables),
             oversampling=oversampling,
         )

@@ -37,7 +37,7 @@ def alone(payloads: list[native.Payload], view: native.View) -> tuple[list[nativ
     """Return the problems of a view that is decoded by itself, and the view with its pixels."""
     channels_last = not view.out[0].flags.c_contiguous
     own = view._replace(out=empty(len(payloads), *view.out.shape[2:], channels_last=channels_last))
-    return native.decode_crops(payloads, own.boxes, own.flips, own.out, resized=own.resized), own
+    return native.decode_views(payloads, [own]), own
 
 
 @examples(120)
@@ -98,7 +98,7 @@ def test_images_of_different_sizes_are_what_they_are_alone(data: st.DataObject) 
     expected = np.full_like(out, 7)
     for index, (begin, width, height) in enumerate(places.tolist()):
         image = empty(1, height, width)
-        native.decode_crops(files[index : index + 1], None, flips[index : index + 1], image)
+        native.decode_views(files[index : index + 1], [native.View(None, flips[index : index + 1], image)])
         rows = image[0].reshape(3, height // (patch or height), patch or height, width // (patch or width), -1)
         expected[begin : begin + image.size] = rows.transpose(1, 3, 0, 2, 4).reshape(-1)
     np.testing.assert_array_equal(out, expected)
