@@ -106,12 +106,28 @@ def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callabl
     return decorate
 
 
-def check_callable(name: str, value: Any) -> None:
-    """Check that an optional argument is None or callable, and not a class that was not instantiated."""
+def check_callable(name: str, value: Any, gets: str = "") -> None:
+    """Check that an optional argument is None or callable, and not a class that was not instantiated.
+
+    If it is called with one argument, `gets` describes that, and the value's signature must take it.
+    """
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be callable, found {value!r}")
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
         raise ConfigError(f"{name} must be an instance, such as {value.__name__}(), found the class")
+    if value is not None and gets and (signature := _signature(value)) is not None:
+        try:
+            signature.bind(None)
+        except TypeError:
+            raise ConfigError(f"{name} gets one argument, {gets}; found one that takes {signature}") from None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function; None for builtins without one."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
 
 
 def size_in_bytes(size: int | str) -> int:

@@ -448,7 +448,8 @@ def _check_callables(transform: Transforms, batch_transform: object) -> None:
     if any(isinstance(each, WholeSample) for each in (batch_transform, *listed)):
         raise ConfigError("WholeSample takes all views and fields of a sample: pass it as transform=, not in a list")
     for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
-        check_callable(name, value)
+        image = "the image, or a dict of fields as WholeSample(transform)" if name == "transform" else ""
+        check_callable(name, value, image)
         if type(value).__module__.startswith("shardflow.device."):
             raise ConfigError(
                 f"{type(value).__name__} runs on the device: pass it to device.Prefetcher(transforms=...), not as "

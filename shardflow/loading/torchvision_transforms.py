@@ -1,7 +1,7 @@
-"""Transforms of torchvision that cannot take a decoded image, refused before workers start.
+"""Transforms of torchvision that cannot convert a decoded image, refused before workers start.
 
-Only transforms that certainly fail are refused: after a transform of another package, the input type is unknown.
-Classes are recognised by name, so that torchvision need not be imported.
+Only transforms that certainly fail, or convert nothing, are refused: after a transform of another package, the input
+type is unknown. Classes are recognised by name, so that torchvision need not be imported.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
                     f"{name} of torchvision.transforms takes only an image, and with {annotated[0]!r} among the "
                     "fields a transform gets a dict; use the one of torchvision.transforms.v2"
                 )
-            if is_v1 and name in ("PILToTensor", "ToTensor"):
+            if name == "ToTensor" or (is_v1 and name == "PILToTensor"):  # v2's leaves tensors as they are
                 raise ConfigError(
-                    f"{name} of torchvision.transforms takes PIL images, and images come as uint8 tensors [3, H, W]: "
-                    f"leave it out, and for floats write {_FLOATS}"
+                    f"{name} converts PIL images, and images come as uint8 tensors [3, H, W]: leave it out, and for "
+                    f"floats write {_FLOATS}"
                 )
             if name == "Normalize":
                 raise ConfigError(f"Normalize takes floats, and images come as uint8 tensors: write {_FLOATS}")

@@ -38,7 +38,7 @@ class WholeSample:
     def __init__(
         self, transform: Callable[[dict[str, Any]], dict[str, Any]], returns: Sequence[str] | None = None
     ) -> None:
-        check_callable("transform", transform)
+        check_callable("transform", transform, "the dict of a sample's fields")
         is_list = isinstance(returns, Sequence) and not isinstance(returns, str) and len(returns) > 0
         if returns is not None and not (
             is_list and all(isinstance(name, str) for name in returns) and len(set(returns)) == len(returns)

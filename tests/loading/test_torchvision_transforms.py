@@ -49,6 +49,16 @@ def test_transforms_that_fail(name: str) -> None:
             transform(torch.zeros(3, 8, 8, dtype=torch.uint8))
 
 
+def test_a_conversion_to_floats_that_does_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    """v2's ToTensor, which makes floats of PIL images only, is refused unless it gets these."""
+    to_tensor = v2.ToTensor()
+    assert to_tensor(torch.zeros(3, 8, 8, dtype=torch.uint8)).dtype == torch.uint8
+    with pytest.raises(ConfigError, match=r"ToTensor.*uint8 tensors.*v2\.ToDtype"):
+        refuse_unfit(Image(), v2.Compose([v2.ColorJitter(0.1), to_tensor]), ())
+    refuse_unfit(Image(), v2.Compose([v2.ToPILImage(), to_tensor]), ())
+    assert "deprecated" in str(recwarn.pop().message)
+
+
 def test_transforms_that_work() -> None:
     """What may work is not refused; and it does work."""
     for transform in WORK:

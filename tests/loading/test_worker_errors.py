@@ -148,6 +148,14 @@ def test_a_transform_of_pictures_is_told_what_it_gets(dataset: Path, transform: 
     assert images.dtype == torch.float32
 
 
+def test_a_transform_of_image_and_label_is_refused(dataset: Path) -> None:
+    """A transform that needs two arguments is an error when the loader is made, and the message says what it gets."""
+    with pytest.raises(ConfigError, match=r"gets one argument, the image.*WholeSample.*takes \(image, label\)"):
+        loader(dataset, transform=lambda image, label: (image, label))
+    with pytest.raises(ConfigError, match=r"gets one argument, the dict .* takes \(left, right\)"):
+        shardflow.annotations.WholeSample(lambda left, right: left | right)  # type: ignore[arg-type, misc]
+
+
 def test_errors_that_pickle_cannot_copy_arrive_too() -> None:
     """An error keeps its type, attributes and cause where that is possible; else it is a RuntimeError with its text."""
 
