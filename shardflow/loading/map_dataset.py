@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from shardflow._validation import check_integer
 from shardflow._wording import plural
-from shardflow.dataset.class_labels import single_classes
+from shardflow.dataset.class_labels import read_labels, single_classes
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 
@@ -35,7 +35,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         split: The split; `split[i]` are the undecoded parts of a sample.
         classes: The class names, label 0 first; empty without labels.
         class_to_idx: Class name → label.
-        targets: The label of each sample.
+        targets: The label of each sample: an int; or, if some samples have none or several, a tuple for each.
     """
 
     def __init__(
@@ -83,11 +83,15 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         return decoded.images[0], labels[0] if part == CLASS_PART and labels else labels
 
     @functools.cached_property
-    def targets(self) -> list[int]:
-        """The label of each sample; -1 for a sample with none or several."""
-        chosen = slice(self._samples) if self._chosen is None else self._chosen
-        labels: list[int] = single_classes(self.split, len(self.classes))[chosen].tolist()
-        return labels
+    def targets(self) -> list[int] | list[tuple[int, ...]]:
+        """The label of each sample; if some have none or several, the labels of each as a tuple."""
+        chosen = np.arange(self._samples) if self._chosen is None else self._chosen
+        labels = single_classes(self.split, len(self.classes))[chosen]
+        if (labels >= 0).all():
+            numbers: list[int] = labels.tolist()
+            return numbers
+        several = [*read_labels(self.split, len(self.classes))]
+        return [several[number] for number in chosen.tolist()]
 
     def __repr__(self) -> str:
         return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {plural(len(self), 'sample')}"

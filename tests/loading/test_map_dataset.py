@@ -57,12 +57,12 @@ def test_classes_are_torchvisions(tmp_path: Path) -> None:
 
 
 def test_labels_of_other_kinds(tmp_path: Path) -> None:
-    """Samples of several classes have a tuple, samples without labels None."""
-    several = [("a", {"jpg": jpeg(0), "labels.json": b"[0, 2]"})]
+    """Samples of several classes have a tuple, samples without labels None; `targets` has no number that is none."""
+    several = [("a", {"jpg": jpeg(0), "labels.json": b"[0, 2]"}), ("b", {"jpg": jpeg(1), "labels.json": b"[1]"})]
     url = write_dataset(tmp_path / "several", {"train": [several]}, classes=("x", "y", "z"))
     loader = shardflow.Loader(url, batch_size=1, num_workers=0)
-    assert loader.dataset[0][1] == (0, 2)
+    assert [loader.dataset[0][1], loader.dataset[1][1]] == loader.dataset.targets == [(0, 2), (1,)]
     assert loader.fields == ("image", "labels")
     bare = shardflow.Loader(make_dataset(tmp_path / "bare", [2], labelled=False), batch_size=1, num_workers=0)
-    assert bare.dataset[0][1] is None
+    assert (bare.dataset[0][1], bare.dataset.targets) == (None, [(), ()])
     assert bare.classes == []
