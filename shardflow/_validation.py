@@ -94,7 +94,8 @@ def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callabl
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
             if len(args) > len(unnamed):
                 named = ", ".join(f"{name}=" for name in own if name not in unnamed)
-                raise ConfigError(f"write the name of each argument after {unnamed[-1]!r}: one of {named}")
+                after = f" after {unnamed[-1]!r}" if unnamed[-1] != "self" else ""
+                raise ConfigError(f"write the name of each argument{after}: one of {named}")
             for name in kwargs:
                 if name not in own:
                     why = f"; {elsewhere[name]}" if name in elsewhere else did_you_mean(name, own)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardflow._validation import check_integer, check_probability, check_range
+from shardflow._validation import check_integer, check_probability, check_range, explain_unknown_arguments
 from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.geometry.crops import Crops, Sizes
@@ -16,6 +16,9 @@ from shardflow.order import keyed_rng
 from shardflow.order.keyed_rng import U64
 
 from .crop_decoder import CropDecoder
+
+_TORCHVISION = {"interpolation": "resizing is bilinear", "antialias": "resizing is always antialiased"}
+NO_FLIP = "it flips no image; add v2.RandomHorizontalFlip as transform, or use RandomResizedCrop"
 
 
 class RandomResizedCrop(CropDecoder):
@@ -37,6 +40,7 @@ class RandomResizedCrop(CropDecoder):
         ConfigError: A value is out of its range.
     """
 
+    @explain_unknown_arguments(_TORCHVISION)
     def __init__(
         self,
         size: int | Mapping[int, int] = 224,
@@ -85,6 +89,7 @@ class CenterCrop(CropDecoder):
         ConfigError: A value is out of its range.
     """
 
+    @explain_unknown_arguments({**_TORCHVISION, "hflip": NO_FLIP})
     def __init__(self, size: int = 224, *, resize: int | None = None, max_pixels: int = MAX_PIXELS) -> None:
         self.size = check_integer("size", size)
         self.resize = math.ceil(size * 8 / 7) if resize is None else check_integer("resize", resize)
@@ -120,6 +125,7 @@ class Cover(CropDecoder):
 
     needs_shape = True
 
+    @explain_unknown_arguments(_TORCHVISION)
     def __init__(self, *, random: bool = True, hflip: float = 0.5, max_pixels: int = MAX_PIXELS) -> None:
         self.random, self.hflip = bool(random), check_probability("hflip", hflip)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)

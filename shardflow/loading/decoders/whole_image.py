@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_integer, explain_unknown_arguments
 from shardflow.errors import SampleError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.geometry.crops import Crops, Sizes
@@ -14,6 +14,7 @@ from shardflow.order.keyed_rng import U64
 
 from .decoder import Decoder, Failures, Images, Payloads, Plan
 from .pixels import PixelSource, decode_image, jpeg_decoder
+from .standard_crops import NO_FLIP
 
 
 class Image(Decoder):
@@ -38,6 +39,7 @@ class Image(Decoder):
 
     keeps_sizes = True
 
+    @explain_unknown_arguments({"hflip": NO_FLIP})
     def __init__(
         self,
         *,
