@@ -100,13 +100,13 @@ BUDGET = {
     "formats": 3470,
     "geometry": 450,
     "interop": 610,
-    "loading": 7180,
+    "loading": 7190,
     "native": 5920,
     "order": 2210,
     "packing": 8310,
     "preview": 1250,
     "storage": 4640,
-    "": 1280,
+    "": 1290,
 }
 """Lines of each room, C included; "" stands for the files at the top. 50 more pass, so that a small change needs no new
 number. A commit that raises one says why."""
