@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
-from shardflow import native
 from shardflow.errors import DeadlineError, FormatError, IntegrityError, StoreError
 from shardflow.formats import shard_index
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import Shard
 from shardflow.formats.tar_members import Member
+from shardflow.native.binding import ImageInFile
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
 from shardflow.storage.local_files import is_shared, map_os_errors
 from shardflow.storage.retry import one_wait
@@ -123,7 +123,7 @@ class OpenShard:
         file = self._file
         again = partial(read, parts, image)
         owners = file, *parts.values()
-        in_file = native.ImageInFile(file.descriptor, begin, end - begin, places, part_bytes, again, owners)
+        in_file = ImageInFile(file.descriptor, begin, end - begin, places, part_bytes, again, owners)
         return Sample(parts, image_size, self._number, record, self._url, self.key, in_file=in_file)
 
     def key(self, record: int) -> str:

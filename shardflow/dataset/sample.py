@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardflow import native
 from shardflow.errors import DecodeError, IntegrityError, ShardflowError
+from shardflow.native.binding import ImageInFile
 
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
 
@@ -25,7 +25,7 @@ class Sample:
     url: str  # of the shard, for messages
     key_source: str | Callable[[int], str]  # its key, or a function that reads the key of a record
     has_table: bool = False  # whether its seek table was made by packing, and may be used
-    in_file: native.ImageInFile | None = None  # the place of its image, if the kernel reads it and fills in other parts
+    in_file: ImageInFile | None = None  # the place of its image, if the kernel reads it and fills in other parts
 
     @property
     def key(self) -> str:

@@ -34,31 +34,8 @@ from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS, limits
 
 from . import binding
-from .binding import FILTERS, Header, ImageInFile, Payload, Problem, Status
-from .transcoding import SAMPLINGS, TRANSCODING, Interpolation, transcode
-
-__all__ = [
-    "COLOUR_TABLES",
-    "MATRIX_BITS",
-    "SAMPLINGS",
-    "TRANSCODING",
-    "Header",
-    "ImageInFile",
-    "Interpolation",
-    "Payload",
-    "Problem",
-    "Status",
-    "View",
-    "available",
-    "convert_colours",
-    "decode_resized",
-    "decode_views",
-    "describe",
-    "read_header",
-    "seek_table",
-    "transcode",
-    "version",
-]
+from .binding import FILTERS, Header, ImageInFile, Payload, Problem
+from .transcoding import Interpolation
 
 _MOST_SIDE = 65_500  # MAX_DIMENSION
 

@@ -30,12 +30,13 @@ from shardflow.formats import seek_table
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import PACKED_TYPES, ImageType, type_named
 from shardflow.formats.manifest import Manifest
+from shardflow.native.transcoding import SAMPLINGS, TRANSCODING, Interpolation
 
 from .image.encoded_image import Geometry, Size, Window, upright_size
 
 logger = logging.getLogger(__name__)
 
-Filter = native.Interpolation
+Filter = Interpolation
 FILTERS: dict[Filter, Image.Resampling] = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -88,7 +89,7 @@ _FORMAT = _known(
 )
 _LOSSY = tuple(name for name, kind in PACKED_TYPES.items() if kind.is_lossy)
 _QUALITY = _known("JPEG or WebP quality, 1 to 100.  [default: preset]", most=100, encoders=_LOSSY)
-_SUBSAMPLING = _known("JPEG chroma subsampling.  [default: preset]", tuple(native.SAMPLINGS), encoders=("jpeg",))
+_SUBSAMPLING = _known("JPEG chroma subsampling.  [default: preset]", tuple(SAMPLINGS), encoders=("jpeg",))
 _TABLES = _known("JPEGs that get a seek table.  [default: encoded]", ("encoded", "all", "none"))
 _PIXELS = _known(f"Largest image that is decoded, in pixels.  [default: {MAX_PIXELS:,}]", is_further=True)
 
@@ -294,6 +295,6 @@ _LIBRARIES = {
 def codec_versions() -> dict[str, str]:
     """Return the version of each library; "none" if Pillow lacks it."""
     found = {library: next(filter(None, map(features.version, names)), "none") for library, names in _LIBRARIES.items()}
-    transcoding = native.TRANSCODING if native.available() else "none"
+    transcoding = TRANSCODING if native.available() else "none"
     versions = {"pillow": PIL.__version__, **found, **PLUGIN_VERSIONS}
     return {**versions, "kernel": native.version(), "transcoding": transcoding, "colours": CONVERSION}

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardflow import native
-from shardflow.native import Status
+from shardflow.native.binding import Status
 from tests.helpers import huffman, jpegs
 
 WIDTH, HEIGHT = 150, 101

@@ -14,7 +14,7 @@ from PIL import Image
 
 from shardflow import native
 from shardflow.formats import seek_table
-from shardflow.native.transcoding import SAMPLINGS, Transcoded
+from shardflow.native.transcoding import SAMPLINGS, Transcoded, transcode
 from tests.helpers import jpegs
 from tests.helpers.examples import examples
 
@@ -79,7 +79,7 @@ def test_bytes_are_those_of_libjpeg(
     how: dict[str, Any] = {"stored": size, "resized": size, "orientation": 1, "window": (0, 0, *size)}
     how |= {"interpolation": "bicubic", "quality": quality, "subsampling": subsampling}
     with jpegs.decoder(fast=fast):
-        made, with_table = (native.transcode(source, **how, with_seek_table=wanted) for wanted in (False, True))
+        made, with_table = (transcode(source, **how, with_seek_table=wanted) for wanted in (False, True))
         assert isinstance(made, Transcoded)
         assert isinstance(with_table, Transcoded)
         planes = planes_of(source).copy()
@@ -96,6 +96,6 @@ def test_memory_grows_with_the_data() -> None:
         source = save(draw("extremes", 1, *size), quality=100, subsampling="4:4:4")
         how: dict[str, Any] = {"stored": size, "resized": size, "orientation": 1, "window": (0, 0, *size)}
         how |= {"interpolation": "bicubic", "quality": 100, "subsampling": "4:4:4", "with_seek_table": False}
-        made = native.transcode(source, **how)
+        made = transcode(source, **how)
         assert isinstance(made, Transcoded)
         assert made.image == save(planes_of(source), quality=100, subsampling="4:4:4")

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardflow import native
+from shardflow.native.binding import Problem, Status
 from tests.helpers import huffman, jpegs
 from tests.helpers.examples import examples
 
-Found = tuple[NDArray[np.uint8], list[native.Problem], int]
+Found = tuple[NDArray[np.uint8], list[Problem], int]
 
 
 def decode(payloads: list[bytes], boxes: list[tuple[int, int, int, int]], oversampling: int = 0, **way: bool) -> Found:
@@ -186,7 +187,7 @@ def test_restart_markers() -> None:
         payload[:at] + b"between" + payload[at:],
     ):
         _, problems, faults = assert_same([broken], boxes[:1])
-        assert [problem.status for problem in problems] == [native.Status.DAMAGED]
+        assert [problem.status for problem in problems] == [Status.DAMAGED]
         assert faults == 1
 
 

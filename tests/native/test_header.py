@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import DecodeError
-from shardflow.native import Header
+from shardflow.native.binding import Header
 from tests.helpers import jpegs
 from tests.helpers.examples import examples
 from tests.native.test_entropy import assert_same

@@ -17,7 +17,7 @@ from PIL import Image
 from shardflow import native
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats import image_limits
-from shardflow.native import Status
+from shardflow.native.binding import Header, Status
 from tests.helpers import jpegs
 
 BOX = (5, 7, 50, 30)
@@ -282,9 +282,9 @@ def test_memory_does_not_grow() -> None:
 def test_headers() -> None:
     """A header says the size, the components and whether the image is progressive."""
     found = native.read_header(jpegs.make(0, 63, 47, progressive=True))
-    assert found == native.Header(width=63, height=47, components=3, progressive=True)
+    assert found == Header(width=63, height=47, components=3, progressive=True)
     grey = native.read_header(memoryview(jpegs.make(0, 1, 1, mode="L")))
-    assert grey == native.Header(width=1, height=1, components=1, progressive=False)
+    assert grey == Header(width=1, height=1, components=1, progressive=False)
 
 
 def test_wrong_arrays() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardflow import native
+from shardflow.native.binding import ImageInFile, Problem, Status
 from tests.helpers import jpegs
 
 LABEL, GAP = b"17", 5
@@ -25,9 +26,9 @@ class Samples:
     path: Path
     offsets: list[int]
     memory: list[bytearray]
-    places: list[native.ImageInFile]
+    places: list[ImageInFile]
 
-    def decode(self) -> tuple[list[native.Problem], np.ndarray]:
+    def decode(self) -> tuple[list[Problem], np.ndarray]:
         """Return the problems and the pixels of all images, of which the last is in memory."""
         out = np.full((len(IMAGES), 3, 20, 30), 7, np.uint8)
         view = native.View(None, np.array([False, True, False, True]), out)
@@ -52,9 +53,7 @@ def samples(tmp_path: Path) -> Iterator[Samples]:
             at += len(image)
             size = len(LABEL) + len(image)
             read = memoryview(image).toreadonly
-            places.append(
-                native.ImageInFile(file.fileno(), offsets[-1], at - offsets[-1], parts, size, read, (file, copied))
-            )
+            places.append(ImageInFile(file.fileno(), offsets[-1], at - offsets[-1], parts, size, read, (file, copied)))
             memory.append(copied)
         yield Samples(path, offsets, memory, places)
 
@@ -82,7 +81,7 @@ def test_a_changed_byte_is_found(samples: Samples, at: int) -> None:
     data[samples.offsets[1] + at] ^= 1
     samples.path.write_bytes(data)
     problems, out = samples.decode()
-    assert [(problem.index, problem.status) for problem in problems] == [(1, native.Status.UNREAD)]
+    assert [(problem.index, problem.status) for problem in problems] == [(1, Status.UNREAD)]
     assert not out[1].any()
     np.testing.assert_array_equal(out[[0, 2, 3]], from_memory()[[0, 2, 3]])
 
@@ -99,11 +98,11 @@ def test_a_file_that_ends_too_early(samples: Samples) -> None:
     """What a file does not hold is unread."""
     samples.path.write_bytes(samples.path.read_bytes()[: samples.offsets[2] + 200])
     problems, out = samples.decode()
-    assert [(problem.index, problem.status) for problem in problems] == [(2, native.Status.UNREAD)]
+    assert [(problem.index, problem.status) for problem in problems] == [(2, Status.UNREAD)]
     assert not out[2].any()
 
 
 def test_a_file_that_cannot_be_read(samples: Samples) -> None:
     """An error of the system is a problem of its image."""
     samples.places[0].descriptor = -1
-    assert [(problem.index, problem.status) for problem in samples.decode()[0]] == [(0, native.Status.UNREAD)]
+    assert [(problem.index, problem.status) for problem in samples.decode()[0]] == [(0, Status.UNREAD)]

@@ -12,6 +12,7 @@ import pytest
 
 from shardflow import native
 from shardflow.native import binding
+from shardflow.native.binding import Header, Status
 from tests.helpers import jpegs
 
 HERE = Path(native.__file__).parent
@@ -99,8 +100,8 @@ def test_every_libjpeg_is_used(path: str, fast: bool) -> None:
                 [payload, cut], [native.View(np.array([box] * 2, np.int32), np.zeros(2, np.bool_), out)]
             )
             header = decoder.read_header(payload)
-        assert [(problem.index, problem.status) for problem in problems] == [(1, native.Status.TRUNCATED)]
-        assert header == native.Header(64, 48, 1 if "mode" in how else 3, "progressive" in how)
+        assert [(problem.index, problem.status) for problem in problems] == [(1, Status.TRUNCATED)]
+        assert header == Header(64, 48, 1 if "mode" in how else 3, "progressive" in how)
         wanted = jpegs.reference(payload, box, (20, 30), False)
         assert np.abs(out[0].astype(int) - wanted.astype(int)).max() <= 1
 

@@ -15,6 +15,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
 
 from shardflow import native
+from shardflow.native.transcoding import Interpolation
 from tests.helpers import jpegs
 from tests.helpers.examples import examples
 
@@ -149,7 +150,7 @@ def test_window_of_a_resize() -> None:
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
-def test_resized_images_equal_pillows(interpolation: native.Interpolation) -> None:
+def test_resized_images_equal_pillows(interpolation: Interpolation) -> None:
     """At full scale a resized image is Pillow's with the same filter, within two levels (its weights are finer)."""
     filters = {
         "bilinear": Image.Resampling.BILINEAR,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shardflow import native
 from shardflow.formats import seek_table
+from shardflow.native.binding import Problem, Status
 from tests.helpers import huffman, jpegs
 from tests.helpers.examples import examples
 from tests.helpers.seek_tables import read, shifted, table_of, with_sum
@@ -22,7 +23,7 @@ Box = tuple[int, int, int, int]
 
 def decode(
     payloads: list[bytes], boxes: list[Box], *, fast: bool = True, oversampling: int = 0, tables: bool = True
-) -> tuple[NDArray[np.uint8], list[native.Problem], int]:
+) -> tuple[NDArray[np.uint8], list[Problem], int]:
     """Decode a crop of each; returns pixels, problems, and how many images it took libjpeg-turbo to decode."""
     out = np.full((len(payloads), 3, 24, 24), 9, np.uint8)
     flips = np.zeros(len(payloads), np.bool_)
@@ -190,7 +191,7 @@ def test_what_a_table_is_checked_for() -> None:
         assert found[1:] == ([], 0)
         np.testing.assert_array_equal(found[0], wanted[0])
     cut = seek_table.insert(jpeg, segment)[:-20]
-    assert [problem.status for problem in decode([cut], boxes)[1]] == [native.Status.TRUNCATED]
+    assert [problem.status for problem in decode([cut], boxes)[1]] == [Status.TRUNCATED]
 
 
 def test_damage() -> None:
@@ -202,7 +203,7 @@ def test_damage() -> None:
     payload[middle : middle + 2] = b"\xff\xd9"
     boxes = [(0, 0, 300, 200), (10, 60, 280, 90), (0, 160, 300, 40)]
     pixels, problems, faults = decode([bytes(payload)] * 3, boxes)
-    assert [(problem.index, problem.status) for problem in problems] == [(at, native.Status.DAMAGED) for at in (0, 1)]
+    assert [(problem.index, problem.status) for problem in problems] == [(at, Status.DAMAGED) for at in (0, 1)]
     assert faults == 2
     np.testing.assert_array_equal(pixels[:2], decode([bytes(payload)] * 2, boxes[:2], fast=False)[0])
     np.testing.assert_array_equal(pixels[2], decode([jpeg], boxes[2:])[0][0])

@@ -18,7 +18,8 @@ from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual 
 
 from shardflow import native
 from shardflow.errors import ConfigError
-from shardflow.native import Problem, Status, binding
+from shardflow.native import binding, transcoding
+from shardflow.native.binding import Problem, Status
 from shardflow.native.transcoding import SAMPLINGS, Transcoded
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import make_recipe
@@ -35,7 +36,7 @@ def transcode(payload: bytes, size: tuple[int, int], **how: Any) -> Transcoded |
     stored = Image.open(io.BytesIO(payload)).size
     upright = size if how.get("orientation", 1) < 5 else size[::-1]
     options = {"stored": stored, "resized": size, "orientation": 1, "window": (0, 0, *upright), **HOW, **how}
-    return native.transcode(payload, **options)
+    return transcoding.transcode(payload, **options)
 
 
 def turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
@@ -163,14 +164,14 @@ def test_hostile_bytes() -> None:
     rng = random.Random(11)
     payloads = [jpegs.make(1, 64, 48, quality=70, **how) for how in (*KINDS.values(), {"optimize": True})]
     stored = {"stored": (64, 48), "resized": (30, 22), "orientation": 6, "window": (2, 3, 21, 29), **HOW}
-    wanted, problems = native.transcode(GOOD, **stored), 0
+    wanted, problems = transcoding.transcode(GOOD, **stored), 0
     for _ in range(100):
         for payload in payloads:
             damaged = jpegs.flipped(payload, rng, rng.choice((1, 1, 2, 8)))[: rng.choice((None, rng.randrange(2000)))]
-            made = native.transcode(damaged, **stored)
+            made = transcoding.transcode(damaged, **stored)
             problems += isinstance(made, Problem)
             assert isinstance(made, Transcoded) or made.message
-        assert native.transcode(GOOD, **stored) == wanted
+        assert transcoding.transcode(GOOD, **stored) == wanted
     assert problems > 150
 
 
@@ -179,7 +180,7 @@ def test_every_truncation() -> None:
     stored = {"stored": (64, 48), "resized": (20, 20), "orientation": 1, "window": (0, 0, 20, 20), **HOW}
     for payload in (GOOD, jpegs.make(1, progressive=True), jpegs.make(1, mode="L")):
         for end in range(0, len(payload), 7):
-            made = native.transcode(payload[: end or None], **stored)
+            made = transcoding.transcode(payload[: end or None], **stored)
             assert isinstance(made, Problem) == (end > 0)
 
 
@@ -246,7 +247,7 @@ def test_bytes_are_frozen(
 ) -> None:
     """The bytes that the kernel makes of a JPEG are these: with every version of libjpeg-turbo, compiler and processor.
 
-    When they change, `native.TRANSCODING` has to, so that no dataset is resumed or extended with others.
+    When they change, `transcoding.TRANSCODING` has to, so that no dataset is resumed or extended with others.
     """
     x, y = np.meshgrid(*(np.arange(side) for side in size))
     bands = [x * (3 + c) // 4 + y // (1 + c) + (x // 9 ^ y // 7) % 5 * 11 + x * y * (7 + c) % 13 for c in range(3)]

@@ -14,6 +14,7 @@ from PIL import Image
 from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.formats import seek_table
+from shardflow.native.binding import Payload, Problem, Status
 from tests.helpers import jpegs
 from tests.helpers.examples import examples
 from tests.native.test_pixels import KINDS, empty
@@ -33,7 +34,7 @@ def views_of(draw: st.DrawFn, width: int, height: int, count: int) -> native.Vie
     return native.View(np.array(boxes, np.int32), flips, out, np.array(resized, np.int32))
 
 
-def alone(payloads: list[native.Payload], view: native.View) -> tuple[list[native.Problem], native.View]:
+def alone(payloads: list[Payload], view: native.View) -> tuple[list[Problem], native.View]:
     """Return the problems of a view that is decoded by itself, and the view with its pixels."""
     channels_last = not view.out[0].flags.c_contiguous
     own = view._replace(out=empty(len(payloads), *view.out.shape[2:], channels_last=channels_last))
@@ -50,7 +51,7 @@ def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
     if data.draw(st.booleans()) and (segment := native.seek_table(encoded)) is not None:
         encoded = seek_table.insert(encoded, segment)
     pixels = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
-    payloads: list[native.Payload] = data.draw(st.sampled_from([[encoded], [encoded, pixels], [pixels, encoded]]))
+    payloads: list[Payload] = data.draw(st.sampled_from([[encoded], [encoded, pixels], [pixels, encoded]]))
     views = [data.draw(views_of(width, height, len(payloads))) for _ in range(data.draw(st.integers(1, 4)))]
     assert native.decode_views(payloads, views, seek_tables=np.ones(len(payloads), np.bool_)) == []
     for view in views:
@@ -69,7 +70,7 @@ def test_damaged_images_are_black_in_every_view(data: st.DataObject) -> None:
     views = [data.draw(views_of(90, 70, 3)) for _ in range(2)]
     problems = native.decode_views([whole, damaged, whole], views)
     assert [problem.index for problem in problems] in ([], [1])
-    failed = bool(problems) and problems[0].status is not native.Status.DAMAGED
+    failed = bool(problems) and problems[0].status is not Status.DAMAGED
     for view in views:
         _, own = alone([whole, damaged, whole], view)
         np.testing.assert_array_equal(view.out[[0, 2]], own.out[[0, 2]])
@@ -85,7 +86,7 @@ def test_images_of_different_sizes_are_what_they_are_alone(data: st.DataObject) 
     """Each is written to its place, whole or patch by patch, a damaged one as zeros, and nothing elsewhere."""
     patch = data.draw(st.sampled_from([0, 1, 3, 8, 14, 16, 19]))
     grids = data.draw(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3))
-    files: list[native.Payload] = [jpegs.make(0, 60, 45, **KINDS["4:2:0"]) for _ in grids]
+    files: list[Payload] = [jpegs.make(0, 60, 45, **KINDS["4:2:0"]) for _ in grids]
     if is_damaged := data.draw(st.booleans()):
         files[-1] = b"nothing"
     flips = np.array([data.draw(st.booleans()) for _ in grids])

@@ -11,6 +11,7 @@ import torch
 from shardflow import native
 from shardflow.errors import ConfigError, IntegrityError, SampleError
 from shardflow.geometry.crops import Crops, Sizes
+from shardflow.native.binding import Problem, Status
 
 from .decoder import Decoder, Failures, Images, Payloads, Plan, as_views
 from .pixels import (
@@ -72,7 +73,7 @@ class CropDecoder(Decoder):
                 if found := self._decode_views(alone, its_crops, its_images):
                     failures[index] = found[0]
                 continue
-            if problem is not None and problem.status is native.Status.WRONG_SIZE and payloads.sizes[index].all():
+            if problem is not None and problem.status is Status.WRONG_SIZE and payloads.sizes[index].all():
                 # The index is wrong: the header decides.
                 alone = replace(payloads[row], sizes=np.zeros_like(payloads.sizes[row]))
                 if found := self._decode_views(alone, its_crops, its_images):
@@ -136,7 +137,7 @@ def check_crop_decoder(name: str, decoder: object) -> None:
 
 def decode_in_kernel(
     payloads: Payloads, sizes: Sizes, views: list[native.View], max_pixels: int
-) -> dict[int, native.Problem | None]:
+) -> dict[int, Problem | None]:
     """Decode `views` with the native kernel; return the images that remain, each with the kernel's reason or None."""
     if not views or not native.available():
         return dict.fromkeys(range(len(payloads)))
@@ -150,9 +151,9 @@ def decode_in_kernel(
         max_pixels=max_pixels,
     )
     # The crop of a JPEG of unknown size was planned for an image of 1 x 1.
-    remaining: dict[int, native.Problem | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
+    remaining: dict[int, Problem | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
     # Corrupt data that still decodes is accepted, as by torchvision and Pillow: its CRC shows that it was packed so.
-    remaining |= {found.index: found for found in problems if found.status is not native.Status.DAMAGED}
+    remaining |= {found.index: found for found in problems if found.status is not Status.DAMAGED}
     return dict(sorted(remaining.items()))
 
 

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardflow import native
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.geometry.crops import Crops, Sizes
 from shardflow.loading.memory_layout import places
 from shardflow.loading.padding import Padding
+from shardflow.native.binding import ImageInFile
 from shardflow.order.keyed_rng import U64
 
 from .pixels import Payload, PixelSource, layout
@@ -74,7 +74,7 @@ class Payloads:
     epoch: int
     shape: BatchShape
     have_tables: npt.NDArray[np.bool_]
-    in_files: Sequence[native.ImageInFile | None] = ()
+    in_files: Sequence[ImageInFile | None] = ()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -191,7 +191,7 @@ class Decoder(ABC):
         epoch: int = 0,
         shape: BatchShape = None,
         have_tables: npt.ArrayLike = False,
-        in_files: Sequence[native.ImageInFile | None] = (),
+        in_files: Sequence[ImageInFile | None] = (),
         allocate: Allocator = allocate,
     ) -> Decoded:
         """Plan and decode a batch. For the arguments, see `plan` and `Payloads`."""

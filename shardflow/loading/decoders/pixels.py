@@ -29,6 +29,7 @@ from shardflow.formats.image_limits import check_image
 from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.geometry.crops import Crops
 from shardflow.loading.run_metadata import package_version
+from shardflow.native.binding import Problem, Status
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ Payload = memoryview | Pixels
 """An encoded image, or a decoded one in its place."""
 
 
-def decode_image(payload: Payload, max_pixels: int, problem: native.Problem | None = None) -> torch.Tensor:
+def decode_image(payload: Payload, max_pixels: int, problem: Problem | None = None) -> torch.Tensor:
     """Return a whole image, upright in sRGB, [3, H, W]; `problem` is the native kernel's, if it was asked."""
     if isinstance(payload, np.ndarray):
         return torch.from_numpy(payload).permute(2, 0, 1)
@@ -53,7 +54,7 @@ def decode_image(payload: Payload, max_pixels: int, problem: native.Problem | No
         if is_array(payload):
             planes = array_pixels(payload).transpose(2, 0, 1).copy()  # writable, as a transform may expect
             return torch.from_numpy(planes)
-        if problem is not None and problem.status is native.Status.TOO_LARGE:
+        if problem is not None and problem.status is Status.TOO_LARGE:
             raise TooLargeError(problem.message)
         is_plain = is_jpeg(payload) and is_plain_jpeg(payload, max_pixels)
         decode_jpeg = jpeg_decoder() if is_plain else None
@@ -83,7 +84,7 @@ def decode_whole(source: PixelSource, payload: memoryview, width: int, height: i
         problem = native.decode_resized(payload, pixels, oversampling=0, max_pixels=max_pixels)
         if problem is None:
             return pixels
-        if is_jpeg(payload) and problem.status is not native.Status.UNSUPPORTED:
+        if is_jpeg(payload) and problem.status is not Status.UNSUPPORTED:
             return None
     try:
         image = decode_image(payload, max_pixels)

@@ -35,6 +35,7 @@ from shardflow.formats import seek_table
 from shardflow.formats.image_types import ImageType, is_jpeg, type_named
 from shardflow.formats.jpeg_header import BASELINE, frame_of
 from shardflow.formats.statistics import PixelSums
+from shardflow.native.binding import Status
 from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
 from .encoded_image import EncodedImage, Size, describe
@@ -86,7 +87,7 @@ def _decode_resized(
         problem = native.decode_resized(data, pixels, interpolation=recipe.filter, max_pixels=recipe.max_pixels)
         if problem is None:
             return Image.fromarray(pixels)
-        if problem.status is native.Status.TOO_LARGE:
+        if problem.status is Status.TOO_LARGE:
             raise TooLargeError(problem.message)
     drafted = image.draft(None, (2 * size[0], 2 * size[1]))
     image.load()

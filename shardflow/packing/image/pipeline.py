@@ -18,6 +18,8 @@ from shardflow.errors import DecodeError
 from shardflow.formats.image_types import is_jpeg
 from shardflow.formats.jpeg_header import plain_header
 from shardflow.formats.statistics import PixelSums
+from shardflow.native import transcoding
+from shardflow.native.binding import Problem
 from shardflow.packing.recipe import KEEP, Recipe
 
 from .arrays import pack_array
@@ -61,7 +63,7 @@ def transcode(
         return None
     target = recipe.target("JPEG")
     settings = recipe.encoder_settings(target)
-    made = native.transcode(
+    made = transcoding.transcode(
         data,
         stored=geometry.stored,
         resized=upright_size(geometry.resized, geometry.orientation),  # which turns it back
@@ -73,7 +75,7 @@ def transcode(
         with_seek_table=recipe.wants_seek_table(copied=False),
         max_pixels=recipe.max_pixels,
     )
-    if isinstance(made, native.Problem):
+    if isinstance(made, Problem):
         return None
     pixels = PixelSums(geometry.size[0] * geometry.size[1], made.sums, made.squares)
     return describe(made.image, target, data, geometry, pixels, profile_unusable=not conversion.usable)
