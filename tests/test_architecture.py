@@ -101,7 +101,7 @@ BUDGET = {
     "geometry": 450,
     "interop": 610,
     "loading": 7190,
-    "native": 5920,
+    "native": 5850,
     "order": 2210,
     "packing": 8310,
     "preview": 1250,
