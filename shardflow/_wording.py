@@ -17,6 +17,9 @@ def first_few(names: Sequence[str], most: int) -> str:
     return shown + ", ..." * (len(names) > most)
 
 
+STOPPED = "shardflow: stopped; finished work is kept: run the same %s again to resume"
+
+
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to an error, if Python supports notes (3.11)."""
     if hasattr(error, "add_note"):

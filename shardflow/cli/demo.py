@@ -14,6 +14,7 @@ from shardflow.errors import ConfigError
 from shardflow.storage.local_files import map_os_errors
 
 from .options import PathOrUrl
+from .signals import ending_at_once
 from .terminal import say
 
 _TRAIN, _VAL = 10, 2  # pictures of each class that --draw makes
@@ -40,7 +41,8 @@ def demo(images: str | None, output: str, draw: str | None, epochs: int, workers
     say("shardflow demo")
     started = time.perf_counter()
 
-    from shardflow.demo.steps import run_demo  # here, because torch takes seconds to import
+    with ending_at_once():
+        from shardflow.demo.steps import run_demo  # here, because torch takes seconds to import
 
     result = run_demo(output, images=images, epochs=epochs, workers=workers, report=_report)
     for failure in result.failures:

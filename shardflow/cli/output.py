@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import first_few, plural
+from shardflow._wording import STOPPED, first_few, plural
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
 from shardflow.packing.sources.source import describe_skipped
@@ -38,7 +38,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        say("shardflow: stopped; finished work is kept: run the same command again to resume", err=True)
+        say(STOPPED % "command", err=True)
         raise
 
 

@@ -23,6 +23,7 @@ from shardflow.storage.urls import split_name, strip_file_scheme
 from .loader_options import load_function, user_code_errors
 from .options import PathOrUrl, picture_file, writable_file
 from .progress_bars import shard_bar, show_waiting
+from .signals import ending_at_once
 from .terminal import say
 
 _SHEET = "preview.png"
@@ -123,7 +124,8 @@ def preview(
     else:
         raise click.UsageError("give the URL of a dataset, or --augment NUMBER and --loader FILE.py:FUNCTION")
     if augment is not None:
-        from shardflow.preview.augmentation import augment_sample, training_loader  # here: torch is slow to import
+        with ending_at_once():
+            from shardflow.preview.augmentation import augment_sample, training_loader  # here: torch is slow to import
 
         with user_code_errors(user_function):
             loader = loader or training_loader(str(url), split, seed or 0)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardflow._version import __version__
-from shardflow._wording import first_few, plural
+from shardflow._wording import STOPPED, add_note, first_few, plural
 from shardflow.dataset.image_copies import warn_of_copies
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.write_lock import abort_uploads
@@ -93,7 +93,11 @@ class PackReport:
 def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLike, started: float) -> PackReport:
     """Run a plan and commit the results; `started` is the monotonic time at which the attempt began."""
     plan.recipe.image.warn_without_tables()
-    results = run(plan, writer, executor, progress)
+    try:
+        results = run(plan, writer, executor, progress)
+    except KeyboardInterrupt as error:
+        add_note(error, STOPPED % "call")
+        raise
     made = commit(plan, results)
     warn_of_copies(Dataset(plan.ledger.storage, made, None))
     _warn_of_untrained_classes(made)

@@ -434,6 +434,20 @@ def test_progress(tmp_path: Path) -> None:
     assert seen[-1].bytes_in == report.bytes_in == sum(path.stat().st_size for path in src.rglob("*.jpg"))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_an_interrupt_says_how_to_resume(tmp_path: Path) -> None:
+    """The traceback of Ctrl-C, as a notebook shows it, ends with a note that the same call resumes."""
+
+    def stop(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        sf.pack(image_folder(tmp_path / "src", 2), tmp_path / "dst", executor="serial", progress=stop)
+    assert getattr(stopped.value, "__notes__", None) == [
+        "shardflow: stopped; finished work is kept: run the same call again to resume"
+    ]
+
+
 def test_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With `progress=True` a bar shows how many images are done; without, nothing is printed."""
     monkeypatch.setattr("shardflow.packing.progress.LOG_S", 0)
