@@ -28,6 +28,8 @@ from .stores import STORES, ChangedError, Refusal, Store, store_of
 
 _CERTIFICATE = "the certificate is not trusted; check the endpoint URL"
 _ENDPOINT = "the endpoint must be a URL such as https://host:8333; check AWS_ENDPOINT_URL, or endpoint_url"
+_NO_TLS = "the server does not answer in https; write http:// in the URL or in the endpoint, such as AWS_ENDPOINT_URL"
+_NO_TLS_CODES = "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"  # the code depends on the version of OpenSSL
 _ELSEWHERE = "choose another place"
 
 # The first row that matches an exception or one of its base classes counts.
@@ -104,6 +106,8 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
         kind, why = _by_answer(store, "" if leaks(ValueError(code)) else code, status)
     elif "CERTIFICATE_VERIFY_FAILED" in str(error):
         kind, why = ConfigError, _CERTIFICATE
+    elif any(f"[SSL: {code}]" in str(error) for code in _NO_TLS_CODES):
+        kind, why = ConfigError, _NO_TLS
     elif isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
         kind, why = ConfigError, _ENDPOINT
     else:

@@ -89,6 +89,7 @@ def open_to_all(_: BaseException) -> bool:
         (botocore.ProfileNotFound(profile="x"), ConfigError, "check AWS_PROFILE"),
         (botocore.ParamValidationError(report="x"), ConfigError, "s3://bucket/prefix"),
         (OSError("[SSL: CERTIFICATE_VERIFY_FAILED]"), ConfigError, "certificate is not trusted"),
+        (OSError("ssl:default [[SSL: WRONG_VERSION_NUMBER] wrong version number]"), ConfigError, "write http://"),
         (FileNotFoundError("x"), NotFoundError, "check the path"),
         (caused(FileNotFoundError("x"), web(403)), AccessDeniedError, "get the permission"),
         (FileExistsError("x"), DatasetExistsError, "nothing is ever overwritten"),
