@@ -39,8 +39,14 @@ def is_unicode(name: str) -> bool:
 def refuse_lookalikes(names: Iterable[str], where: object) -> None:
     """Raise a ConfigError for class names that differ only in surrounding whitespace or in Unicode normalization.
 
-    Warn of names of several letters that differ only in case: `Cat` in one split may be `cat` in another.
+    Warn of names of several letters that differ only in case: `Cat` in one split may be `cat` in another. Warn of a
+    name with whitespace around it, such as from a table with a blank behind each comma.
     """
+    names = sorted(names)
+    if (blank := next((name for name in names if name != name.strip()), None)) is not None:
+        logger.warning(
+            "%s has the class %a, which begins or ends with a blank; remove it if it has no meaning", where, blank
+        )
     shown: dict[str, str] = {}
     in_lower_case: dict[str, str] = {}
     for name in names:

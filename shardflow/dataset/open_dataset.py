@@ -308,6 +308,9 @@ class Dataset(Mapping[str, Split]):
             elif split == "val" and "train" in self._splits:
                 url = self.url.rstrip("/")
                 message += f"; `{shlex.join(['shardflow', 'split', url, f'{url}-split'])}` holds one out"
+            elif split == "train":
+                message += "; to train on these images or divide them, rename their folder, or the value in their table"
+                message += ", to train, and pack again"
             else:
                 message += did_you_mean(split, self._splits)
             raise ConfigError(message)

@@ -307,7 +307,7 @@ def test_extend_with_conflicts(tmp_path: Path) -> None:
     done = run(*command)
     assert done.returncode == 2
     assert (
-        "shardflow: 1 input of 7 with a path of the dataset but another content or split: 'a/0000.jpg'" in done.stderr
+        "shardflow: 1 of 7 inputs with a path of the dataset but another content or split: 'a/0000.jpg'" in done.stderr
     )
     assert f"conflicting  {conflict}: skipped\n" in told("--on-conflict", "skip")
     assert told("--on-conflict", "skip").endswith(f"6 inputs of this source; skipped: {conflict}\n")

@@ -188,6 +188,17 @@ def test_missing_split_is_named(root: Path) -> None:
         shardflow.Loader(root, split=None, batch_size=1)  # type: ignore[arg-type]
 
 
+def test_validation_without_training(tmp_path: Path) -> None:
+    """Where `val` is all there is, the error for `train`, which `split` needs too, says how to pack it as that."""
+    url = write_dataset(tmp_path / "set", {"val": [[("a", {"cls": b"0"}), ("b", {"cls": b"0"})]]})
+    for attempt in (
+        lambda: shardflow.Loader(url, batch_size=1),
+        lambda: shardflow.split(url, tmp_path / "x", test=0.5),
+    ):
+        with pytest.raises(ConfigError, match=r"no split 'train'; it has val; to train on .* divide .* pack again"):
+            attempt()
+
+
 def test_validation_by_another_name(tmp_path: Path) -> None:
     """Where the split for validation has another of its usual names, the error for `val` names it, and no command."""
     url = write_dataset(tmp_path / "set", {"train": [[("a", {"cls": b"0"})]], "validation": [[("b", {"cls": b"0"})]]})

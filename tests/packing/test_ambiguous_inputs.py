@@ -196,6 +196,15 @@ def test_classes_that_look_alike(tmp_path: Path) -> None:
         sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL)
 
 
+def test_classes_with_blanks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A name that begins with a blank, as after the commas of a table, stays as it is with a warning."""
+    write_tree(tmp_path, {"t.csv": b"path,label\n0.jpg, cat\n1.jpg, dog\n"})
+    assert list_source(tmp_path / "t.csv").classes == (" cat", " dog")
+    assert [message.partition("t.csv ")[2] for message in caplog.messages] == [
+        "has the class ' cat', which begins or ends with a blank; remove it if it has no meaning"
+    ]
+
+
 @pytest.mark.parametrize("kind", ["object", "parquet"])
 def test_columns_with_classes(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A column named label comes first; of several with classes none is chosen; one that was perhaps meant is named."""
