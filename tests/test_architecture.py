@@ -103,10 +103,10 @@ BUDGET = {
     "loading": 7190,
     "native": 5850,
     "order": 2210,
-    "packing": 8310,
+    "packing": 8320,
     "preview": 1250,
     "storage": 4640,
-    "": 1290,
+    "": 1300,
 }
 """Lines of each room, C included; "" stands for the files at the top. 50 more pass, so that a small change needs no new
 number. A commit that raises one says why."""
