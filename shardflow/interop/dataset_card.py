@@ -6,6 +6,7 @@ https://docs.mlcommons.org/croissant/docs/croissant-spec.html (1.0).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 from shardflow._wording import plural
 from shardflow.dataset.open_dataset import Dataset
+from shardflow.errors import StoreError
 from shardflow.formats.image_types import IMAGE_TYPES
 from shardflow.formats.shard_layout import sample_key
 from shardflow.formats.statistics import median
@@ -76,9 +78,13 @@ def write_card(
 def card(dataset: Dataset, name: str, license_id: str | None) -> str:
     """Return the README: metadata in YAML (written as JSON, which is YAML too), and the dataset in tables."""
     content = dataset.manifest
-    # Tars of a virtual dataset are elsewhere; after a removal, the tars that it replaced are still in the directory.
+    listed = None
+    with contextlib.suppress(StoreError):  # some web servers have no listings
+        listed = {name for name in dataset.storage.listing() if name.endswith(".tar")}
+    # Tars of a virtual dataset are elsewhere. A directory can hold tars of other versions, and of unfinished work.
+    is_all = listed == {shard.name for shard in dataset.shards}
     files = {
-        split.name: [shard.name for shard in split.shards] if content.removals else f"{split.name}/*.tar"
+        split.name: f"{split.name}/*.tar" if is_all else [shard.name for shard in split.shards]
         for split in dataset.values()
         if not content.roots
     }

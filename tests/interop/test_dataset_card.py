@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import shardflow
 from shardflow.cli.export import export
 from shardflow.errors import ConfigError
-from shardflow.interop.dataset_card import write_card
-from tests.helpers.folders import contents, image_folder
+from shardflow.interop.dataset_card import card, write_card
+from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
@@ -71,9 +71,13 @@ def test_card_says_what_the_manifest_does(tmp_path: Path) -> None:
 
 
 def test_the_hub_reads_the_samples_of_the_dataset_alone(tmp_path: Path) -> None:
-    """Tars that a removal replaced are not named, and none of a virtual dataset, whose tars have other samples."""
+    """Tars of earlier versions and unfinished work are not named, nor those of a virtual dataset, which are shared."""
     root = image_folder(tmp_path / "src", 6)
     shardflow.pack(root, tmp_path / "set", shard_samples=2, executor="serial")
+    write_tree(tmp_path / "set", {"train/000003.tar": b"of an extension that was killed"})
+    before = shardflow.open(tmp_path / "set")
+    assert '"path": ["train/000000.tar", "train/000001.tar", "train/000002.tar"]' in card(before, "set", None)
+    (tmp_path / "set/train/000003.tar").unlink()
     shardflow.remove(tmp_path / "set", keys=["000000002"])
     shardflow.subset(tmp_path / "set", tmp_path / "some", limit=1)
 
