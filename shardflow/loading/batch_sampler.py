@@ -25,6 +25,7 @@ from shardflow.order.mixture import Shares
 
 from .batch import Batch
 from .shard_prefetcher import prefetching
+from .shared_integers import SharedIntegers
 from .source import EpochStart, Source
 
 Starts = Sequence[EpochStart]
@@ -141,8 +142,7 @@ class WorkerControl:
 
     def __init__(self, workers: int, sources: int = 1) -> None:
         self._steps_at = 3 + 3 * sources
-        values = torch.zeros(self._steps_at + max(1, workers), dtype=torch.int64, device="cpu")
-        self._values = values.share_memory_()  # type: ignore[no-untyped-call]
+        self._shared = SharedIntegers(self._steps_at + max(1, workers))
         self._iteration = 0  # valid only in the training process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -152,15 +152,16 @@ class WorkerControl:
     def begin(self, first: int, steps: int, starts: Starts) -> int:
         """Publish a new iteration, which ends the previous one, and return its number."""
         places = [number for start in starts for number in (start.epoch, start.position, start.streams)]
-        self._values[1 : self._steps_at] = torch.tensor([first, steps, *places], device="cpu")
-        self._values[self._steps_at :] = -1
+        values = self._shared.to_set()
+        values[1 : self._steps_at] = torch.tensor([first, steps, *places], device="cpu")
+        values[self._steps_at :] = -1
         self.end()
         return self.iteration()
 
     def end(self) -> None:
         """End the current iteration, because the cursor has moved."""
         self._iteration += 1
-        self._values[0] = self._iteration
+        self._shared.to_set()[0] = self._iteration
 
     def iteration(self) -> int:
         """Return the number of the current iteration, in the training process."""
@@ -168,20 +169,20 @@ class WorkerControl:
 
     def published(self) -> int:
         """Return the number of the current iteration, in a worker."""
-        return int(self._values[0])
+        return int(self._shared.values[0])
 
     def begun(self) -> tuple[int, int, list[EpochStart]]:
         """Return the first step of the current iteration, its number of steps, and where the sources start."""
-        first, steps, *places = self._values[1 : self._steps_at].tolist()
+        first, steps, *places = self._shared.values[1 : self._steps_at].tolist()
         return first, steps, [EpochStart(*places[at : at + 3]) for at in range(0, len(places), 3)]
 
     def begin_step(self, worker: int, step: int) -> None:
         """Publish that a worker begins the batch of a step of the iteration."""
-        self._values[self._steps_at + worker] = step
+        self._shared.values[self._steps_at + worker] = step
 
     def steps_begun(self) -> dict[int, int]:
         """Return the step that each worker began last, without workers that have not begun one."""
-        return {worker: step for worker, step in enumerate(self._values[self._steps_at :].tolist()) if step >= 0}
+        return {worker: step for worker, step in enumerate(self._shared.values[self._steps_at :].tolist()) if step >= 0}
 
 
 class BatchSampler(IterableDataset[Batch]):

@@ -23,6 +23,7 @@ from shardflow.storage.cache import Cache
 from .distributed import Group, resolve_group
 from .facts import split_facts
 from .shard_prefetcher import prefetching
+from .shared_integers import SharedIntegers
 
 _CHUNK = 256
 _SPLITTERS = wds.split_by_node.__code__, wds.split_by_worker.__code__
@@ -64,9 +65,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._order = Epochs(split_facts(self._split, dataset.classes, shuffle=shuffle, limit=limit), seed=seed)
         self._rank, self._world_size = resolve_group(group)
         self._streams = self._order.default_streams(self._world_size)
-        # The epoch, and how often it was set, shared with the workers.
-        values = torch.zeros(2, dtype=torch.int64, device="cpu")
-        self._epoch = values.share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = SharedIntegers(2)  # the epoch, and how often it was set
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -82,12 +81,13 @@ class Samples(IterableDataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration yield `epoch`."""
         epoch = check_integer("epoch", epoch, 0)
-        self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1], device="cpu")
+        values = self._epoch.to_set()
+        values += torch.tensor([epoch - int(values[0]), 1], device="cpu")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        epoch, times_set = self._epoch.tolist()
+        epoch, times_set = self._epoch.values.tolist()
         since = self._iterated[1] if self._iterated[0] == times_set else 0
         self._iterated = times_set, since + 1
         positions = np.arange(self._rank, self._order.length, self._world_size)[worker::workers]

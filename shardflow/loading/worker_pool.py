@@ -86,7 +86,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
     """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process."""
 
     def __init__(self, pipeline: wds.DataPipeline, workers: Workers) -> None:
-        self._workers, num_workers = workers, workers.count
+        self._workers, num_workers, self._owner = workers, workers.count, os.getpid()
         with warnings.catch_warnings():  # torch warns of many workers here, and again when it starts them
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             super().__init__(
@@ -128,6 +128,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         """
         if self.data_loader.num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
             os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process reports it
+        self._leave_workers_of_others()
         is_start = self.data_loader._iterator is None
         if is_start and self._workers.count:
             self.data_loader.multiprocessing_context = with_queues(self.data_loader.multiprocessing_context)
@@ -168,9 +169,21 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
 
     def end(self) -> None:
         """End the worker processes now, even if they are still referred to; the next iteration starts new ones."""
+        self._leave_workers_of_others()
         iterator, self.data_loader._iterator = self.data_loader._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined] # only iterators with workers are kept
+
+    def _leave_workers_of_others(self) -> None:
+        """Forget the workers of the process from which this one was forked; this one starts new ones."""
+        if self._owner != os.getpid():
+            _of_others.append(self.data_loader._iterator)  # kept, because its end would end them
+            self.data_loader._iterator, self._owner = None, os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        loader = copy.copy(self.data_loader)
+        loader._iterator = None  # a copy starts its own workers
+        return {**self.__dict__, "pipeline": [loader, *self.pipeline[1:]]}
 
     def pids(self) -> list[int]:
         """Return the PIDs of the running workers."""
@@ -185,6 +198,9 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         if getattr(iterator, "_worker_pids_set", False):
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
+
+
+_of_others: list[Any] = []
 
 
 def _end_by_kill(popen: Any) -> None:
