@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -144,10 +143,6 @@ class WorkerControl:
         self._steps_at = 3 + 3 * sources
         self._shared = SharedIntegers(self._steps_at + max(1, workers))
         self._iteration = 0  # valid only in the training process
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._values.share_memory_()  # a deep copy does not share it
 
     def begin(self, first: int, steps: int, starts: Starts) -> int:
         """Publish a new iteration, which ends the previous one, and return its number."""

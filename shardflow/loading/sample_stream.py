@@ -68,10 +68,6 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._epoch = SharedIntegers(2)  # the epoch, and how often it was set
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._epoch.share_memory_()  # a deep copy does not share it
-
     def __getattr__(self, name: str) -> NoReturn:
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if hasattr(wds.DataPipeline, name) or hasattr(wds, name):

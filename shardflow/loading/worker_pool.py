@@ -180,11 +180,6 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             _of_others.append(self.data_loader._iterator)  # kept, because its end would end them
             self.data_loader._iterator, self._owner = None, os.getpid()
 
-    def __getstate__(self) -> dict[str, Any]:
-        loader = copy.copy(self.data_loader)
-        loader._iterator = None  # a copy starts its own workers
-        return {**self.__dict__, "pipeline": [loader, *self.pipeline[1:]]}
-
     def pids(self) -> list[int]:
         """Return the PIDs of the running workers."""
         return [worker.pid for worker in getattr(self.data_loader._iterator, "_workers", ())]

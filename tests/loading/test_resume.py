@@ -3,8 +3,10 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import multiprocessing
 import pickle
 import subprocess
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,28 @@ def test_a_copy_moves_by_itself(dataset: Path, duplicate: Any) -> None:
     used.close()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_forked_processes_do_not_share_a_loader(dataset: Path, workers: int) -> None:
+    """A process that is forked with a loader, even a used one, has its own epochs and does not disturb others."""
+    whole, used = loader(dataset), loader(dataset, num_workers=workers)
+    expected = [contents(whole) for _ in range(3)]
+    assert contents(used) == expected[0]
+    iteration, (ours, theirs) = iter(used), multiprocessing.Pipe()
+    batches = [next(iteration)]
+    child = multiprocessing.get_context("fork").Process(target=_send_epochs, args=(used, theirs))
+    child.start()
+    assert ours.poll(60)
+    assert ours.recv() == expected[1:]
+    child.join()
+    batches += iteration
+    assert contents(batches) == expected[1]
+
+
+def _send_epochs(used: shardflow.Loader, connection: Connection) -> None:
+    used.set_epoch(1)
+    connection.send([contents(used) for _ in range(2)])
+
+
 def test_resume_in_a_new_process_gives_the_same_pixels(dataset: Path) -> None:
     """A fresh interpreter that loads the saved state delivers the rest with the same pixels, bit for bit."""
     whole = loader(dataset)
@@ -76,6 +100,7 @@ def test_resume_in_a_new_process_gives_the_same_pixels(dataset: Path) -> None:
     labels(itertools.islice(stopped, 4))
     script = f"""
 import sys, json, pickle
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tests.loading import test_resume as this
 resumed = this.loader(Path({str(dataset)!r}), num_workers=2)

@@ -47,6 +47,19 @@ def test_options_are_for_both_ends(tmp_path: Path, server: Server, prefix: str) 
     assert _shards(server.contents(f"{prefix}/dst")) == _shards(contents(tmp_path / "near"))
 
 
+def test_the_environment_may_change(
+    tmp_path: Path, server: Server, proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second pack in one process reads images from the endpoint that the environment names by then."""
+    url = server.put(prefix, image_folder(tmp_path / "src", 4))
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    for number, endpoint in enumerate((proxy.endpoint, server.endpoint)):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        sf.pack(url, tmp_path / str(number), executor="serial")
+        proxy.add(Fault(status=403))
+
+
 def test_an_object_that_changes_or_vanishes(tmp_path: Path, server: Server, prefix: str) -> None:
     """A resume packs again what has another content, and an object that has gone since is no input."""
     url, options = server.put(prefix, image_folder(tmp_path / "src", 60)), server.options()

@@ -15,6 +15,7 @@ from .coco import Coco
 from .collection import Collection
 from .folder import Folder, NoImagesError
 from .parquet import EXTENSION, Parquet
+from .reader import process_storage
 from .shards import Shards
 from .source import Source, SourceKind
 from .table import Table
@@ -35,6 +36,7 @@ def list_source(
 
     `parts` are read next to each image of a folder, in addition to the parts of a `Folder`.
     """
+    process_storage.cache_clear()  # the environment may name other endpoints and keys by now
     if isinstance(src, str | os.PathLike):
         return DetectedSource(src, parts=parts, storage_options=storage_options).list()
     named: Any = src if isinstance(src, (Collection, *KINDS)) else Collection(src)
