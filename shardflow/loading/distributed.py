@@ -46,6 +46,14 @@ def resolve_group(group: Group | None) -> tuple[int, int]:
     )
 
 
+def check_default_group(rank: int, size: int) -> None:
+    """Raise ConfigError if torch.distributed was initialised after the default group was resolved, and differs."""
+    if _is_initialised() and (now := resolve_group(None)) != (rank, size):
+        made, place = f"rank {rank} of {size}", f"rank {now[0]} of {now[1]}"
+        remedy = f"make it after init_process_group, or pass group=({rank}, {size})"
+        raise ConfigError(f"the loader was made for {made}, but torch.distributed says {place}; {remedy}")
+
+
 def check_equal_on_ranks(name: str, value: str, size: int) -> None:
     """Compare a value on all ranks of torch.distributed, if it is initialised; all ranks must call this.
 

@@ -30,7 +30,7 @@ from .decoders.decoder import Decoder, check_decoder
 from .decoders.patches import Patches
 from .decoders.repeated_crops import refuse_mixed_padding, warn_of_repeated_crops
 from .decoders.standard_crops import CenterCrop, Cover, RandomResizedCrop
-from .distributed import Group, check_equal_on_ranks, resolve_group
+from .distributed import Group, check_default_group, check_equal_on_ranks, resolve_group
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
 from .facts import split_facts
@@ -197,7 +197,7 @@ class Loader(Engine):
         self._facts = split_facts(
             chosen, opened.classes, shuffle=shuffle, limit=limit, batch_size=batch_size, world_size=world_size
         )
-        self._is_sampled = sampler is not None
+        self._is_sampled, self._has_default_group = sampler is not None, group is None
         epochs = Epochs(self._facts, sampler, seed=seed, samples_per_epoch=samples_per_epoch)
         partition = RankPartition(
             length=epochs.length,
@@ -273,8 +273,14 @@ class Loader(Engine):
         return 0, [EpochStart(epoch, position, self._streams)]
 
     def _check(self) -> None:
+        self.check_group()
         if self._is_sampled:
             check_sampler_on_ranks(self.source)
+
+    def check_group(self) -> None:
+        """Raise ConfigError if the loader was made before torch.distributed was initialised, for another rank."""
+        if self._has_default_group:
+            check_default_group(self.source.partition.rank, self.source.partition.world_size)
 
     def __getitem__(self, number: object) -> NoReturn:
         raise TypeError(

@@ -185,6 +185,7 @@ class Mix(Engine):
                     f"{_describe(number, loader)} has changed its sampler or batch size, on which the epochs and "
                     "states of the mix depend; make another mix"
                 )
+            loader.check_group()
             check_sampler_on_ranks(source)
 
     def describe(self) -> dict[str, Any]:

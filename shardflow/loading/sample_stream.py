@@ -20,7 +20,7 @@ from shardflow.order.keyed_rng import I64
 from shardflow.order.shuffle_settings import Shuffle
 from shardflow.storage.cache import Cache
 
-from .distributed import Group, resolve_group
+from .distributed import Group, check_default_group, resolve_group
 from .facts import split_facts
 from .shard_prefetcher import prefetching
 from .shared_integers import SharedIntegers
@@ -64,6 +64,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._split = dataset[split]
         self._order = Epochs(split_facts(self._split, dataset.classes, shuffle=shuffle, limit=limit), seed=seed)
         self._rank, self._world_size = resolve_group(group)
+        self._has_default_group = group is None
         self._streams = self._order.default_streams(self._world_size)
         self._epoch = SharedIntegers(2)  # the epoch, and how often it was set
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
@@ -81,6 +82,8 @@ class Samples(IterableDataset[dict[str, Any]]):
         values += torch.tensor([epoch - int(values[0]), 1], device="cpu")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._has_default_group:
+            check_default_group(self._rank, self._world_size)
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         epoch, times_set = self._epoch.values.tolist()

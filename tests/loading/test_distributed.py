@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+import shardflow
 from shardflow.errors import ConfigError
 from shardflow.loading.distributed import resolve_group
 from shardflow.loading.worker_settings import usable_cores
+from tests.helpers.making import make_dataset
 
 
 @pytest.fixture
@@ -45,6 +47,22 @@ def test_torch_distributed_comes_before_the_environment(monkeypatch: pytest.Monk
     assert resolve_group(None) == (0, 1)
     assert resolve_group((1, 4)) == (1, 4)
     assert resolve_group(dist.group.WORLD) == (0, 1)
+
+
+def test_a_loader_made_too_early_is_refused(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A loader, mix or source of samples that was made before torch.distributed gave another rank does not begin."""
+    url = make_dataset(tmp_path / "set", [8])
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RANK", "1")
+        environment.setenv("WORLD_SIZE", "2")
+        made = shardflow.Loader(url, batch_size=2, num_workers=0), shardflow.samples(url)
+        mix = shardflow.Mix([(url, 1)], batch_size=2, num_workers=0)
+    alone = shardflow.Loader(url, batch_size=2, num_workers=0, group=(1, 2))
+    request.getfixturevalue("distributed")
+    for each in (*made, mix):
+        with pytest.raises(ConfigError, match=r"for rank 1 of 2, .* rank 0 of 1; make it after"):
+            next(iter(each))
+    assert len(list(alone)) == 2
 
 
 @pytest.mark.parametrize("group", [3, "dp", (1, 2, 3), (0.5, 2), object(), {"rank": 1}])
