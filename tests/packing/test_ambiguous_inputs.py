@@ -313,7 +313,7 @@ def test_images_that_are_there_under_other_names(tmp_path: Path, caplog: pytest.
         folder.rename(tmp_path / "src/train" / folder.name)
     with caplog.at_level(logging.WARNING):
         sf.extend(tmp_path / "src", tmp_path / "dst", executor="serial")
-    assert "6 inputs of 6" in caplog.text
+    assert "6 of 6 new inputs" in caplog.text
 
 
 def test_an_extension_with_fewer_parts(tmp_path: Path) -> None:
