@@ -181,6 +181,8 @@ def compute(
                 made = list(returned)
             except Exception as error:
                 got = f"a list of {plural(len(given), 'value')} of {field!r}, from {opened.shards[number].name}"
+                if (at := _raising(function, given)) is not None:
+                    got += f"; it also raises for sample {opened[int(first + records[at])]['__key__']} alone"
                 add_note(error, f"shardflow: raised by the function for column {name!r}, which got {got}")
                 raise
             if isinstance(returned, str | bytes | Mapping | Set):
@@ -204,6 +206,23 @@ def compute(
     _check_names(dataset, table, replace, to)
     counts = {"rows": len(values), "unmatched": 0, "repeated": 0, **_matched(rows)}
     return _added(dataset, table, rows, counts, replace, to, storage_options, progress)
+
+
+def _raising(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> int | None:
+    """Return which of the values makes a function raise by itself, found by halves; None if none is found."""
+
+    def raises(low: int, high: int) -> bool:
+        try:
+            list(function([*values[low:high]]))
+        except Exception:  # as the caller's
+            return True
+        return False
+
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if raises(low, middle) else (middle, high)
+    return low if raises(low, high) else None
 
 
 def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:

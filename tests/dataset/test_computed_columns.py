@@ -59,14 +59,21 @@ def test_a_function_over_texts_becomes_a_column(captioned: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes need Python 3.11")
-def test_an_error_of_the_function_names_the_shard(captioned: Path) -> None:
-    """An error of the function is re-raised unchanged, with a note that names the shard whose values it got."""
-    with pytest.raises(AttributeError) as caught:
-        shardflow.columns.compute(captioned, "words", lambda texts: texts.split(), field="txt")  # type: ignore[attr-defined]
-    (note,) = caught.value.__notes__
-    assert note.endswith(
-        "the function for column 'words', which got a list of 5 values of 'txt', from train/000000.tar"
-    )
+def test_an_error_of_the_function_names_shard_and_sample(captioned: Path) -> None:
+    """An error of the function is re-raised unchanged; a note has the shard, and the sample if one alone raises it."""
+    got = "the function for column 'words', which got a list of 5 values of 'txt', from train/000000.tar"
+
+    def of_one(texts: list[Any]) -> list[int]:
+        return [1 // (number - 4) for number in lengths(texts)]  # the fourth caption has four words
+
+    def of_all(texts: list[Any]) -> list[int]:
+        return [1 // (len(texts) - 5)]
+
+    for function, ending in ((of_one, f"{got}; it also raises for sample 3 alone"), (of_all, got)):
+        with pytest.raises(ZeroDivisionError) as caught:
+            shardflow.columns.compute(captioned, "words", function, field="txt")
+        (note,) = vars(caught.value)["__notes__"]
+        assert note.endswith(ending)
 
 
 def test_ids_that_look_like_keys_of_pack(tmp_path: Path) -> None:
