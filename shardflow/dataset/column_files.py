@@ -157,6 +157,11 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
         convert = csv.ConvertOptions(column_types={key: pa.string()})
         parse = csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True)
         found = csv.read_csv(file, None, parse, convert)
+        for number, field in enumerate(found.schema):
+            if field.name != key and str(field.type) == "string":
+                values = found.column(number)  # an empty cell is missing, as in the tables that are packed
+                values = pa.compute.if_else(pa.compute.equal(values, ""), pa.scalar(None, pa.string()), values)
+                found = found.set_column(number, field, values)
         numbers = [field.name for field in found.schema if str(field.type) in ("int64", "double")]
         if not numbers or len(set(found.column_names)) < len(found.column_names):
             return found

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardflow.errors import DecodeError, TooLargeError
 
 from .annotations import EACH, FLOAT, MASK, Annotations, Boxes, Keypoints, field_path, path_steps
+from .json_object import unique_names
 from .segments import Segment
 
 Array: TypeAlias = "npt.NDArray[Any]"
@@ -302,7 +303,7 @@ def parse_json(part: str, data: bytes | memoryview) -> Any:
             f"part {part!r} has {len(data):,} bytes; the limit for parts with coordinates is {MAX_JSON_BYTES:,}"
         )
     try:
-        return json.loads(bytes(data))
+        return json.loads(bytes(data), object_pairs_hook=unique_names)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"part {part!r} is not JSON: {error}") from error
 

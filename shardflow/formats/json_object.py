@@ -1,4 +1,6 @@
-"""JSON objects: dataclasses that are written to a file. Each field declares its own entry there.
+"""JSON objects: objects without repeated names, and dataclasses that are written to a file.
+
+Each field of such a class declares its own entry in the file.
 
 To add an entry to such a file, add a field to its class.
 """
@@ -6,7 +8,7 @@ To add an entry to such a file, add a field to its class.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,6 +44,15 @@ def by_name(kind: type[JsonObject], **declared: Any) -> dict[type[Entry], Entry]
         read=lambda content: {name: kind.from_json(each) for name, each in content.items()},
         **declared,
     )
+
+
+def unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, as `object_pairs_hook` of `json`; ValueError for a repeated name, which would lose a value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has {next(name for name in found if names.count(name) > 1)!r} twice")
+    return found
 
 
 @functools.cache

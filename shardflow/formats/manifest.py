@@ -19,7 +19,7 @@ from shardflow.errors import ConfigError, ManifestError
 
 from .annotations import Annotations
 from .columns import Column, check_columns, check_stems
-from .json_object import JsonObject, by_name, entries, entry, nested
+from .json_object import JsonObject, by_name, entries, entry, nested, unique_names
 from .shard import MAX_BYTES, SHA256, Shard, is_count, is_name
 from .shard_layout import Sharding
 from .shard_table import ShardTable, cut_tables
@@ -249,7 +249,7 @@ def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, ShardTable] | None]:
                 return content, cut[1]
     if len(data) > _MAX_JSON_BYTES:
         raise ManifestError(f"not in the form in which shardflow writes {len(data):,} bytes; restore it")
-    return json.loads(data), None
+    return json.loads(data, object_pairs_hook=unique_names), None
 
 
 def _written(content: Mapping[str, Any]) -> bytes:

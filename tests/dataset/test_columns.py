@@ -139,6 +139,14 @@ def test_codes_in_text_files_are_not_numbers(tmp_path: Path, dataset: Path) -> N
         assert values(dataset, name)[:4] == [read(text) if text else None for text in columns[name]]
 
 
+def test_empty_cells_are_missing(tmp_path: Path) -> None:
+    """An empty cell of a CSV has no value, quoted or not, in columns of texts as of numbers."""
+    dataset = make_dataset(tmp_path / "set", [3])
+    (tmp_path / "t.csv").write_text('key,text,n\n000000000,,\n000000001,"",2\n000000002,a,3\n')
+    sf.columns.add(dataset, tmp_path / "t.csv", key="key")
+    assert (values(dataset, "text"), values(dataset, "n")) == ([None, None, "a"], [None, 2, 3])
+
+
 def test_digits_of_a_text_are_kept(tmp_path: Path) -> None:
     """Numbers of CSV that would lose digits, such as 007 or those of an id, stay text; JSON is refused, like dates."""
     dataset, long = make_dataset(tmp_path / "set", [2]), "18446744073709551617"

@@ -141,6 +141,7 @@ def test_points_in_the_other_unit(points: Any, declared: str, is_refused: bool) 
     ("content", "boxes", "keypoints", "said"),
     [
         (b"{", "json:boxes:xyxy", None, "part 'json' is not JSON: "),
+        (b'{"boxes": [], "boxes": [[0, 0, 1, 1]]}', "json:boxes:xyxy", None, "'boxes' twice"),
         (b"\xff", "json:boxes:xyxy", None, "is not JSON: "),
         (b"[" * 100_000, "json:boxes:xyxy", None, "is not JSON: .*([Rr]ecursion|[Ss]tack overflow)"),
         (b" " * (MAX_JSON_BYTES + 1), "json:boxes:xyxy", None, "16,777,217 bytes; .* 16,777,216"),

@@ -338,6 +338,13 @@ def test_values_of_a_shard_are_checked(slot: str, value: Any) -> None:
         shard(**{slot: value})
 
 
+def test_an_entry_that_comes_twice_is_refused() -> None:
+    """A manifest in which a name is repeated has two meanings."""
+    data = example().to_bytes().replace(b'"splits"', b'"seed": 1, "seed": 2, "splits"', 1)
+    with pytest.raises(ManifestError, match="'seed' twice"):
+        manifest.from_bytes(data)
+
+
 def test_a_dataset_names_each_shard_once() -> None:
     """No split at all, and a shard in two places, are refused."""
     with pytest.raises(ManifestError, match="it has no split"):

@@ -34,6 +34,7 @@ from shardflow._wording import plural
 from shardflow.dataset.label_numbering import LabelNumbering
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
+from shardflow.formats.json_object import unique_names
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
 from shardflow.storage.interface import Storage
@@ -211,10 +212,7 @@ class _Content:
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of the JSON, with its segmentation as text."""
-    entry = dict(pairs)
-    if len(entry) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"an object has {next(name for name in entry if names.count(name) > 1)!r} twice")
+    entry = unique_names(pairs)
     if _SEGMENT in entry:
         entry[_SEGMENT] = json.dumps(entry[_SEGMENT] or [])
     return entry

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ def unfit_caption(source: object, column: str, kind: str, *, is_named: bool) -> 
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """Return values as a JSON object, "" without values. Types that JSON lacks become text, and NaN becomes null."""
+    """Return values as a JSON object, "" without values. Types that JSON lacks become text; NaN and infinities null."""
     try:
         return json.dumps(_in_json(dict(values)), ensure_ascii=False, default=_as_text) if values else ""
     except RecursionError as error:
@@ -182,7 +183,7 @@ def _as_text(value: Any) -> str:
 
 
 def _in_json(value: Any) -> Any:
-    """Return a value with None instead of NaN, and with arrays and scalars of numpy and torch as lists and numbers."""
+    """Return a value with None for NaN and infinities, and with arrays and scalars of numpy and torch as Python's."""
     if isinstance(value, Mapping):
         return {name: _in_json(each) for name, each in value.items()}
     is_time = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")  # `tolist` would give numbers
@@ -190,6 +191,8 @@ def _in_json(value: Any) -> Any:
         return [_in_json(each) for each in value]
     if hasattr(value, "tolist") and not is_time:
         return _in_json(value.tolist())
+    if isinstance(value, float) and math.isinf(value):  # pandas writes null too; other readers refuse Infinity
+        return None
     with contextlib.suppress(TypeError):  # pandas' NA raises it
         return value if value == value else None
     return None

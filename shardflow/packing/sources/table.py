@@ -1,7 +1,8 @@
 """Tables: one row per image, with columns for its path or URL, label, split and annotations.
 
 Formats: CSV and TSV with a header, JSON lines, Parquet (RFC 4180; jsonlines.org; parquet.apache.org). A cell of CSV or
-TSV with a JSON list or object, such as boxes or several labels, is parsed; every other cell stays text.
+TSV with a JSON list or object, such as boxes or several labels, is parsed; an empty one is missing, quoted or not, as
+in pandas; every other cell stays text.
 
 Rows keep their order. A resume notices changed files on this machine; a remote input counts as unchanged as long as its
 row is.
@@ -27,6 +28,7 @@ from shardflow.dataset.label_numbering import class_names
 from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
+from shardflow.formats.json_object import unique_names
 from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
 from shardflow.storage.interface import Storage
@@ -169,7 +171,7 @@ class Table(SourceKind):
         """
         row: Row = {}
         for each in head:  # in JSON lines, a row may lack columns of others
-            row = {**each, **row}
+            row = {**each, **{name: value for name, value in row.items() if value is not None}}
         named = _Columns(self.image, self.label, self.split, self.caption, self.mask)
         for column in named:
             if column is not None and column not in row:
@@ -350,28 +352,24 @@ def _refuse_repeated(columns: Sequence[str], where: str) -> None:
 
 
 def _parsed(row: Row, as_they_are: Collection[str | None] = ()) -> Row:
-    """Return a row of text with JSON lists and objects parsed, except in some columns."""
+    """Return a row of text with JSON lists and objects parsed, and empty cells as None, except in some columns."""
     return {column: text if column in as_they_are else _cell(text) for column, text in row.items()}
 
 
 def _cell(text: str) -> Any:
+    if not text:
+        return None
     if text[:1] in ("[", "{"):
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=unique_names)
     return text
 
 
 def _json_lines(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
     number = 0
-
-    def unique(pairs: Sequence[tuple[str, Any]]) -> Row:
-        if len(content := dict(pairs)) < len(pairs):
-            _refuse_repeated([column for column, _ in pairs], f"{name}, line {number}")
-        return content
-
     try:
         for number, line in enumerate(text, 1):
-            row = json.loads(line, object_pairs_hook=unique) if line.strip() else {}
+            row = json.loads(line, object_pairs_hook=unique_names) if line.strip() else {}
             if not isinstance(row, dict):
                 raise ConfigError(f"{name}, line {number}: expected a JSON object, found {line[:40]!r}")
             if row:
