@@ -22,6 +22,7 @@ from .terminal import say
 _MOST_CLASSES = 20
 
 _OPERATIONS = {
+    "boxes_outside": "boxes outside of the packed image, which became zeros",
     "converted": "converted from their profile to sRGB",
     "enlarged": "enlarged",
     "first_frame": "reduced to the first frame",
@@ -73,7 +74,7 @@ def skipped_text(skipped: Sequence[Quarantined]) -> str:
 
 
 def operation_counts(counts: Mapping[str, int]) -> str:
-    """Return the operations of packing with their numbers of images; "" if there are none."""
+    """Return the operations of packing with their numbers of images or boxes; "" if there are none."""
     return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
 
 

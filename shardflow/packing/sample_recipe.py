@@ -209,7 +209,7 @@ def transform_parts(
     *,
     max_pixels: int = MAX_PIXELS,
 ) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Return the packed parts of a sample except its images, and their counts: "masks", "boxes", "keypoints".
+    """Return the packed parts of a sample except its images, and their counts: "masks", "boxes", "boxes_outside", ….
 
     `max_pixels` limits masks too.
     """
@@ -233,17 +233,25 @@ def transform_parts(
             masks[mask] = transform_mask(parts[mask], geometry, max_pixels)
         except (DecodeError, TooLargeError) as error:
             raise type(error)(f"part {mask!r}: {error}") from error
-    crops = geometry.crops
+    crops, outside = geometry.crops, 0
+
+    def move_boxes_in(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        nonlocal outside
+        packed, is_outside = pack_boxes(boxes, crops)
+        outside = int(is_outside.sum())
+        return packed
+
     moved, found = move_coordinates(
         annotations,
         parts.get,
         geometry.upright,
         geometry.size,
-        move_boxes=lambda boxes: pack_boxes(boxes, crops),
+        move_boxes=move_boxes_in,
         move_points=lambda points: crops.move(points, np.zeros(len(points), dtype=np.int64)),
         move_segment=lambda segment: move_segment(segment, crops),
     )
-    return {**kept, **masks, **moved}, count_annotations(annotations, found)
+    counts = count_annotations(annotations, found) | ({"boxes_outside": outside} if outside else {})
+    return {**kept, **masks, **moved}, counts
 
 
 def count_annotations(annotations: Annotations, found: Coordinates) -> dict[str, int]:
@@ -255,8 +263,8 @@ def count_annotations(annotations: Annotations, found: Coordinates) -> dict[str,
     return {name: count for name, count in counts.items() if count}
 
 
-def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.float64]:
-    """Return boxes of an image, [N, 4], clipped to its crop; boxes outside become all zeros.
+def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return boxes of an image, [N, 4], clipped to its crop, and which are outside, [N]; these become all zeros.
 
     A box without area (a line or a point) on the border of the crop counts as inside.
     """
@@ -266,8 +274,9 @@ def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> npt.NDArray[np.f
     # Per axis: the clipped interval has a length, or a point was not moved by clipping.
     is_place = moved[:, :2] == moved[:, 2:]
     is_left = np.where(is_place, moved[:, :2] == clipped[:, :2], clipped[:, :2] < clipped[:, 2:])
-    clipped[~is_left.all(axis=1)] = 0
-    return clipped
+    is_outside: Any = ~is_left.all(axis=1)
+    clipped[is_outside] = 0
+    return clipped, is_outside
 
 
 def check_size(declared: tuple[int, int] | None, geometry: Geometry) -> None:

@@ -22,6 +22,7 @@ import shardflow as sf
 from shardflow._masks import mask_values
 from shardflow._pillow import map_codec_errors
 from shardflow.cli.main import shardflow
+from shardflow.cli.output import operation_counts
 from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
@@ -171,12 +172,17 @@ def test_cropped_boxes_keep_their_place() -> None:
 
 @pytest.mark.parametrize("preset", ["original", "imagenet"])
 def test_boxes_without_area_keep_their_place(tmp_path: Path, preset: str) -> None:
-    """A line or a point is packed as one, where it lies; loading drops it with its label, unless all boxes are kept."""
+    """A line or a point is packed as one, where it lies; loading drops it with its label, unless all boxes are kept.
+
+    One outside of the image becomes zeros, and is counted.
+    """
     boxes = [[10, 10, 10, 30], [0, 0, 40, 40], [20, 20, 20, 20], [90, 8, 90, 8]]
     content = json.dumps({"boxes": boxes, "labels": [5, 6, 7, 8]}).encode()
     write_tree(tmp_path / "src", {"a.png": encoded(Image.new("RGB", (64, 64)), "PNG"), "a.json": content})
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy", fields={"labels": "labels"}))
-    sf.pack(tmp_path / "src", tmp_path / "dst", preset=preset, annotations=declared, executor="serial")
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", preset=preset, annotations=declared, executor="serial")
+    assert (report.counts["boxes"], report.counts["boxes_outside"]) == (4, 1)
+    assert "1 boxes outside of the packed image" in operation_counts(report.counts)
     (sample,) = sf.open(tmp_path / "dst")["train"]
     assert json.loads(sample["json"]) == {"boxes": [*boxes[:3], [0, 0, 0, 0]], "labels": [5, 6, 7, 8]}
     options = {"batch_size": 1, "decoder": sf.decoders.CenterCrop(64, resize=64), "shuffle": False, "num_workers": 0}

@@ -27,7 +27,7 @@ def point(geometry: Geometry, x: float, y: float) -> tuple[float, float]:
 
 def rectangle(geometry: Geometry, *box: float) -> tuple[float, ...] | None:
     """What is left of a rectangle in the packed image; None where nothing is."""
-    found = tuple(pack_boxes(np.array([box], np.float64), geometry.crops)[0].tolist())
+    found = tuple(pack_boxes(np.array([box], np.float64), geometry.crops)[0][0].tolist())
     return found if any(found) else None
 
 
