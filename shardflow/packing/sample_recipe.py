@@ -274,7 +274,7 @@ def pack_boxes(boxes: npt.NDArray[np.float64], crops: Crops) -> tuple[npt.NDArra
     # Per axis: the clipped interval has a length, or a point was not moved by clipping.
     is_place = moved[:, :2] == moved[:, 2:]
     is_left = np.where(is_place, moved[:, :2] == clipped[:, :2], clipped[:, :2] < clipped[:, 2:])
-    is_outside: Any = ~is_left.all(axis=1)
+    is_outside = ~(is_left[:, 0] & is_left[:, 1])
     clipped[is_outside] = 0
     return clipped, is_outside
 
