@@ -25,6 +25,9 @@ def resolve_group(group: Group | None) -> tuple[int, int]:
     if group is None:
         if _is_initialised():
             return dist.get_rank(), dist.get_world_size()
+        if bool(os.environ.get("WORLD_SIZE")) != bool(os.environ.get("RANK")):
+            message = "the environment has one of RANK and WORLD_SIZE"
+            raise ConfigError(f"{message}; set both, or pass group=(0, 1) to read everything in this process")
         return _environment("RANK", 0), _environment("WORLD_SIZE", 1)
     if isinstance(group, Sequence) and len(group) == 2:
         return check_integer("rank", group[0]), check_integer("the size of the group", group[1])

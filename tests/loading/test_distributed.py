@@ -37,6 +37,9 @@ def test_environment_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "two")
     with pytest.raises(ConfigError, match=r"RANK .*'two'"):
         resolve_group(None)
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ConfigError, match="set both"):  # one process would read a quarter
+        resolve_group(None)
 
 
 @pytest.mark.usefixtures("distributed")
