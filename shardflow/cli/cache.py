@@ -76,14 +76,13 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
 
 
 @cache.command()
-@click.option("--limit", callback=_size, metavar="SIZE", help="Size to keep at most, such as 10GB.")
-@click.option("--all", "everything", is_flag=True, help="Remove all files.")
+@click.option("--limit", callback=_size, metavar="SIZE", help="Size to keep at most, such as 10GB; 0 removes all.")
 @click.option(
     "--dataset", metavar="URL", type=PathOrUrl(), help="Remove the files of a dataset, including removed samples."
 )
 @click.option("--damaged", is_flag=True, help="Read all files, and remove damaged ones.")
 @_directory
-def prune(limit: int | None, everything: bool, dataset: str | None, damaged: bool, cache_dir: str | None) -> None:
+def prune(limit: int | None, dataset: str | None, damaged: bool, cache_dir: str | None) -> None:
     """Remove files from the cache, the least recently used first.
 
     These are shards and decoded images. Processes that have a removed file open can still read it.
@@ -91,12 +90,12 @@ def prune(limit: int | None, everything: bool, dataset: str | None, damaged: boo
     \b
     Examples:
       shardflow cache prune --limit 10GB
-      shardflow cache prune --all
+      shardflow cache prune --limit 0
       shardflow cache prune --dataset s3://bucket/photos256
       shardflow cache prune --damaged
     """
-    if (limit is not None) + everything + damaged + (dataset is not None) != 1:
-        raise click.UsageError("give one of --limit, --all, --dataset and --damaged")
+    if (limit is not None) + damaged + (dataset is not None) != 1:
+        raise click.UsageError("give one of --limit, --dataset and --damaged")
     found = _existing(cache_dir)
     contents = set() if dataset is None else contents_of(shardflow.open(dataset, cache=found))
     with show_waiting("reading all files" if damaged else "removing files"):

@@ -87,7 +87,7 @@ def test_prune(far: str, directory: Path) -> None:
     held = [blob.bytes for blob in Cache().blobs()]
     assert "removed 1 file" in run("prune", "--limit", str(sum(held) - 1))
     assert len(list(directory.glob("blobs/*"))) == 5
-    assert "removed 5 files" in run("prune", "--all")
+    assert "removed 5 files" in run("prune", "--limit", "0")
     assert not list(directory.glob("blobs/*"))
 
 
@@ -99,13 +99,13 @@ def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
     assert (described["files"], described["decoded_files"]) == (4, 2)
     assert described["decoded_bytes"] >= 8 * 48 * 40 * 3
     assert re.search(r"decoded +2 files, [\d.]+ [kM]B", run())
-    assert "removed 6 files" in run("prune", "--all")
+    assert "removed 6 files" in run("prune", "--limit", "0")
     assert not list(directory.glob("decoded/*"))
 
 
 def test_prune_requires_one_option(directory: Path) -> None:
     """Pruning without an option or with two is wrong usage, as are options before a subcommand."""
-    for arguments in (["prune"], ["prune", "--all", "--damaged"], ["--json", "prune", "--all"]):
+    for arguments in (["prune"], ["prune", "--limit", "0", "--damaged"], ["--json", "prune", "--limit", "0"]):
         assert CliRunner().invoke(cache, arguments).exit_code == 2
     assert not directory.exists()
 
@@ -115,11 +115,11 @@ def test_directory_can_be_named(far: str, directory: Path, tmp_path: Path) -> No
     elsewhere = str(tmp_path / "elsewhere")
     run("warm", far, "--cache-dir", elsewhere)
     assert json.loads(run("--json", "--cache-dir", elsewhere))["files"] == 6
-    assert "removed 6 files" in run("prune", "--all", "--cache-dir", elsewhere)
+    assert "removed 6 files" in run("prune", "--limit", "0", "--cache-dir", elsewhere)
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("command", [[], ["prune", "--all"]])
+@pytest.mark.parametrize("command", [[], ["prune", "--limit", "0"]])
 def test_a_directory_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -182,7 +182,7 @@ def test_a_record_does_not_quote_its_condition(dataset: Path) -> None:
 
 
 def test_a_bucket_with_versioning(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
-    """A purge leaves old versions of deleted objects in such a bucket, and prints the command that deletes them all."""
+    """A purge leaves old versions of deleted objects in such a bucket, and the page's command deletes them all."""
     bucket, client = replace(server, bucket=f"versions-{prefix}"), server.client()
     client.mkdir(bucket.bucket)
     client.call_s3("put_bucket_versioning", Bucket=bucket.bucket, VersioningConfiguration={"Status": "Enabled"})
@@ -203,14 +203,16 @@ def test_a_bucket_with_versioning(dataset: Path, tmp_path: Path, server: Server,
     assert [trace for trace in traces if trace in b"".join(bucket.contents("sets of mine/set").values())] == []
     found, objects = versions()
     assert [trace for trace in traces if trace not in b"".join(objects)] == []
-    listing, _, deletion = done.stdout.splitlines()[-1].partition(" --query ")
-    query = shlex.split(deletion)[0]
+    assert 'see "Other copies" in docs/removing.md' in done.stdout
+    page = (Path(__file__).parents[2] / "docs" / "removing.md").read_text()
+    command = page.partition("```bash\n")[2].partition("```")[0]
+    command = command.replace("BUCKET", bucket.bucket).replace("PREFIX/", "'sets of mine/set/'")
+    (query,) = re.findall(r"--query '(.*?)'", command)
     rows = pytest.importorskip("jmespath").search(query, found)
     (tmp_path / "listed").write_text("".join(f"{name}\t{version}\n" for name, version in rows))
     stub = "aws() { [ $2 = list-object-versions ] && cat listed || printf '%s\\n' \"$@\" >> deleted; }\n"
-    subprocess.run(["bash", "-c", stub + listing + " --query " + deletion], cwd=tmp_path, check=True)
+    subprocess.run(["bash", "-c", stub + command], cwd=tmp_path, check=True)
     asked = (tmp_path / "deleted").read_text().splitlines()
-    assert shlex.split(listing)[-3:] == [bucket.bucket, "--prefix", "sets of mine/set/"]
     for start in range(0, len(asked), 8):
         named, name, version = asked[start + 3 : start + 8 : 2]
         client.call_s3("delete_object", Bucket=named, Key=name, VersionId=version)
