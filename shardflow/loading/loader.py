@@ -48,19 +48,12 @@ from .worker_settings import Workers
 logger = logging.getLogger(__name__)
 
 _ELSEWHERE = {
-    "cache_dir": "use cache",
-    "cache_limit": "use cache=shardflow.Cache(directory, limit=...)",
     "batch_sampler": "batch_size and sampler compose the batches",
-    "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
-    "device": "device.Prefetcher(loader, device) copies batches to a device",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
     "generator": "seed determines the order and all augmentation",
-    "handler": "max_errors is the number of damaged samples that may be replaced by others",
-    "image_size": "the decoder sets the size: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "in_order": "batches always come in order",
-    "nodesplitter": "every rank gets its own share, without a splitter",
     "multiprocessing_context": "use num_workers=Workers(..., multiprocessing_context=...)",
     "num_replicas": "use group=(rank, size)",
     "persistent_workers": "use num_workers=Workers(..., persistent_workers=...)",
@@ -68,22 +61,13 @@ _ELSEWHERE = {
     "pin_memory_device": "pinned memory works for every device",
     "prefetch_factor": "use num_workers=Workers(..., prefetch_factor=...)",
     "rank": "use group=(rank, size)",
-    "resampled": "an epoch has each sample once; samples_per_epoch gives it another length",
-    "samples_per_class": "sampler=shardflow.samplers.ClassBatches(...) composes batches by class",
-    "shardshuffle": "shuffle=True shuffles the shards too",
-    "size": "the decoder sets the size: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers always have limits",
-    "train": "split='train' and split='val' set the defaults of training and evaluation",
     "transforms": "use transform, called with each image, or batch_transform, called with each batch",
-    "where": "sampler=shardflow.samplers.Subset('score > 0.5') selects samples by a condition",
-    "weights": "sampler=shardflow.samplers.Weighted(...) draws samples by weight",
     "worker_init_fn": "transforms are seeded for each sample, so workers need none",
-    "workers": "use num_workers",
     "world_size": "use group=(rank, size)",
-    "workersplitter": "every worker gets its own share, without a splitter",
 }
-"""Arguments of PyTorch's and webdataset's loaders → the equivalent here."""
+"""Arguments of PyTorch's loaders and samplers → the equivalent here."""
 
 
 class Loader(Engine):
