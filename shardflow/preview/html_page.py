@@ -12,13 +12,12 @@ from shardflow._wording import plural, size_text
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import Finding
 from shardflow.dataset.virtual_dataset import tar_bytes
-from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics
 from shardflow.loading.run_metadata import describe_versions
 from shardflow.storage.local_files import map_os_errors
 
 from .contact_sheet import ContactSheet, sample_tiles
-from .markup import bar_chart, data_url, gallery, note, page, rank_chart, section, sheet, size_histogram, table
+from .markup import bar_chart, data_url, gallery, note, page, section, sheet, size_histogram, table
 from .mixing import Mixing, measure_mixing
 from .sample_reader import SampleReader
 
@@ -48,9 +47,7 @@ def write_page(
     numbers = reader.spread_samples(count) if class_name is None else reader.samples_of_class(class_name, count)
     shown = f"Samples{'' if class_name is None else f' of {class_name}'}: {len(numbers):,} of {len(reader.split):,}"
     tiles = sample_tiles(reader.samples(numbers), dataset.classes, dataset.manifest.annotations)
-    statistics, complete = count_images(dataset, reader)
-    images = statistics.counts["images"]
-    incomplete = "" if complete else note(f"Counted over {images:,} images of some shards.")
+    statistics = (dataset.manifest.statistics or {}).get(split, Statistics())
     body = "".join(
         [
             _facts(dataset, statistics),
@@ -58,8 +55,8 @@ def write_page(
             "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
             '<div class="columns">',
             _classes(dataset, statistics),
-            _sizes(statistics, incomplete),
-            _bytes_per_image(statistics.counts, incomplete),
+            _sizes(statistics),
+            _bytes_per_image(statistics.counts),
             _mixing(measure_mixing(reader.split, len(dataset.classes or ()))),
             _recipe(dataset, statistics),
             _verification(findings),
@@ -74,28 +71,6 @@ def write_page(
     html = page(f"{name}, split {split}", f"{header}\n<main>{body}</main>")
     with map_os_errors(Path(path)):
         Path(path).write_text(html, encoding="utf-8", errors="replace")
-
-
-def count_images(dataset: Dataset, reader: SampleReader) -> tuple[Statistics, bool]:
-    """Return the statistics of the reader's split, and whether they cover the whole split.
-
-    If the manifest has none, they are counted from the indexes of some shards, without the facts of packing:
-    classes, and sizes and bytes before packing.
-    """
-    known = (dataset.manifest.statistics or {}).get(reader.split.name)
-    if known is not None:
-        return known, True
-    counts, sizes = Counter[str](), Statistics()
-    shards = reader.spread_shards()
-    for shard in shards:
-        rows = reader.index_rows(shard)
-        for _, part, _, payload_bytes, _, width, height in () if rows is None else rows.members:
-            if part.decode() in IMAGE_PARTS:
-                counts.update(images=1, bytes_after=payload_bytes)
-                if width and height:
-                    sizes.count(before=(width, height), after=(width, height), labels=())
-    counted = Statistics(counts=counts, widths_after=sizes.widths_after, heights_after=sizes.heights_after)
-    return counted, len(shards) == len(reader.split.shards)
 
 
 def _facts(dataset: Dataset, statistics: Statistics) -> str:
@@ -126,10 +101,10 @@ def _classes(dataset: Dataset, statistics: Statistics) -> str:
     empty = sum(not number for number in numbers)
     text = f"<p>{escape(label)}{f'; {empty:,} without samples' if empty else ''}.</p>"
     largest = sorted(zip(names, numbers, strict=True), key=lambda row: -row[1])[:_LARGEST_CLASSES]
-    return section("Classes", rank_chart(numbers, label) + text + "<h3>Largest classes</h3>" + bar_chart(largest))
+    return section("Classes", text + "<h3>Largest classes</h3>" + bar_chart(largest))
 
 
-def _sizes(known: Statistics, incomplete: str) -> str:
+def _sizes(known: Statistics) -> str:
     if not known.widths_after:
         return section("Sizes", "<p>Not known.</p>")
     legend = '<p><span class="key after"></span>packed'
@@ -141,14 +116,14 @@ def _sizes(known: Statistics, incomplete: str) -> str:
     ):
         label = f"{name}s packed: {_range(after)}" + (f"; before: {_range(before)}" if before else "")
         parts.append(f"<h3>{name.capitalize()}, pixels</h3>{size_histogram(before, after, label)}{note(label)}")
-    return section("Sizes", legend + "".join(parts) + incomplete)
+    return section("Sizes", legend + "".join(parts))
 
 
 def _range(sides: Mapping[int, int]) -> str:
     return f"{min(sides):,} to {max(sides):,}" if len(sides) > 1 else f"{min(sides):,}"
 
 
-def _bytes_per_image(numbers: Mapping[str, int], incomplete: str) -> str:
+def _bytes_per_image(numbers: Mapping[str, int]) -> str:
     if not numbers["images"]:
         return section("Bytes per image", "<p>Not known.</p>")
     before, after = (numbers[name] / numbers["images"] for name in ("bytes_before", "bytes_after"))
@@ -157,7 +132,7 @@ def _bytes_per_image(numbers: Mapping[str, int], incomplete: str) -> str:
         rows.insert(0, ("before", round(before)))
         ratio, change = (after / before, "larger") if before < after else (before / after, "smaller")
         text = f"<p>Packing made the images {ratio:,.1f} times {change}.</p>"
-    return section("Bytes per image", bar_chart(rows) + text + incomplete)
+    return section("Bytes per image", bar_chart(rows) + text)
 
 
 def _mixing(mixing: Mixing | None) -> str:

@@ -115,18 +115,6 @@ def bar_chart(rows: Sequence[tuple[str, int]]) -> str:
     return f'<ul class="bars">{"".join(cells)}</ul>'
 
 
-def rank_chart(numbers: Sequence[int], label: str) -> str:
-    """Return the numbers in descending order as a filled curve, for more numbers than there is room for bars."""
-    ordered = sorted(numbers, reverse=True)
-    most, last = max(1, *ordered), max(1, len(ordered) - 1)
-    points = " ".join(
-        f"{_WIDTH * place / last:.1f},{_HEIGHT - _HEIGHT * number / most:.1f}" for place, number in enumerate(ordered)
-    )
-    shape = f'<polygon class="fill" points="0,{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"/>'
-    axis = _axis_text(0, f"most: {most:,}", "start") + _axis_text(_WIDTH, f"fewest: {ordered[-1]:,}", "end")
-    return _svg(shape + axis, label)
-
-
 def size_histogram(before: Mapping[int, int], after: Mapping[int, int], label: str) -> str:
     """Return two histograms of sides in pixels on one logarithmic axis: `before` as an outline, `after` filled."""
     drawn = [(_binned(each), style) for each, style in ((after, "fill"), (before, "line")) if each]

@@ -19,13 +19,12 @@ import shardflow
 from shardflow.preview import markup
 from shardflow.preview.augmentation import augment_sample, training_loader
 from shardflow.preview.contact_sheet import Tile
-from shardflow.preview.html_page import count_images, write_page
+from shardflow.preview.html_page import write_page
 from shardflow.preview.markup import gallery, section
 from shardflow.preview.markup import page as page_of
-from shardflow.preview.sample_reader import SampleReader
 from tests.helpers.browser import Browser, Rendered, executable
 from tests.helpers.folders import write_tree
-from tests.helpers.making import jpeg, make_dataset, write_dataset
+from tests.helpers.making import jpeg, make_dataset
 
 CLASSES = "bridge", "cat & <dog>", "fern"
 WIDTHS = 390, 1400
@@ -190,18 +189,6 @@ def test_page_of_a_bare_dataset(tmp_path: Path) -> None:
         assert expected in html, expected
     assert "train/000000.tar, sample 000000000" in html
     assert len(samples_of(path)) == 6
-
-
-def test_images_are_counted_and_masks_are_not(tmp_path: Path) -> None:
-    """Without statistics, images, bytes and sizes are counted from the indexes; masks are not images."""
-    images = [jpeg(number, 31, 20) for number in range(3)]
-    samples = [(f"{number:09}", {"jpg": image, "mask.png": b"x" * 99}) for number, image in enumerate(images)]
-    dataset = shardflow.open(write_dataset(tmp_path, {"train": [samples]}))
-    counted, complete = count_images(dataset, SampleReader(dataset, "train"))
-    assert complete
-    assert counted.counts == {"images": 3, "bytes_after": sum(map(len, images))}
-    assert (counted.widths_after, counted.heights_after) == ({31: 3}, {20: 3})
-    assert not counted.widths_before
 
 
 def samples_of(page: Path) -> list[dict[str, Any]]:
