@@ -4,9 +4,15 @@
 #define SHARDFLOW_ENCODER_H
 
 #include "fdct.h"
-#include "plane.h"
 #include "seek.h"
 #include "standard_tables.h"
+
+/* The samples of a component. The last sample of a row is repeated up to the end of its block of 8. */
+typedef struct {
+    int32_t width, height;
+    size_t row_bytes; /* from one row to the next */
+    uint8_t *rows;
+} sf_plane;
 
 /* The bits of a symbol, code and value: the highest 5 bits are their number, and the lowest bits are the code with zeros for
  * the value. */

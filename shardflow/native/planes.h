@@ -8,7 +8,7 @@
 #define SHARDFLOW_PLANES_H
 
 #include "decoder.h"
-#include "plane.h"
+#include "encoder.h"
 
 /* A plane in progress. Axis 0 is across and axis 1 down the stored image. */
 typedef struct {
@@ -32,5 +32,11 @@ void sf_planes_make(sf_planes *p, sf_decoder *d, const sf_transcoding *transcodi
 
 void sf_planes_trim(sf_planes *planes);
 void sf_planes_release(sf_planes *planes);
+
+/* A decoder's image, resized in its own colours and encoded again. */
+typedef struct {
+    sf_planes planes;
+    sf_encoder encoder;
+} sf_transcoder;
 
 #endif

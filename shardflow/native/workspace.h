@@ -3,7 +3,7 @@
 #define SHARDFLOW_WORKSPACE_H
 
 #include "decoder.h"
-#include "transcode.h"
+#include "planes.h"
 
 struct sf_workspace {
     sf_decoder decoder;
