@@ -1,4 +1,4 @@
-"""Finding tars: the ones that a path or URL with braces and wildcards names, and their splits without a manifest."""
+"""Finding tars: the ones that a path or URL with braces and wildcards names, and the splits of files by their names."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from shardflow.storage.urls import divide_query, strip_file_scheme
 
 _ALL = "**/*.tar"
 _TRAIN = SPLITS[0]
-_NO_LETTERS = re.compile(r"[^a-z]+")
+_WORD = re.compile(r"[a-z]+")
 _SPECIAL = re.compile(r"[{*?\[]")
+
+_OTHER_WORDS = {"training": "train", "dev": "validation", "testing": "test", "eval": "test", "evaluation": "test"}
+"""Other words for splits, as on the Hugging Face Hub."""
 
 
 class RootAndPattern(NamedTuple):
@@ -160,29 +163,37 @@ def has_wildcards(pattern: str) -> bool:
     return _SPECIAL.search(pattern) is not None
 
 
-def tar_splits(root: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the split of each tar below a root: the folder of its path that is named like a split.
+def splits_of_files(root: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the split of each file below a root.
 
-    If no tar has one, the words of their names decide, as in `photos-val-000.tar`. If these do not, all belong to the
-    split after which the root itself is named, or to "train".
+    A word of the file's name says it, as in `photos-val-000.tar`, or else a word of its folders. If no file says its
+    split, all belong to that after which the root is named, such as `val2017`, or to "train".
 
     Raises:
-        ConfigError: Only some tars are in such folders, or have such names, or one has two splits.
+        ConfigError: Only some files say their split, or one says several.
     """
-    names = list(names)
-    found = {name: {folder for folder in name.lower().split("/")[:-1] if folder in SPLITS} for name in names}
-    if not any(found.values()):
-        words = {name: _NO_LETTERS.split(name.lower().rpartition("/")[2]) for name in names}
-        found = {name: {word for word in words[name] if word in SPLITS} for name in names}
-        if set().union(*found.values()) == {_TRAIN}:  # without another split there is nothing to mix up
-            found = {name: {_TRAIN} for name in names}
-    remedy = f"splits are {', '.join(SPLITS)}; move it, or name one kind with a pattern: {root}/{{train,val}}/*.tar"
-    if several := next((name for name, splits in found.items() if len(splits) > 1), None):
-        raise ConfigError(f"{root} has {several!r}, which is of several splits by its path; {remedy}")
-    others = [name for name, splits in found.items() if not splits]
-    if others and len(others) < len(found):
-        inside = next(name for name, splits in found.items() if splits)
-        raise ConfigError(f"{root} has {inside!r}, which names its split, and {others[0]!r}, which does not; {remedy}")
-    last = root.rpartition("/")[2].lower()
-    default = last if last in SPLITS else _TRAIN
+    found: dict[str, set[str]] = {}
+    for name in names:
+        *folders, file = name.split("/")
+        found[name] = _split_words(file) or set().union(*map(_split_words, folders))
+    named = [name for name, splits in found.items() if splits]
+    unnamed = [name for name, splits in found.items() if not splits]
+    remedy = f"splits are {', '.join(SPLITS)}; move it, or name one kind with a pattern such as {{train,val}}/*"
+    if several := next((name for name in named if len(found[name]) > 1), None):
+        raise ConfigError(f"{root} has {several!r}, which names several splits; {remedy}")
+    if named and unnamed:
+        # Beside files for training that say so, without folders, there is nothing to mix up.
+        in_folders = any(_split_words(os.path.dirname(name)) for name in named)
+        if in_folders or any(found[name] != {_TRAIN} for name in named):
+            message = f"{root} has {named[0]!r}, which names its split, and {unnamed[0]!r}, which does not"
+            raise ConfigError(f"{message}; {remedy}")
+    folder = divide_query(root).place.rpartition("/")[2]
+    is_one_word = not named and len(_WORD.findall(folder.lower())) == 1
+    default = next(iter(_split_words(folder)), _TRAIN) if is_one_word else _TRAIN
     return {name: next(iter(splits), default) for name, splits in found.items()}
+
+
+def _split_words(text: str) -> set[str]:
+    """Return the splits that a name says: by their names, as in `image_info_test-dev2017`, or else by other words."""
+    words = _WORD.findall(text.lower())
+    return set(SPLITS).intersection(words) or {_OTHER_WORDS[word] for word in words if word in _OTHER_WORDS}

@@ -25,7 +25,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.urls import canonical_root, divide_query, remote_options, shown_url
 
-from .finding_tars import find_tars, split_pattern, tar_splits
+from .finding_tars import find_tars, split_pattern, splits_of_files
 from .label_numbering import Classes, LabelNumbering
 from .selection import select_rows
 from .tar_scan import ScannedTar, scan_tar
@@ -167,7 +167,7 @@ def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
     for name in names:
         if not is_name(name):
             raise ConfigError(f"{storage.url(name)}: names may only have A-Z a-z 0-9 . _ -; rename the tar")
-    for name, split in tar_splits(str(storage), names).items():
+    for name, split in splits_of_files(str(storage), names).items():
         yield _TarFile(storage, name, split)
 
 

@@ -3,11 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shardflow as sf
-from shardflow.dataset.finding_tars import find_tars, split_pattern, tar_splits
+from shardflow.dataset.finding_tars import find_tars, split_pattern, splits_of_files
 from shardflow.errors import ConfigError
 from shardflow.storage.local import LocalStorage
+from tests.helpers.examples import examples
 from tests.helpers.making import make_dataset
 
 
@@ -66,7 +69,7 @@ def test_braces_and_wildcards(tmp_path: Path) -> None:
     assert list(find_tars(storage, "{08..10..2}/?.tar")) == ["08/a.tar", "10/b.tar"]
     assert list(find_tars(storage, "{b,a}.tar")) == ["a.tar", "b.tar"]
     assert len(find_tars(storage, None)) == 5
-    with pytest.raises(ConfigError, match=r"'c\.tar': it holds 5 tars"):
+    with pytest.raises(ConfigError, match=r"'c\.tar': it has 5 tars"):
         find_tars(storage, "{a..c}.tar")
     storage.put("c/0.tar.gz", b"")
     with pytest.raises(ConfigError, match=r"'c\.tar': .*; decompress \.gz files first"):
@@ -112,16 +115,61 @@ def test_tars_of_a_packed_dataset_are_refused(tmp_path: Path, store: str) -> Non
         (["train-0.tar", "extra.tar"], ["train", "train"]),
         (["portraits-0.tar", "trained-1.tar"], ["train", "train"]),
         (["a/val-0.tar", "a/val-1.tar"], ["val", "val"]),
-        (["train/val-0.tar"], ["train"]),
+        (["train/val-0.tar"], ["val"]),
+        (["train/a/0.tar", "my-dev-set/0.tar"], ["train", "validation"]),
+        (["image_info_test-dev2017.json"], ["test"]),
     ],
 )
-def test_names_of_tars_name_their_splits(names: list[str], splits: list[str]) -> None:
-    """A word of a tar's name is its split, unless folders name the splits."""
-    assert list(tar_splits("s3://bucket/imgs", names).values()) == splits
+def test_names_of_files_name_their_splits(names: list[str], splits: list[str]) -> None:
+    """A word of a file's name is its split, or else one of its folders; names of splits go before other words."""
+    assert list(splits_of_files("s3://bucket/imgs", names).values()) == splits
 
 
-@pytest.mark.parametrize("names", [["imgs-val-0.tar", "imgs-0.tar"], ["train-val-0.tar"], ["val/0.tar", "1.tar"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["imgs-val-0.tar", "imgs-0.tar"],
+        ["train-val-0.tar"],
+        ["val/0.tar", "1.tar"],
+        ["train/val/0.tar"],
+        ["train/0.tar", "held-out/0.tar"],
+    ],
+)
 def test_tars_that_may_be_of_another_split(names: list[str]) -> None:
     """Tars for validation beside others do not become training data."""
     with pytest.raises(ConfigError, match="val"):
-        tar_splits("s3://bucket/imgs", names)
+        splits_of_files("s3://bucket/imgs", names)
+
+
+@pytest.mark.parametrize(
+    ("root", "split"),
+    [("val", "val"), ("a/Val2017", "val"), ("eval", "test"), ("my-val", "train"), ("hf://a/b", "train")],
+)
+def test_the_root_names_the_split_of_all(root: str, split: str) -> None:
+    """Files without such a word have the split after which the root is named as a whole."""
+    assert splits_of_files(root, ["a/0.tar", "1.tar"]) == {"a/0.tar": split, "1.tar": split}
+
+
+WORDS = {"train": "train", "val": "val", "TEST": "test", "dev": "validation", "cats": None, "trained": None}
+NAMES = st.lists(st.lists(st.sampled_from([*WORDS]), min_size=1, max_size=2), min_size=1, max_size=3)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=4))
+@examples(200)
+def test_any_names(names: list[list[list[str]]]) -> None:
+    """A file has the split that its name says, or else its folders; names that leave a doubt are refused."""
+    files, splits, in_folders = list[str](), list[set[str | None]](), False
+    for number, parts in enumerate(names):
+        said: list[set[str | None]] = [{WORDS[word] for word in words} - {None} for words in parts]
+        said = [each - {"validation"} or each for each in said]
+        splits.append(said[-1] or set().union(*said) or {None})
+        in_folders |= any(said[:-1])
+        files.append("/".join("_".join(words) for words in parts) + f"-{number}.tar")
+    all_splits = set().union(*splits)
+    is_one_kind = None not in all_splits or all_splits == {None} or (all_splits == {None, "train"} and not in_folders)
+    if is_one_kind and all(len(each) == 1 for each in splits):
+        wanted = [min(each) or "train" for each in splits]
+        assert list(splits_of_files("s3://bucket/imgs", files).items()) == list(zip(files, wanted, strict=True))
+    else:
+        with pytest.raises(ConfigError, match=r"names several splits|names its split"):
+            splits_of_files("s3://bucket/imgs", files)

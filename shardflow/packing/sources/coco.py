@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardflow._wording import plural
+from shardflow.dataset.finding_tars import splits_of_files
 from shardflow.dataset.label_numbering import LabelNumbering
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
@@ -93,7 +94,7 @@ class Coco(SourceKind):
         storage, folder, name = open_folder_of(self.url, self.storage_options)
         content = _Content(self._read(storage, name), str(self))
         base = str(self.images) if self.images is not None else self._image_folder(content, folder, name)
-        split = self.split or _split_of(name, divide_query(folder).place)
+        split = self.split or splits_of_files(folder, [name])[name]
         if split not in SPLITS:
             raise ConfigError(f"split is {split!r}; splits are named {', '.join(SPLITS)}")
         numbering = LabelNumbering(content.names if self.classes is None else self.classes, content.names, self)
@@ -216,12 +217,6 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if _SEGMENT in entry:
         entry[_SEGMENT] = json.dumps(entry[_SEGMENT] or [])
     return entry
-
-
-def _split_of(*names: str) -> str:
-    """Return the first split in names such as "instances_train2017.json"; "train" if there is none."""
-    words = (word for name in names for word in re.findall("[a-z]+", name.rpartition("/")[2].lower()))
-    return next((word for word in words if word in SPLITS), SPLITS[0])
 
 
 def _unlabelled_inputs(

@@ -19,7 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardflow._wording import plural
-from shardflow.dataset.finding_tars import expand_braces, has_wildcards, matching, refuse_unread, split_pattern
+from shardflow.dataset.finding_tars import (
+    expand_braces,
+    has_wildcards,
+    matching,
+    refuse_unread,
+    split_pattern,
+    splits_of_files,
+)
 from shardflow.errors import ConfigError, NotFoundError, SampleError, ShardflowError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
@@ -45,13 +52,6 @@ EXTENSION = ".parquet"
 _CHUNK_ITEMS = 128
 _FOOTERS_AT_ONCE = 16
 
-_SPLIT_WORDS = dict(zip(SPLITS, SPLITS, strict=True)) | {
-    "training": "train",
-    "dev": "validation",
-    "testing": "test",
-    "eval": "test",
-    "evaluation": "test",
-}
 _OF = re.compile(r"(.*)-(\d+)-of-(\d+)[^/]*")
 _NESTED_BYTES = re.compile(r"\b(large_|fixed_size_)?binary(_view)?(?=[\[,>]|$| not)")  # other than a name of a field
 _TEXT = re.compile(r"(dictionary<values=)?((large_|fixed_size_)?(string|binary)|null)")
@@ -158,7 +158,7 @@ class Parquet(SourceKind):
         root, pattern = split_pattern(self.url)
         if pattern is None and root.lower().endswith(EXTENSION) and not os.path.isdir(root):
             _, root, name = open_folder_of(self.url, self.storage_options)
-            return root, _splits([name], self, root)
+            return root, splits_of_files(root, [name])
         storage = open_storage(root, remote_options(root, self.storage_options))
         patterns = ["**/*" + EXTENSION] if pattern is None else expand_braces(pattern)
         listing = storage.listing() if any(map(has_wildcards, patterns)) else {}
@@ -170,7 +170,7 @@ class Parquet(SourceKind):
             )
         if (foreign := next((name for name in names if "://" in name or not is_below(name)), None)) is not None:
             raise ConfigError(f"{storage} lists {foreign!a}, which is not a file below it; rename the file")
-        splits = _splits(sorted(names, key=name_bytes), self, root)
+        splits = splits_of_files(root, sorted(names, key=name_bytes))
         if pattern is None:
             refuse_unread(matching(listing, "**"), EXTENSION, str(self))
             _refuse_incomplete(splits, self)
@@ -304,27 +304,6 @@ def _list_file(storage: Storage, first: ParquetFile, columns: _Columns, name: st
     splits = None if columns.split is None else file.column(columns.split)
     without = file.without_text(caption) if caption else ()
     return _ListedFile(file.column(columns.label), splits, without, columns.identity(file), file.group_rows)
-
-
-def _splits(names: Sequence[str], where: object, root: str) -> dict[str, str]:
-    """Return the split of each file, by words in its name, or else in its folders, or else in the root's name."""
-
-    def words(text: str) -> set[str]:
-        return {_SPLIT_WORDS[word] for word in re.findall(r"[a-z]+", text.lower()) if word in _SPLIT_WORDS}
-
-    found: dict[str, str | None] = {}
-    for name in names:
-        *folders, file = name.removesuffix(EXTENSION).split("/")
-        splits = next(filter(None, map(words, [file, *reversed(folders)])), set())
-        if len(splits) > 1:
-            raise ConfigError(f"{where}: {name!r} names several splits, {', '.join(sorted(splits))}; rename the file")
-        found[name] = next(iter(splits), None)
-    without = [name for name, split in found.items() if split is None]
-    if without and len(without) < len(found):
-        named = next(name for name, split in found.items() if split is not None)
-        raise ConfigError(f"{where}: {named!r} names a split but {without[0]!r} does not; choose files with a pattern")
-    last = divide_query(root).place.rpartition("/")[2].lower()
-    return {name: split or _SPLIT_WORDS.get(last, SPLITS[0]) for name, split in found.items()}
 
 
 def _refuse_incomplete(splits: Mapping[str, str], where: object) -> None:

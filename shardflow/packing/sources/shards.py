@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardflow._wording import first_few, plural
-from shardflow.dataset.finding_tars import find_tars, matching, split_pattern, tar_splits
+from shardflow.dataset.finding_tars import find_tars, matching, split_pattern, splits_of_files
 from shardflow.dataset.label_numbering import Named
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.tar_file import open_tar
@@ -53,7 +53,7 @@ class Shards(SourceKind):
 
     Args:
         url: A shardflow dataset; or a directory or URL with tars; or a pattern with braces or wildcards:
-            "s3://bucket/{00000..00099}.tar". A folder named like a split, or a name such as `photos-val-000.tar`, gives
+            "s3://bucket/{00000..00099}.tar". A name such as `photos-val-000.tar`, or else a folder such as `val`, gives
             the split of a tar; otherwise the name of the directory does, or all tars are for training.
         classes: Class names in the order of their labels, or a file with one per line. A number in `.cls` is an index
             into these names, even if the names are numbers. The labels of a shardflow dataset, which has class names,
@@ -110,7 +110,7 @@ class Shards(SourceKind):
         repeated: list[str] = []
         unlabelled = Items.of(
             each
-            for name, split in tar_splits(str(storage), tags).items()
+            for name, split in splits_of_files(str(storage), tags).items()
             for each in _tar_samples(storage, name, tags[name], split, repeated)
         )
         if repeated:

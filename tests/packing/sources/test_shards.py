@@ -66,7 +66,7 @@ def test_patterns(tmp_path: Path) -> None:
     assert names("{train,val}/00.tar") == {"train": ["train/00.tar/00000"], "val": ["val/00.tar/00000"]}
     assert names("*/*.tar")["val"] == ["val/00.tar/00000"]
     assert {split: len(items) for split, items in names("").items()} == {"train": 3, "val": 1}
-    with pytest.raises(ConfigError, match=r"'03\.tar':.*3.*0"):
+    with pytest.raises(ConfigError, match=r"'03\.tar': it has 3 tars"):
         names("train/{02..03}.tar")
     with pytest.raises(NotFoundError, match=r"nowhere.*exist"):
         names("nowhere/{02..03}.tar")
