@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.folders import write_tree
 from tests.helpers.processes import numbers
 from tests.helpers.warm_python import python
 
+PROJECT = Path(__file__).parents[1]
 SAY_ALL = """
 import json, os, sys
-own = [name for name in sys.modules if name.startswith(("shardflow", "tests"))]
+own = [name for name in sys.modules if name.startswith("tests")]
 print(json.dumps([sys.argv, sys.path[0], os.getcwd(), os.environ["SAID"], sys.stdin.read(), __name__, own]))
 print("to the other", file=sys.stderr)
 """
@@ -37,12 +39,18 @@ def test_it_is_a_python(kind: str, tmp_path: Path) -> None:
     where: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "SAID": "é"}, "input": "read"}
     expected, found = (run(executable, *how, "a", "--b", **where) for executable in (sys.executable, python()))
     assert (found.returncode, found.stderr) == (expected.returncode, expected.stderr) == (0, "to the other\n")
-    assert without_finder(found.stdout) == without_finder(expected.stdout)
+    assert json.loads(found.stdout) == json.loads(expected.stdout)
 
 
-def without_finder(stdout: str) -> list[Any]:
-    """Return the values that were printed; an editable installation has a module whose name begins as ours do."""
-    return [value for value in json.loads(stdout) if not isinstance(value, list) or "__editable__" not in str(value)]
+def test_the_project_is_the_one_of_its_path(tmp_path: Path) -> None:
+    """A process has what the server imported of the project, unless another copy of the project is on its path."""
+    code = "import sys, shardflow.errors as errors; print(errors.__file__, 'shardflow.loading.loader' in sys.modules)"
+    given = run(python(), "-c", code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)})
+    assert given.stdout == f"{PROJECT}/shardflow/errors.py True\n"
+    write_tree(tmp_path / "shardflow", {"__init__.py": b"", "errors.py": b""})
+    for kind in (["-c", code], [tmp_path / "say.py"], ["-m", "say"]):
+        (tmp_path / "say.py").write_text(code)
+        assert run(python(), *kind, cwd=tmp_path).stdout == f"{tmp_path}/shardflow/errors.py False\n"
 
 
 @pytest.mark.parametrize(

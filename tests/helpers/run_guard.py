@@ -5,6 +5,7 @@
   killed; if it still goes on, because it hangs in native code, its process of pytest ends.
 - A process of pytest that was lost ends the whole run, with the name of its test. pytest-xdist would wait for as long
   as an orphan of that process holds its pipe, and start another.
+- In a new checkout the first process that runs tests collects them before the others do: it compiles all modules.
 - Servers that all processes of a run share are started by the run's first process, when a test asks for one.
 - Signals that the run ignores because it was started in the background are not ignored in what the tests start.
 """
@@ -44,6 +45,8 @@ _INTERVAL_S = 0.2
 _GRACE_S = 2.0  # for a test that was told that its time is over; then what it started is killed
 _LAST_S = 10.0  # then its process ends
 _STOPPED = "stopped"  # a file in the run's folder
+_COMPILING, _COMPILED = "compiling", "compiled"  # others
+_COMPILED_S = 100.0  # for the first process to compile all modules
 _OTHERS_S = 30.0  # for the tests that still run then
 _LOST_S = 2.0  # for pytest-xdist to notice by itself that a process has ended
 
@@ -87,6 +90,18 @@ class _TestWatch:
         self._before: set[int] = set()
         self._end = float("inf")
         threading.Thread(target=self._watch, name="tests-watch", daemon=True).start()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, Any, Any]:
+        """Wait for the first process if there are modules to compile: each would take as long to do it as all do."""
+        first, deadline = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0", time.monotonic() + _COMPILED_S
+        compiling, compiled = self._said.with_name(_COMPILING), self._said.with_name(_COMPILED)
+        while compiling.exists() and not (first or compiled.exists() or time.monotonic() > deadline):
+            time.sleep(_INTERVAL_S)
+        try:
+            return (yield)
+        finally:
+            compiled.touch()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -155,6 +170,8 @@ class _RunWatch:
         self._lost: dict[int, float] = {}
         if distributed:
             adopt_orphans()
+            if not any(Path(__file__).parents[1].glob("__pycache__/test_*.pyc")):
+                Path(self._run, _COMPILING).touch()
         self._servers = shared_servers.Owner(Path(self._run))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="run-watch", daemon=True)

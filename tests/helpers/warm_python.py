@@ -4,10 +4,10 @@ Tests run scripts as commands, as a reader would, and most of the time of a smal
 executable of `python()` asks a server, which imported torch once, for a fork with its own arguments, environment,
 directory and streams. It forwards signals to the fork, and ends as the fork does; if it is killed, so is the fork.
 
-A fork has imported what `_LIBRARIES` names and nothing of this project. Its hash seed is that of the server, and its
-parent is the server. A `sitecustomize` on PYTHONPATH is imported as at a start. Where the environment or an option
-asks for what holds from the start of an interpreter, the executable becomes a plain `python`. If it is killed, the fork
-lives a moment longer.
+A fork has imported what `_LIBRARIES` names, and what `_OWN` names of this project, unless another copy of the project
+is on its path. Its hash seed is that of the server, and its parent is the server. A `sitecustomize` on PYTHONPATH is
+imported as at a start. Where the environment or an option asks for what holds from the start of an interpreter, the
+executable becomes a plain `python`. If it is killed, the fork lives a moment longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import functools
 import gc
-import importlib
+import importlib.util
 import marshal
 import multiprocessing.util
 import os
@@ -29,12 +29,20 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import weakref
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 _LIBRARIES = "torch", "torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "torchvision", "webdataset", "s3fs"
+_LIBRARIES += "adlfs", "gcsfs"  # each takes half a second
 """What scripts import; optimisers import the fourth when one is made."""
+
+_OWN = "shardflow.cli.pack", "shardflow.loading.loader", "shardflow.storage.s3_transport"
+"""What most commands import of this project; they do so within 0.3 s."""
+
+_AT_A_START = "shardflow.cli", "shardflow.loading.fork_server"
+"""Modules that look at the process as they are imported."""
 
 _CLIENT = Path(__file__).with_name("warm_client.py")
 
@@ -159,10 +167,9 @@ def _receive(connection: socket.socket) -> tuple[_Request, list[int]] | None:
     return None
 
 
-def become(request: _Request, descriptors: list[int], path: list[str]) -> None:
+def become(request: _Request, descriptors: list[int], path: list[str], own: dict[str, types.ModuleType]) -> None:
     """Be the process that was asked for, in a fork of the server."""
     import runpy
-    import types
 
     import fsspec.config
     import numpy as np
@@ -196,26 +203,46 @@ def become(request: _Request, descriptors: list[int], path: list[str]) -> None:
     kind, *arguments = request.arguments[unbuffered:]
     given = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     path = [*given, *path]
+    first = {"-m": request.directory, "-c": ""}.get(kind, os.path.dirname(os.path.realpath(kind)))
+    sys.path[:] = [first, *path]
+    _give(own)
     if any(Path(folder, "sitecustomize.py").exists() for folder in given):  # as at the start of an interpreter
         sys.path[:] = path
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
+        sys.path[:] = [first, *path]
     if kind == "-m":
-        sys.path[:] = [request.directory, *path]
         sys.argv[:] = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         return
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     if kind == "-c":
-        sys.path[:] = ["", *path]
         sys.argv[:] = ["-c", *arguments[1:]]
         code = compile(arguments[0], "<string>", "exec")
     else:
-        sys.path[:] = [os.path.dirname(os.path.realpath(kind)), *path]
         sys.argv[:] = [kind, *arguments]
         main.__file__ = os.path.abspath(kind)
         code = compile(Path(kind).read_bytes(), main.__file__, "exec")
     exec(code, vars(main))
+
+
+def _import_own() -> dict[str, types.ModuleType]:
+    """Import what `_OWN` names, and return it: a fork is given it once its path is known."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    for name in _OWN:
+        importlib.import_module(name)
+    del sys.path[0]
+    own = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "shardflow"}
+    for name in own:
+        del sys.modules[name]
+    return {name: module for name, module in own.items() if not name.startswith(_AT_A_START)}
+
+
+def _give(own: dict[str, types.ModuleType]) -> None:
+    """Give this process the project's modules, unless it would find others."""
+    found = importlib.util.find_spec("shardflow")
+    if found is not None and found.origin == own["shardflow"].__file__:
+        sys.modules.update(own)
 
 
 def _end(code: object) -> NoReturn:
@@ -236,6 +263,7 @@ def main(folder: str) -> None:
     path = [folder for folder in sys.path[1:] if folder not in given]
     for library in _LIBRARIES:
         importlib.import_module(library)
+    own = _import_own()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch's tables of operators end with the process: to empty them copies their memory
     gc.collect()
@@ -245,7 +273,7 @@ def main(folder: str) -> None:
     if received is None:
         return
     try:
-        become(*received, path)
+        become(*received, path, own)
     except SystemExit as exited:
         _end(exited.code)
     except BaseException:

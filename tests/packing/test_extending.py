@@ -36,6 +36,7 @@ from tests.helpers.crashes import INSTRUMENT
 from tests.helpers.folders import contents, encoded, image_folder, photo, write_tree
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_server import Server
+from tests.helpers.warm_python import python
 
 AMID = "parent after put_object train/000003.tar #1"  # of an extension of a dataset in a bucket
 SETTINGS: dict[str, Any] = {"short_side": 32, "shard_samples": 20, "seed": 3, "executor": "serial"}
@@ -408,7 +409,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     lock.check()
     lock.release()
     order = f"{str(packed / 'src')!r}, {url!r}, executor='serial', storage_options={options!r}"
-    command = [sys.executable, "-c", f"import shardflow as sf; sf.extend({order})"]
+    command = [python(), "-c", f"import shardflow as sf; sf.extend({order})"]
     plan = {"roots": {}, "parts": LEAST_PART_BYTES, "kill": AMID, "fired": str(tmp_path / "fired")}
     environment = {**os.environ, "PYTHONPATH": str(INSTRUMENT), "FIRE": json.dumps(plan)}
     assert subprocess.run(command, env=environment, timeout=60).returncode == -signal.SIGKILL

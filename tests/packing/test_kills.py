@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ from tests.helpers.command import COMMAND, run
 from tests.helpers.folders import contents, image_folder, workers_of
 
 INPUTS = 180
-SETTINGS = {"shard_samples": 40, "short_side": 200, "workers": 2}
+SETTINGS: dict[str, Any] = {"shard_samples": 40, "short_side": 200, "executor": "serial"}
+"""Settings of a pack in this process; those of the command are the same, with two workers."""
 ORDER = ["--shard-samples", "40", "--short-side", "200", "--workers", "2"]
 
 
@@ -133,15 +135,15 @@ def test_second_packer(src: Path, undisturbed: dict[str, bytes], tmp_path: Path)
         _wait(lambda: any(tmp_path.glob("train/*.tar")), "the first shard")
         os.kill(first.pid, signal.SIGSTOP)
         try:
-            with _start(src, tmp_path) as second:
-                assert second.wait(30) == 4
-                assert "another process is writing" in _message(second)
+            second = run("pack", src, tmp_path, *ORDER)
+            assert second.returncode == 4
+            assert "another process is writing" in second.stderr.splitlines()[-1]
         finally:
             os.kill(first.pid, signal.SIGCONT)
         assert first.wait(30) == 0
-    with _start(src, tmp_path) as third:
-        assert third.wait(30) == 3
-        assert "already holds a dataset" in _message(third)
+    third = run("pack", src, tmp_path, *ORDER)
+    assert third.returncode == 3
+    assert "already holds a dataset" in third.stderr.splitlines()[-1]
     assert contents(tmp_path) == undisturbed
 
 

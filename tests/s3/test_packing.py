@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -118,7 +117,7 @@ def test_a_killed_pack_goes_on(
     with_workers = {**WITH_WORKERS, **arguments}
     script = f"import shardflow as sf; sf.pack({str(src)!r}, {server.url(prefix)!r}, **{with_workers!r})"
     storage = server.storage(prefix)
-    process = subprocess.Popen([sys.executable, "-c", script])
+    process = subprocess.Popen([python(), "-c", script])
     deadline = time.monotonic() + 30
     while storage.version(moment) is None and process.poll() is None:
         assert time.monotonic() < deadline
