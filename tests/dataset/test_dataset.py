@@ -287,7 +287,7 @@ def read_all(split: shardflow.Split, results: Any) -> None:
     results.put(list(split))
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_other_processes_read_the_same(root: Path, method: str) -> None:
     """A split can be sent to another process, after samples were read from it as well, and maps its shards there."""
     split = shardflow.open(root)["train"]

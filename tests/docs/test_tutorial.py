@@ -34,7 +34,9 @@ def test_the_tutorial_runs_from_top_to_bottom(server: Server, prefix: str, tmp_p
     real = Path(sys.executable).parent
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/torchrun").write_text(TORCHRUN.format(warm=python(), real=real / "torchrun"))
-    (tmp_path / "bin/torchrun").chmod(0o700)
+    (tmp_path / "bin/shardflow").write_text(f'#!/bin/sh\nexec {python()} -m shardflow "$@"\n')
+    for program in (tmp_path / "bin").iterdir():
+        program.chmod(0o700)
     programs = f"{tmp_path / 'bin'}:{real}:{os.environ['PATH']}"
     settings = {"PATH": programs, "PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(tmp_path / "user-cache")}
     settings["PYTHON_EXEC"] = python()  # of the ranks

@@ -48,7 +48,7 @@ def slots_in_use() -> int:
     return sum(int(slot._in_use[0]) for slot in shared_memory._slots.values())
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_batches_through_slots_are_the_batches(dataset: Path, context: str) -> None:
     """Over three epochs, batches from reused memory equal those made in this process; few slots serve them."""
     direct, through = loader(dataset, num_workers=0), loader(dataset, multiprocessing_context=context)
