@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._wording import plural
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard_index import Index
@@ -19,6 +21,8 @@ from .image_copies import warn_of_copies
 from .label_numbering import common_classes
 from .open_dataset import Dataset, Split, open_dataset
 from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport, build_virtual_dataset, tar_locations
+
+logger = logging.getLogger(__name__)
 
 
 def merge(
@@ -30,9 +34,9 @@ def merge(
 ) -> VirtualReport:
     """Make a dataset at `dst` of all samples of several datasets, split by split. No tar is copied.
 
-    A sample that several subsets of one dataset share comes once; if it is in different splits, the merge is refused.
-    Labels are numbers inside the tars and must mean the same in all datasets: the lists of classes must be equal, or
-    one must be the beginning of the other.
+    A sample that the datasets have more than once, in the same tar or in tars of equal bytes, comes once, and a warning
+    counts the others; if it is in different splits, the merge is refused. Labels are numbers inside the tars and must
+    mean the same in all datasets: the lists of classes must be equal, or one must be the beginning of the other.
 
     >>> shardflow.merge(["photos256", "sketches256"], "both256")
 
@@ -70,6 +74,10 @@ def merge(
         ),
         storage_options=dst_options,
     )
+    given = sum(len(split) for dataset in datasets for split in dataset.values())
+    if again := given - sum(report.samples.values()):
+        message = "left out %s that the datasets have more than once, in one tar or in tars of equal bytes"
+        logger.warning(message, plural(again, "sample"))
     warn_of_copies(*datasets)
     return report
 

@@ -39,6 +39,13 @@ def test_two_datasets_as_one(tmp_path: Path) -> None:
     assert sf.verify(tmp_path / "both") == []
 
 
+def test_tars_of_equal_bytes_come_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of two datasets packed alike, one's samples come, and a warning counts the others."""
+    one, two = make_dataset(tmp_path / "one", [3]), make_dataset(tmp_path / "two", [3, 2])
+    assert sf.merge([one, two], tmp_path / "both").samples == {"train": 5}
+    assert "left out 3 samples that the datasets have more than once" in caplog.text
+
+
 def test_a_sample_of_both_comes_once(tmp_path: Path) -> None:
     """Overlapping subsets of one dataset are united: each sample comes once, in the order of the tar."""
     dataset = make_dataset(tmp_path / "set", [10, 10])
