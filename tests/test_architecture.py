@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2540,
-    "dataset": 6480,
+    "dataset": 6490,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
