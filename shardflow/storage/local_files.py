@@ -116,6 +116,8 @@ def _own_error(error: OSError, path: Path) -> StoreError:
     remedy = "check the disk"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space and run the same command again"
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "raise the limit of open files (`ulimit -n`)"
     elif may_pass(error, path):
         remedy = "check the server of its file system, and the network"
     return StoreError(f"{place}: {error.strerror or error}; {remedy}")

@@ -66,6 +66,13 @@ def test_errors_of_calls_with_bytes(path: Path) -> None:
         os.listdir(os.fsencode(path / "none"))
 
 
+def test_too_many_open_files(path: Path) -> None:
+    """The remedy of too many open files is their limit, not the disk."""
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+    with pytest.raises(StoreError, match=r"Too many open files; raise .*ulimit -n"), map_os_errors(path):
+        raise error
+
+
 def test_a_locked_directory_keeps_others_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one process writes, another is refused, with the place and the remedy; afterwards it may write."""
     monkeypatch.setattr(local_files, "LOCK_TIMEOUT_S", 0.1)
