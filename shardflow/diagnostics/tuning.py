@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from shardflow.dataset.virtual_dataset import used_bytes
 from shardflow.errors import ConfigError
 from shardflow.loading.loader import Loader
 from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
@@ -208,10 +209,10 @@ def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
             "shards were being downloaded: download all in advance with `shardflow cache warm URL`; later epochs need "
             "no network"
         )
-    size = sum(split.shards.bytes.tolist())
+    size = used_bytes(loader.dataset.dataset, split.name)
     if measured.disk_bytes >= _FROM_DISK * measured.images * size / len(split):
         return "disk", (
-            "images are read from the disk: use a faster disk, smaller images, or enough memory for the whole dataset "
+            "images are read from the disk: use a faster disk, smaller images, or enough memory for the whole split "
             f"({size / 1e9:.1f} GB)"
         )
     found = f"{busy:.1f} of {cores} cores are busy, and no known bottleneck was found"

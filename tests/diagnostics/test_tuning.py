@@ -88,6 +88,8 @@ def test_bottlenecks_are_distinguished(make_loader: Any, tmp_path: Path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     local = make_loader(num_workers=0)
     far = shardflow.Loader(f"local://{make_dataset(tmp_path / 'far', [8])}", batch_size=4, num_workers=0)
+    shardflow.subset(tmp_path / "far", tmp_path / "some", limit=1)
+    some = shardflow.Loader(tmp_path / "some", batch_size=1, num_workers=0)
 
     def bottleneck_of(loader: shardflow.Loader, **counted: float) -> str:
         return _bottleneck(trial(2, 2, images=100, **counted), loader, 4)[0]
@@ -97,4 +99,6 @@ def test_bottlenecks_are_distinguished(make_loader: Any, tmp_path: Path, monkeyp
     assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=3.0) == "other processes"
     assert bottleneck_of(far, workers_cpu_s=1.0, machine_cpu_s=1.1) == "network"
     assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1, disk_bytes=10**6) == "disk"
+    size = 100 * (tmp_path / "far/train/000000.tar").stat().st_size / 8
+    assert bottleneck_of(some, workers_cpu_s=1.0, machine_cpu_s=1.1, disk_bytes=size) == "disk"
     assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1) == "not known"
