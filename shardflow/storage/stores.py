@@ -206,10 +206,6 @@ STORES = (
             (TransientError, _FAILED, "paramiko.SSHException"),
         ),
     ),
-    Store(schemes=("oci",), install="ocifs"),
-    Store(schemes=("oss",), install="ossfs"),
-    Store(schemes=("smb",), install="smbprotocol"),
-    Store(schemes=("webdav",), install="webdav4"),
 )
 """All records of stores."""
 
