@@ -77,7 +77,7 @@ class SampleReader:
         self._indexes: dict[int, ShardRows | None] = {}
         self._lock = threading.Lock()
 
-    def index_rows(self, shard: int) -> ShardRows | None:
+    def _index_rows(self, shard: int) -> ShardRows | None:
         """Return the index of a shard; None if it is missing or damaged."""
         with self._lock:  # one thread reads the index, the others wait for it
             if shard not in self._indexes:
@@ -91,7 +91,7 @@ class SampleReader:
             while some := list(itertools.islice(rest, _AT_A_TIME)):
                 yield from pool.map(self._sample, some)
 
-    def spread_shards(self, count: int = 1) -> list[int]:
+    def _spread_shards(self, count: int) -> list[int]:
         """Return the numbers of up to four shards, or more if `count` samples need more, evenly spread over samples.
 
         They are few, because each needs its index.
@@ -105,7 +105,7 @@ class SampleReader:
 
     def spread_samples(self, count: int) -> list[int]:
         """Return the numbers of `count` samples, or of all, evenly spread over the samples of few shards."""
-        chosen = np.array(self.spread_shards(min(count, len(self.split))), np.int64)
+        chosen = np.array(self._spread_shards(min(count, len(self.split))), np.int64)
         sizes = self.split.shard_samples[chosen]
         skipped = self.split.first_sample(chosen) - (np.cumsum(sizes) - sizes)
         places = np.array(_spread(int(sizes.sum()), count), np.int64)
@@ -136,7 +136,7 @@ class SampleReader:
             NotFoundError: The sample's shard is missing.
         """
         shard, record = self.split.locate(number)
-        if (rows := self.index_rows(shard)) is None:  # without an index, the whole shard must be read
+        if (rows := self._index_rows(shard)) is None:  # without an index, the whole shard must be read
             return self.split.reader.read(shard, record)
         span = self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record))
         data = memoryview(bytearray(span))  # writable, as decoders expect
