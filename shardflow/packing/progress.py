@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -45,7 +46,9 @@ LOG_S = 60.0
 def progress_bar(**options: Any) -> Any:
     """Return tqdm's progress bar. If stderr is a log, such as a file, it writes a line every `LOG_S` at most."""
     if "ipykernel" in sys.modules:
-        from tqdm.auto import tqdm as bar_of_notebook
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets, the bar is a line of text
+            from tqdm.auto import tqdm as bar_of_notebook
 
         return bar_of_notebook(**options)
     from tqdm import tqdm  # takes 0.1 s, which workers need not spend
