@@ -197,7 +197,7 @@ def _train(
     accuracy = last.train_accuracy if last.val_accuracy is None else last.val_accuracy
     learned = accuracy > (1 + chance) / 2
     report("", f"{'learned' if learned else 'not learned'}: accuracy {accuracy:.1%}, chance {chance:.1%}")
-    return [] if learned else [f"the net did not learn in {epochs} epochs: accuracy {accuracy:.1%}"]
+    return [] if learned else [f"the net did not learn in {plural(epochs, 'epoch')}: accuracy {accuracy:.1%}"]
 
 
 def draw_samples(
