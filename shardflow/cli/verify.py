@@ -129,7 +129,7 @@ def verify(
         if not sources and dataset.manifest.sharding is not None:
             say("not checked: whether images and labels are the intended ones; --source SRC compares some with SRC")
         return 1 if compared.findings else 0
-    files = {finding.file for finding in findings}
+    files = {dataset.storage.url(finding.file) for finding in findings}
     found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
     if roots := dataset.manifest.roots:

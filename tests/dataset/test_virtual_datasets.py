@@ -74,7 +74,7 @@ def test_purged_root(tmp_path: Path) -> None:
     assert re.search(rf"tars +[\d.]+ kB, not all of which are left, .*\nmissing +1 tar: .*{reason}", shown.output)
     shown = CliRunner().invoke(shardflow, ["verify", str(tmp_path / "sub")])
     assert shown.output.count("000000.tar") == shown.output.count("is gone") == 2, shown.output
-    assert "1 tar, 3 samples" in shown.output
+    assert "2 findings in 1 file, of 1 tar, 3 samples" in shown.output
 
 
 def test_tar_gone_from_its_index(tmp_path: Path) -> None:
