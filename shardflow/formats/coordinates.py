@@ -68,7 +68,7 @@ def read_coordinates(
         DecodeError: A part is missing or not JSON, a path does not exist in it, or values differ from the declaration.
         TooLargeError: The segments have too many corners, or masks with too many pixels.
     """
-    found = _Documents(annotations, read_part)
+    found = _Documents(annotations, read_part, None)  # packing, or the index, has seen that no name is repeated
     boxes = found.boxes(size)
     if boxes is not None and annotations.boxes is not None and annotations.boxes.normalized:  # as packing clips them
         _check_unit(annotations.boxes, boxes.reshape(-1, 2), size)
@@ -132,14 +132,16 @@ class _Slot(NamedTuple):
 class _Documents:
     """The JSON parts of a sample, each parsed once."""
 
-    def __init__(self, annotations: Annotations, read_part: Callable[[str], bytes | memoryview | None]) -> None:
+    def __init__(
+        self, annotations: Annotations, read_part: Callable[[str], bytes | memoryview | None], hook: Any = unique_names
+    ) -> None:
         self._annotations = annotations
         self._roots: dict[str, list[Any]] = {}  # in lists of one, so that the root is a slot too
         for declared, what in ((annotations.boxes, "boxes"), (annotations.keypoints, "keypoints")):
             if declared is not None and declared.part not in self._roots:
                 if (data := read_part(declared.part)) is None:
                     raise DecodeError(f"the sample lacks the part {declared.part!r}, declared to hold its {what}")
-                self._roots[declared.part] = [parse_json(declared.part, data)]
+                self._roots[declared.part] = [parse_json(declared.part, data, hook)]
         self._boxes = [] if annotations.boxes is None else self._elements(annotations.boxes, annotations.boxes.path, 4)
         points = annotations.keypoints
         self._points = [] if points is None else self._slots(points, points.path)
@@ -296,14 +298,14 @@ class _Documents:
         return slots if is_single else [_Slot(value, place) for place in range(len(value))]
 
 
-def parse_json(part: str, data: bytes | memoryview) -> Any:
-    """Return the content of a part; DecodeError if it is not JSON, or too long to be parsed."""
+def parse_json(part: str, data: bytes | memoryview, hook: Any = unique_names) -> Any:
+    """Return the content of a part; DecodeError if it is not JSON, repeats a name, or is too long to be parsed."""
     if len(data) > MAX_JSON_BYTES:
         raise DecodeError(
             f"part {part!r} has {len(data):,} bytes; the limit for parts with coordinates is {MAX_JSON_BYTES:,}"
         )
     try:
-        return json.loads(bytes(data), object_pairs_hook=unique_names)
+        return json.loads(bytes(data), object_pairs_hook=hook)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"part {part!r} is not JSON: {error}") from error
 

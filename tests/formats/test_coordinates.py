@@ -141,7 +141,6 @@ def test_points_in_the_other_unit(points: Any, declared: str, is_refused: bool) 
     ("content", "boxes", "keypoints", "said"),
     [
         (b"{", "json:boxes:xyxy", None, "part 'json' is not JSON: "),
-        (b'{"boxes": [], "boxes": [[0, 0, 1, 1]]}', "json:boxes:xyxy", None, "'boxes' twice"),
         (b"\xff", "json:boxes:xyxy", None, "is not JSON: "),
         (b"[" * 100_000, "json:boxes:xyxy", None, "is not JSON: .*([Rr]ecursion|[Ss]tack overflow)"),
         (b" " * (MAX_JSON_BYTES + 1), "json:boxes:xyxy", None, "16,777,217 bytes; .* 16,777,216"),
@@ -183,6 +182,20 @@ def test_values_that_are_not_what_is_declared(content: Any, boxes: Any, keypoint
     """What is wrong is named with its place and its value."""
     with pytest.raises(DecodeError, match=said):
         read(content, boxes, keypoints)
+
+
+def test_a_repeated_name_is_refused() -> None:
+    """A part that is packed has one meaning: of two boxes of one name, one would be lost."""
+    with pytest.raises(DecodeError, match="part 'json' is not JSON: an object has 'boxes' twice"):
+        move_coordinates(
+            Annotations(boxes=LABELLED),
+            {"json": b'{"boxes": [], "boxes": [[0, 0, 1, 1]], "labels": [1]}'}.get,
+            SIZE,
+            SIZE,
+            move_boxes=lambda boxes: boxes,
+            move_points=lambda points: points,
+            move_segment=lambda segment: segment,
+        )
 
 
 def test_a_missing_part() -> None:
