@@ -63,7 +63,7 @@ class Trial:
     @property
     def shared_bytes(self) -> int:
         """The maximum size of its batches in shared memory."""
-        return self.workers.count * (self.workers.prefetch_factor + SLOTS_BEYOND_PREFETCH) * self.batch_bytes
+        return (self.workers.count * self.workers.prefetch_factor + SLOTS_BEYOND_PREFETCH) * self.batch_bytes
 
     @property
     def total(self) -> Measurement:

@@ -75,7 +75,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         self.replaced: set[str] = set()
         self._plan, self._cursor, self._stats = plan, Cursor(), StatsRecorder()
         self._control = WorkerControl(workers.count, len(plan.sources))
-        sender = BatchSender(workers.prefetch_factor + SLOTS_BEYOND_PREFETCH)
+        sender = BatchSender(workers.prefetch_factor * workers.count + SLOTS_BEYOND_PREFETCH)
         # A transform may keep its input, so its images are not decoded into memory on loan.
         keeps = any(source.transform is not None or source.batch_transform is not None for source in plan.sources)
         allocator = allocate if keeps else sender.borrow
@@ -87,7 +87,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             send_errors,
             sender,
         )
-        self._pool = WorkerPool(self._pipeline, workers)
+        self._pool = WorkerPool(self._pipeline, workers, sender)
 
     @abstractmethod
     def _steps(self, position: int) -> int:

@@ -1,11 +1,11 @@
 """Batches through shared memory: from a worker to the training process, in memory that is reused.
 
 By default the DataLoader allocates new shared memory for every tensor; its page faults can cost half as much as
-decoding. Here each worker owns slots of shared memory, which it makes when it needs them. The decode stage borrows a
-slot and decodes into it. `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled
-as the batch. In the training process the tensors are views of the slot, which is freed with its last view. If no slot
-is free, the worker allocates new memory. So memory is never overwritten while a view exists, and no process waits for a
-slot.
+decoding. Here the workers of a loader share a pool of slots, so that there are as many as there are batches in flight.
+The decode stage borrows a slot and decodes into it. `BatchSender`, the last stage, sends only a `BatchHandle` through
+the pipe, which is unpickled as the batch. In the training process the tensors are views of the slot, which is freed
+with its last view. If no slot is free, the worker allocates new memory. So memory is never overwritten while a view
+exists, and no process waits for a slot.
 
 A field of a batch is a tensor, a tuple of fields, or a list with a tensor per sample, such as its boxes. A list is sent
 as one tensor of all values, with the shapes, so the number of tensors does not grow with the number of samples.
@@ -13,10 +13,17 @@ as one tensor of all values, with the shapes, so the number of tensors does not 
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import math
+import mmap
 import os
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,10 +39,10 @@ from .stats import BatchCounts
 Bytes = npt.NDArray[np.uint8]
 
 SLOTS_BEYOND_PREFETCH = 3
-"""One for the batch being decoded, one for the batch that the caller holds, and one for the batch that it drops."""
+"""One for the batch that the caller holds, one for the batch that it drops, and one for a batch that it takes ahead."""
 
 _LEAST_BYTES = 1 << 16  # smaller tensors are copied out of the slot: keeping labels must not keep the images
-_START = aligned(1)  # where the tensors of a slot begin
+_STRIDE = 1 << 36  # bytes of the file of slots from one to the next, of which a slot takes only its size
 _ROOM_BYTES = 1 << 14  # initial space after the images for other tensors, such as labels
 _AS_NUMPY = {
     torch.bool: np.bool_, torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int64,
@@ -81,9 +88,24 @@ class BatchSender:
 
     def __init__(self, slots: int) -> None:
         self._limit = slots
-        self._slots: list[_Slot] = []  # kept from epoch to epoch
-        self._loan: tuple[_Slot, torch.Tensor] | None = None  # the slot that a decoder writes to, and its tensor
+        self._pool: SlotPool | None = None
+        self._sent: _Form | None = None  # the form of this worker's previous batch
+        self._loan: tuple[int, torch.Tensor] | None = None  # the slot that a decoder writes to, and its tensor
         self._room = _ROOM_BYTES  # bytes that follow the tensor on loan, for the other tensors of a batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the pool, except for workers: a copy starts its own."""
+        return {**self.__dict__, "_pool": self._pool if get_spawning_popen() else None}
+
+    def start(self) -> SlotPool:
+        """Make the pool for workers that are about to start, in the training process."""
+        self._pool = SlotPool(self._limit)
+        return self._pool
+
+    def end(self, pool: SlotPool) -> None:
+        """Drop the pool of workers that have ended; batches in use keep their memory."""
+        if self._pool is pool:
+            self._pool = None
 
     def borrow(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return uint8 memory for the images of the next batch, in a slot if one is free; an `Allocator` for decoders.
@@ -94,25 +116,27 @@ class BatchSender:
         if get_worker_info() is None or size < _LEAST_BYTES:
             return allocate(shape)
         self.end_loan()
-        slot = self._acquire(aligned(size) + self._room)
+        assert self._pool is not None
+        slot = self._pool.acquire(aligned(size) + self._room)
         if slot is None:
             return allocate(shape)
-        tensor = slot.memory[:size].view(shape)
+        tensor = self._pool.memory(slot)[:size].view(shape)
         self._loan = slot, tensor
         return tensor
 
     def end_loan(self) -> None:
         """Free the slot that is on loan, if there is one."""
-        if self._loan is not None:
-            self._loan[0].in_use[0] = 0
+        if self._loan is not None and self._pool is not None:
+            self._pool.in_use[self._loan[0]] = 0
             self._loan = None
 
-    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_Slot, tuple[Layout, ...]] | None:
-        """Put tensors into a slot; return it and the layouts; None if no slot is free.
+    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[int, tuple[Layout, ...]] | None:
+        """Put tensors into a slot; return its number and the layouts; None if no slot is free.
 
         Tensors in the memory on loan stay there, and the others are put after it. If they do not fit, all are copied,
         and later slots have room for them.
         """
+        assert self._pool is not None
         slot, start = None, 0
         inside = [_offset_within(tensor, self._loan and self._loan[1]) for tensor in tensors]
         if self._loan is not None and any(offset is not None for offset in inside):
@@ -120,34 +144,35 @@ class BatchSender:
             start = aligned(lent.nbytes)
             others = _bytes_of(tensor for tensor, offset in zip(tensors, inside, strict=True) if offset is None)
             self._room = max(self._room, others)
-            if start + others > slot.memory.nbytes:
+            if start + others > self._pool.memory(slot).nbytes:
                 slot, start, inside = None, 0, [None] * len(tensors)
             else:
                 self._loan = None
         if slot is None:
-            slot = self._acquire(_bytes_of(tensors))
+            slot = self._pool.acquire(_bytes_of(tensors))
         if slot is None:
             return None
-        layouts = []
+        memory, layouts = self._pool.memory(slot), []
         for tensor, offset in zip(tensors, inside, strict=True):
             if offset is not None:
                 layouts.append(Layout(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype))
                 continue
             layouts.append(Layout.like(tensor, start))
-            layouts[-1].view(slot.memory).copy_(tensor)
+            layouts[-1].view(memory).copy_(tensor)
             start += aligned(tensor.nbytes)
         return slot, tuple(layouts)
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield the items; in a worker, replace batches by their handles."""
-        if get_worker_info() is None:
+        if (info := get_worker_info()) is None:
             yield from items
             return
         for item in items:
-            yield self._handle(item) if isinstance(item, WorkerOutput) and isinstance(item.columns, tuple) else item
+            is_batch = isinstance(item, WorkerOutput) and isinstance(item.columns, tuple)
+            yield self._handle(item, info.id) if is_batch else item
             self.end_loan()
 
-    def _handle(self, output: WorkerOutput) -> BatchHandle:
+    def _handle(self, output: WorkerOutput, worker: int) -> BatchHandle:
         tensors: list[torch.Tensor] = []
         values: list[Any] = []
         columns = _take_apart(output.columns, tensors, values)
@@ -156,20 +181,10 @@ class BatchSender:
         if placed is None:  # copied nevertheless, because a tensor may be a view of the slot on loan
             return BatchHandle(_join, columns, [_alone(tensor) for tensor in tensors], *rest)
         slot, layouts = placed
-        return BatchHandle(_open, *slot.message(_Form(columns, layouts)), *rest)
-
-    def _acquire(self, needed: int) -> _Slot | None:
-        """Acquire the first free slot, which was used most recently, or a new one; None if all are in use.
-
-        One that is too small is replaced: the training process has its memory as long as it needs it.
-        """
-        number = next((number for number, slot in enumerate(self._slots) if not slot.in_use[0]), len(self._slots))
-        if number == self._limit:
-            return None
-        if number == len(self._slots) or self._slots[number].memory.nbytes < needed:
-            self._slots[number : number + 1] = [_Slot(number, needed)]
-        self._slots[number].in_use[0] = 1
-        return self._slots[number]
+        form = _Form(columns, layouts)
+        changed, self._sent = None if form == self._sent else form, form
+        assert self._pool is not None
+        return BatchHandle(_open, self._pool.number, worker, slot, changed, *rest)
 
 
 def _take_apart(column: Any, tensors: list[torch.Tensor], values: list[Any]) -> Any:
@@ -215,23 +230,76 @@ def _offset_within(tensor: torch.Tensor, memory: torch.Tensor | None) -> int | N
     return offset if 0 <= offset <= end <= memory.nbytes else None
 
 
-class _Slot:
-    """Shared memory for a batch, after a byte that is 1 while the slot is in use."""
+class SlotPool:
+    """Slots of shared memory for the batches of all workers of a loader: parts of a file without a name.
 
-    def __init__(self, number: int, size: int) -> None:
-        # As in default_collate: share_memory_() would copy memory that has never been written.
-        shared = torch.UntypedStorage._new_shared(_START + aligned(size))  # type: ignore[no-untyped-call]
-        self._whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(shared)
-        self.memory, self.in_use = self._whole[_START:], self._whole.numpy()[:1]
-        self._name = (os.getpid(), number)
-        self._sent: _Form | None = None  # the form of its previous batch
+    The file begins with the size of each slot, 0 until it is needed, and a byte per slot that is 1 while it is in use.
+    A slot grows with its batches. Each process maps the slots that it meets.
+    """
 
-    def message(self, form: _Form) -> tuple[_Name, _Form | None, torch.Tensor | None]:
-        """Return the slot's name, and the form and memory if they are new to the training process."""
-        memory = self._whole if self._sent is None else None
-        changed = form if form != self._sent else None
-        self._sent = form
-        return self._name, changed, memory
+    def __init__(self, limit: int, number: int | None = None, file: Any = None) -> None:
+        self.number = next(_numbers) if number is None else number
+        self._file = file or tempfile.TemporaryFile(dir="/dev/shm", buffering=0)  # noqa: SIM115 - closed with the pool
+        weakref.finalize(self, self._file.close)
+        if file is None:
+            self._file.truncate(9 * limit)
+        header = memoryview(mmap.mmap(self._file.fileno(), 9 * limit))
+        self._sizes: memoryview[int] = header[: 8 * limit].cast("q")
+        self.in_use: memoryview[int] = header[8 * limit :]
+        self._mapped: dict[int, mmap.mmap] = {}
+        self.forms: dict[int, tuple[Any, list[_Place]]] = {}  # of each worker's last batch, in the training process
+        _pools[self.number] = self
+
+    def __reduce__(self) -> tuple[Callable[..., SlotPool], tuple[Any, ...]]:
+        return _received, (len(self.in_use), self.number, reduction.DupFd(self._file.fileno()))
+
+    def acquire(self, needed: int) -> int | None:
+        """Take a free slot, if possible one that this worker has mapped; return its number, None if all are in use."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # a worker that is killed releases it
+        try:
+            numbers = (*self._mapped, *range(len(self.in_use)))  # those not made yet come last
+            number: int | None = next((number for number in numbers if not self.in_use[number]), None)
+            if number is None:
+                return None
+            self.in_use[number] = 1
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+        if self._sizes[number] < needed:
+            try:
+                os.posix_fallocate(self._file.fileno(), (number + 1) * _STRIDE, needed)
+            except OSError:  # /dev/shm is full: torch says so, unless a smaller batch still fits
+                self.in_use[number] = 0
+                return None
+            self._sizes[number] = needed
+        return number
+
+    def mapped(self, number: int) -> mmap.mmap:
+        """Return the memory of a slot, which keeps it."""
+        found = self._mapped.get(number)
+        if found is None or len(found) < self._sizes[number]:
+            size, start = self._sizes[number], (number + 1) * _STRIDE
+            found = self._mapped[number] = mmap.mmap(self._file.fileno(), size, offset=start)
+        return found
+
+    def memory(self, number: int) -> torch.Tensor:
+        """Return the memory of a slot as a uint8 tensor."""
+        return torch.frombuffer(self.mapped(number), dtype=torch.uint8)
+
+    def lease(self, number: int) -> _Lease:
+        """Return the memory of a slot for one batch, whose end frees the slot."""
+        memory = self.mapped(number)
+        lease: _Lease = _Lease(len(memory), np.uint8, memory)
+        lease.in_use, lease.number, lease.owner = self.in_use, number, os.getpid()
+        return lease
+
+
+def _received(limit: int, number: int, descriptor: Any) -> SlotPool:
+    return SlotPool(limit, number, os.fdopen(descriptor.detach(), "r+b", buffering=0))
+
+
+_numbers = itertools.count()
+_pools: weakref.WeakValueDictionary[int, SlotPool] = weakref.WeakValueDictionary()
+"""The pools of this process's loaders."""
 
 
 class BatchHandle:
@@ -247,36 +315,16 @@ class BatchHandle:
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     """The bytes of a slot for one batch. Tensors refer to their arrays, and these to the lease; its end frees the slot.
 
-    A subclass, because a view of a slice of a plain array refers to the whole array.
+    A subclass, because a view of a plain array refers to the object that this array is a view of.
     """
 
-    in_use: Bytes | None = None
-    owner = 0
+    in_use: memoryview | None = None
+    number = owner = 0
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
         # A fork of the training process must not free slots that its parent still uses.
         if self.in_use is not None and getpid() == self.owner:
-            self.in_use[0] = 0
-
-
-class _SlotOfWorker:
-    """A slot in the training process."""
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._in_use, self._bytes = memory.numpy()[:1], memory.numpy().view(_Lease)
-        self._columns: Any = None
-        self._places: list[_Place] = []
-
-    def set_form(self, form: _Form) -> None:
-        """Set the form of the following batches."""
-        self._columns = form.columns
-        self._places = [*map(_Place.of, form.layouts)]
-
-    def open(self, values: Sequence[Any]) -> Any:
-        """Return the batch in the slot, which is freed when its large tensors are no longer referenced."""
-        lease: Any = self._bytes[_START:]
-        lease.in_use, lease.owner = self._in_use, os.getpid()
-        return _put_together(self._columns, [place.view(lease) for place in self._places], values)
+            self.in_use[self.number] = 0
 
 
 class _Place(NamedTuple):
@@ -305,34 +353,23 @@ class _Place(NamedTuple):
         return tensor if tensor.dtype is self.dtype else tensor.view(self.dtype)
 
 
-_Name = tuple[int, int]
-"""The name of a slot: the PID of its worker, and the slot's number in the worker."""
-
-_slots: dict[_Name, _SlotOfWorker] = {}
-"""The slots of this process's workers."""
-
-
-def forget(pids: set[int]) -> None:
-    """Drop the slots of workers that have ended; batches in use keep their memory."""
-    for name in [name for name in _slots if name[0] in pids]:
-        del _slots[name]
-
-
 def _open(
-    name: _Name,
+    pool_number: int,
+    worker: int,
+    slot: int,
     form: _Form | None,
-    memory: torch.Tensor | None,
     values: Sequence[Any],
     replaced: list[str],
     counts: tuple[int, ...],
 ) -> WorkerOutput:
-    if memory is not None:
-        # The pipe keeps its order: no batch in an earlier slot of this name follows.
-        _slots[name] = _SlotOfWorker(memory)
-    slot = _slots[name]
-    if form is not None:
-        slot.set_form(form)
-    return WorkerOutput(slot.open(values), replaced, BatchCounts(*counts))
+    """Return a batch in a slot, which is freed when its large tensors are no longer referenced."""
+    pool = _pools[pool_number]
+    if form is not None:  # the pipe keeps the order of a worker's batches
+        pool.forms[worker] = form.columns, [*map(_Place.of, form.layouts)]
+    columns, places = pool.forms[worker]
+    lease: Any = pool.lease(slot)
+    columns = _put_together(columns, [place.view(lease) for place in places], values)
+    return WorkerOutput(columns, replaced, BatchCounts(*counts))
 
 
 def _join(

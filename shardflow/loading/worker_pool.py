@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from shardflow._signals import FOR_THE_JOB, held_back, ignore
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
-from .shared_memory import forget
+from .shared_memory import BatchSender
 from .worker_errors import SentError
 from .worker_settings import Workers
 
@@ -85,8 +85,8 @@ def with_queues(context: Any) -> BaseContext:
 class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
     """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process."""
 
-    def __init__(self, pipeline: wds.DataPipeline, workers: Workers) -> None:
-        self._workers, num_workers, self._owner = workers, workers.count, os.getpid()
+    def __init__(self, pipeline: wds.DataPipeline, workers: Workers, sender: BatchSender) -> None:
+        self._workers, self._sender, num_workers, self._owner = workers, sender, workers.count, os.getpid()
         with warnings.catch_warnings():  # torch warns of many workers here, and again when it starts them
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             super().__init__(
@@ -131,6 +131,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         self._leave_workers_of_others()
         is_start = self.data_loader._iterator is None
         if is_start and self._workers.count:
+            slots = self._sender.start()
             self.data_loader.multiprocessing_context = with_queues(self.data_loader.multiprocessing_context)
         try:
             # The DataLoader draws a seed by its generator; forked workers keep this default device.
@@ -142,8 +143,8 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             if not _is_death(error):
                 raise
             raise _cause_of_death(_exit_codes(self.data_loader._iterator), error) from None  # since the last iteration
-        if is_start:  # before the first batch: a worker may die when batches of others have already arrived
-            weakref.finalize(items, forget, set(self.pids()))
+        if is_start and self._workers.count:
+            weakref.finalize(items, self._sender.end, slots)
             for worker in getattr(items, "_workers", ()):
                 _end_by_kill(worker._popen)
         is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined] # from torch._C

@@ -59,7 +59,7 @@ TOLERANCES = {
     "temporary": 1,
 }
 """By how much each median may rise over a soak of any length: allocators settle, transfers overlap, a cache whose
-disk is full is empty, and each of two workers makes the last of its slots in shared memory when it needs it."""
+disk is full is empty, and workers make the last slots in shared memory when they need them."""
 FEW_SAMPLES = 8
 TOLERANCES_OF_FEW = {**TOLERANCES, "descriptors": 20, "threads": 8, "workers_bytes": 24 << 20}
 """The same for at most so many samples, where each median is of one or two. A worker that replaces a killed one has
@@ -368,7 +368,7 @@ def _held(pid: str, folder: str) -> dict[int, int]:
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(entry).startswith(folder):
                 status = entry.stat()
-                held[status.st_ino] = status.st_size
+                held[status.st_ino] = min(status.st_size, 512 * status.st_blocks)  # slots leave gaps in their file
     return held
 
 

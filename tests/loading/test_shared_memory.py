@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import get_worker_info
@@ -28,7 +27,7 @@ from tests.helpers.making import make_dataset
 def no_slots_from_elsewhere() -> None:
     """Slots of loaders that earlier tests dropped are not this test's."""
     gc.collect()
-    shared_memory._slots.clear()
+    shared_memory._pools.clear()
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +43,13 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
 
 
 def slots_in_use() -> int:
-    """How many slots of this process's workers are taken."""
-    return sum(int(slot._in_use[0]) for slot in shared_memory._slots.values())
+    """How many slots of this process's loaders are taken."""
+    return sum(sum(pool.in_use) for pool in shared_memory._pools.values())
+
+
+def slots() -> int:
+    """How many slots this process's loaders have made."""
+    return sum(sum(map(bool, pool._sizes)) for pool in shared_memory._pools.values())
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
@@ -56,9 +60,9 @@ def test_batches_through_slots_are_the_batches(dataset: Path, context: str) -> N
         for (images, labels), (expected, expected_labels) in zip(through, direct, strict=True):
             assert torch.equal(images, expected)
             assert torch.equal(labels, expected_labels)
-    assert 2 <= len(shared_memory._slots) <= 2 * (2 + shared_memory.SLOTS_BEYOND_PREFETCH)
+    assert 2 <= slots() <= 2 * 2 + 2
     through.close()
-    assert not shared_memory._slots
+    assert not shared_memory._pools
 
 
 def test_kept_batches_are_never_overwritten(dataset: Path) -> None:
@@ -93,7 +97,7 @@ def test_slots_come_back_when_batches_are_dropped(dataset: Path) -> None:
                 break
         del _batch
     gc.collect()
-    assert shared_memory._slots
+    assert slots()
     assert slots_in_use() == 0
 
 
@@ -114,7 +118,7 @@ def test_workers_that_end_before_the_first_batch_leave_no_slot(dataset: Path) ->
     through = loader(dataset, batch_transform=_FirstWorkerHangs())
 
     def kill() -> None:
-        if until(lambda: bool(shared_memory._slots)):
+        if until(lambda: slots() > 0):
             os.kill(through._pool.pids()[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
@@ -122,7 +126,7 @@ def test_workers_that_end_before_the_first_batch_leave_no_slot(dataset: Path) ->
     with pytest.raises(WorkerError):
         next(iter(through))
     killer.join()
-    assert not shared_memory._slots
+    assert not shared_memory._pools
 
 
 def test_a_fork_of_the_training_process_frees_nothing(dataset: Path) -> None:
@@ -147,15 +151,27 @@ def test_a_fork_of_the_training_process_frees_nothing(dataset: Path) -> None:
 
 
 def test_slots_are_made_when_they_are_needed(dataset: Path) -> None:
-    """A caller who waits for nothing makes a worker use fewer slots than it may; one who keeps batches gets all."""
-    through = loader(dataset, num_workers=1, prefetch_factor=4)
+    """A caller who drops batches makes workers use fewer slots than they may; one who keeps batches gets all."""
+    through = loader(dataset, num_workers=2, prefetch_factor=2)
     for _ in range(3):
         for _batch in through:
             time.sleep(0.01)
-    few = len(shared_memory._slots)
+    few = slots()
     kept = [batch for _ in range(3) for batch in through]
-    assert few <= 4 + 2 < len(shared_memory._slots) == 4 + shared_memory.SLOTS_BEYOND_PREFETCH
+    assert few <= 4 + 2 < slots() == 4 + shared_memory.SLOTS_BEYOND_PREFETCH
     assert len(kept) == 3 * len(through)
+
+
+def test_workers_take_turns_with_slots() -> None:
+    """A slot that one worker's batch has left is the next one's, in any worker, and is never lent twice at a time."""
+    pool = shared_memory.SlotPool(2)
+    other = shared_memory.SlotPool(2, pool.number, os.fdopen(os.dup(pool._file.fileno()), "r+b", buffering=0))
+    assert (pool.acquire(100), other.acquire(100), pool.acquire(100)) == (0, 1, None)
+    pool.memory(0)[99] = 7
+    assert other.memory(0)[99] == 7
+    pool.in_use[0] = 0
+    assert other.acquire((1 << 63) - 1) is None  # more than any file can have
+    assert (other.acquire(1 << 20), pool.memory(0).nbytes) == (0, 1 << 20)
 
 
 def test_a_slot_grows_with_its_batches(dataset: Path) -> None:
@@ -173,7 +189,7 @@ def test_a_slot_grows_with_its_batches(dataset: Path) -> None:
         assert images.shape[-1] == 96
         assert through_slots(images)
     assert all(torch.equal(images, other) for images, other in zip(small, before, strict=True))
-    assert len(shared_memory._slots) <= 2 + shared_memory.SLOTS_BEYOND_PREFETCH
+    assert slots() <= 2 + shared_memory.SLOTS_BEYOND_PREFETCH
 
 
 def test_strides_and_dtypes_survive(dataset: Path) -> None:
@@ -188,7 +204,11 @@ def test_strides_and_dtypes_survive(dataset: Path) -> None:
 
 def through_slots(images: torch.Tensor) -> bool:
     """Whether a batch lies in one of the slots."""
-    slots = [torch.from_numpy(slot._bytes.view(np.ndarray)) for slot in shared_memory._slots.values()]
+    slots = [
+        torch.frombuffer(slot, dtype=torch.uint8)
+        for pool in shared_memory._pools.values()
+        for slot in pool._mapped.values()
+    ]
     return any(0 <= images.data_ptr() - slot.data_ptr() < slot.nbytes for slot in slots)
 
 
@@ -292,7 +312,7 @@ class _Nested:
 def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
     """From the second batch on, images decoded into a slot are not moved to make room for another large field."""
     pool = shared_memory.BatchSender(3)
-    moved = []
+    slots, moved = pool.start(), []
     with patch.object(shared_memory, "get_worker_info", return_value=object()):
         for number in range(4):
             images = pool.borrow((16, 3, 64, 64)).fill_(number)
@@ -300,13 +320,13 @@ def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
             placed = pool.place([images[1:], masks, images[:1]])
             assert placed is not None
             slot, layouts = placed
-            found = [layout.view(slot.memory) for layout in layouts]
+            found = [layout.view(slots.memory(slot)) for layout in layouts]
             assert all(
                 torch.equal(each, right) for each, right in zip(found, (images[1:], masks, images[:1]), strict=True)
             )
             moved.append(found[2].data_ptr() != images.data_ptr())
             pool.end_loan()
-            slot.in_use[0] = 0
+            slots.in_use[slot] = 0
     assert moved == [True, False, False, False]
 
 
