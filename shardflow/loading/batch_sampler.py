@@ -142,7 +142,7 @@ class WorkerControl:
     def __init__(self, workers: int, sources: int = 1) -> None:
         self._steps_at = 3 + 3 * sources
         self._shared = SharedIntegers(self._steps_at + max(1, workers))
-        self._iteration = 0  # valid only in the training process
+        self.iteration = 0  # the number of the current iteration, in the training process
 
     def begin(self, first: int, steps: int, starts: Starts) -> int:
         """Publish a new iteration, which ends the previous one, and return its number."""
@@ -151,16 +151,12 @@ class WorkerControl:
         values[1 : self._steps_at] = torch.tensor([first, steps, *places], device="cpu")
         values[self._steps_at :] = -1
         self.end()
-        return self.iteration()
+        return self.iteration
 
     def end(self) -> None:
         """End the current iteration, because the cursor has moved."""
-        self._iteration += 1
-        self._shared.to_set()[0] = self._iteration
-
-    def iteration(self) -> int:
-        """Return the number of the current iteration, in the training process."""
-        return self._iteration
+        self.iteration += 1
+        self._shared.to_set()[0] = self.iteration
 
     def published(self) -> int:
         """Return the number of the current iteration, in a worker."""

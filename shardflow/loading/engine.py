@@ -260,12 +260,12 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
         if self.nsamples <= 0 or self.repetitions != sys.maxsize:  # without `with_epoch`
             yield from super().__iter__()
             return
-        iteration = self._engine._control.iteration
-        if self._number != iteration():  # the loader was moved, or iterated elsewhere
+        control = self._engine._control
+        if self._number != control.iteration:  # the loader was moved, or iterated elsewhere
             self._endless = self._without_end()
         try:
             for item in itertools.islice(self._endless, self.nsamples):
-                self._number = iteration()
+                self._number = control.iteration
                 yield item
         except Exception:
             self._number = -1
@@ -313,7 +313,7 @@ class Iteration:
     @property
     def _is_over(self) -> bool:
         """Whether another iteration has begun, or the engine was moved."""
-        return self._engine._control.iteration() != self._number
+        return self._engine._control.iteration != self._number
 
     def hand_out(self) -> None:
         """Count one more batch as handed out, and move the cursor behind it."""

@@ -136,7 +136,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         try:
             # The DataLoader draws a seed by its generator; forked workers keep this default device.
             with _starting(self._workers) if is_start else contextlib.nullcontext(), torch.device("cpu"):
-                items = iter(self.data_loader)
+                items: Any = iter(self.data_loader)
         except BrokenPipeError:  # a worker ended before it had read its arguments
             raise ConfigError(_UNGUARDED) from None
         except RuntimeError as error:
@@ -159,7 +159,11 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                     if not _is_death(error):
                         raise
                     raise _cause_of_death(_exit_codes(items), error) from None
-                self._silence_signal_handler()
+                # By default torch raises the error of a dead worker from a signal handler, in the middle of a training
+                # step. The next request raises it where a training loop can catch it.
+                if getattr(items, "_worker_pids_set", False):
+                    torch._C._remove_worker_pids(id(items))
+                    items._worker_pids_set = False
                 if isinstance(item, SentError):
                     item = item.error()
                 if isinstance(item, Exception):
@@ -184,16 +188,6 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
     def pids(self) -> list[int]:
         """Return the PIDs of the running workers."""
         return [worker.pid for worker in getattr(self.data_loader._iterator, "_workers", ())]
-
-    def _silence_signal_handler(self) -> None:
-        """Make the loader's next request raise the error of a dead worker, where a training loop can catch it.
-
-        By default torch raises it from a signal handler, in the middle of a training step.
-        """
-        iterator: Any = self.data_loader._iterator
-        if getattr(iterator, "_worker_pids_set", False):
-            torch._C._remove_worker_pids(id(iterator))
-            iterator._worker_pids_set = False
 
 
 _of_others: list[Any] = []
