@@ -51,7 +51,9 @@ def warn_of_copies(*datasets: Dataset) -> None:
         return
     images, labels = (np.concatenate(each) for each in zip(*found, strict=True))
     splits = np.repeat([names.index(split.name) for split in parts], [len(split) for split in parts])
-    wrong = "remove the samples with wrong ones (`shardflow remove`), or pack such an image once with all its labels"
+    wrong = (
+        "remove the samples with wrong ones (`shardflow remove --keys`), or pack such an image once with all its labels"
+    )
     for samples, values, found_in, remedy in (
         (np.flatnonzero(labels), labels, "with different labels", wrong),
         (np.arange(len(images)), splits, "in several splits", "keep it in one, or results will look too good"),
@@ -74,12 +76,12 @@ def _checksums(index: Index) -> tuple[U64, U64]:
 
 
 def _source(splits: Iterable[Split], number: int) -> str:
-    """Return the source of a sample, numbered over all splits, as a message shows it."""
+    """Return the source and the key of a sample, numbered over all splits, as a message shows them."""
     for split in splits:
         if number < len(split):
             break
         number -= len(split)
     try:
-        return repr(split.source(number))
+        return f"{split.source(number)!r} ({split.name}:{split[number]['__key__']})"
     except (FormatError, IntegrityError, StoreError):  # tars of other tools have no receipts
         return f"sample {number} of {split.name}"
