@@ -9,10 +9,12 @@ import subprocess
 from pathlib import Path
 
 from tests.helpers.processes import left_by, numbers
-from tests.helpers.warm_python import python
+from tests.helpers.warm_python import MORE, python
 
 FOLDER = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 100
+LIBRARIES = {"train_lightning.py": "lightning"}
+"""Example → what takes each of its processes seconds to import."""
 
 
 def run(name: str, *arguments: object, ranks: int | None = None) -> str:
@@ -24,7 +26,13 @@ def run(name: str, *arguments: object, ranks: int | None = None) -> str:
     executable, before = python(), numbers()
     example = subprocess.Popen(
         [executable, *launcher, str(FOLDER / name), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHON_EXEC": executable},  # torchrun's
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHON_EXEC": executable,  # torchrun's
+            MORE: LIBRARIES.get(name, ""),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

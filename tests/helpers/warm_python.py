@@ -31,12 +31,16 @@ import tempfile
 import threading
 import types
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 _LIBRARIES = "torch", "torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "torchvision", "webdataset", "s3fs"
 _LIBRARIES += "adlfs", "gcsfs"  # each takes half a second
 """What scripts import; optimisers import the fourth when one is made."""
+
+MORE = "SHARDFLOW_TEST_LIBRARIES"
+"""The environment variable with further libraries, which the server imports for the first process that has it."""
 
 _OWN = "shardflow.cli.pack", "shardflow.loading.loader", "shardflow.storage.s3_transport"
 """What most commands import of this project; they do so within 0.3 s."""
@@ -101,6 +105,15 @@ def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
     folder.rmdir()
 
 
+def _import(libraries: Iterable[str]) -> None:
+    if new := [library for library in libraries if library not in sys.modules]:
+        for library in new:
+            with contextlib.suppress(ImportError):  # which the fork then has as well
+                importlib.import_module(library)
+        gc.collect()
+        gc.freeze()  # or the first collection in each fork would copy the memory of all libraries
+
+
 def _address(folder: str) -> str:
     return f"\0{folder}"  # of Linux's abstract namespace: of any length, and nothing is left behind
 
@@ -130,6 +143,7 @@ def serve(folder: str) -> tuple[_Request, list[int]] | None:
                 if received is None:
                     connection.close()
                     continue
+                _import(received[0].environment.get(MORE, "").split())
                 pid = os.fork()
                 if pid == 0:
                     selector.close()
@@ -261,13 +275,11 @@ def main(folder: str) -> None:
     """Be the server, and in the end a fork of it."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [folder for folder in sys.path[1:] if folder not in given]
-    for library in _LIBRARIES:
-        importlib.import_module(library)
+    _import(_LIBRARIES)
     own = _import_own()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch's tables of operators end with the process: to empty them copies their memory
-    gc.collect()
-    gc.freeze()  # or the first collection in each fork would copy the memory of all libraries
+    gc.freeze()
     _collapse()
     received = serve(folder)
     if received is None:
