@@ -53,10 +53,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pages that draw the demo's pictures get the same ones, drawn once; torch does not wait for a second core.
+    """Pages that draw the demo's pictures get small ones, drawn once; torch does not wait for a second core.
 
     Metrics that a page exports are not those of another test.
     """
+    monkeypatch.setattr(pictures, "_SHORT_SIDE", (80, 120))
     monkeypatch.setattr(pictures, "draw", DRAW)
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
     threads = torch.get_num_threads()

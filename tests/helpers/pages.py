@@ -27,7 +27,7 @@ PAGES = {
     for path in (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md")))
 }
 _ONE_PROCESS = ("--executor", "serial")
-SHORTER = {"bench": ("--seconds", "1"), "tune": ("--seconds", "2"), "pack": _ONE_PROCESS, "extend": _ONE_PROCESS}
+SHORTER = {"bench": ("--seconds", "0.5"), "tune": ("--seconds", "1"), "pack": _ONE_PROCESS, "extend": _ONE_PROCESS}
 """Options that shorten long commands, or spare them processes: the last of two equal options counts."""
 
 _FENCED = re.compile(r"^```(\w+)( peer| script)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
