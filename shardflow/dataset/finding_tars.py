@@ -178,15 +178,12 @@ def splits_of_files(root: str, names: Iterable[str]) -> dict[str, str]:
         found[name] = _split_words(file) or set().union(*map(_split_words, folders))
     named = [name for name, splits in found.items() if splits]
     unnamed = [name for name, splits in found.items() if not splits]
-    remedy = f"splits are {', '.join(SPLITS)}; move it, or name one kind with a pattern such as {{train,val}}/*"
+    remedy = f"splits are {', '.join(SPLITS)}; rename or move it, or name one kind with a pattern such as {{train,val}}/*"
     if several := next((name for name in named if len(found[name]) > 1), None):
         raise ConfigError(f"{root} has {several!r}, which names several splits; {remedy}")
-    if named and unnamed:
-        # Beside files for training that say so, without folders, there is nothing to mix up.
-        in_folders = any(_split_words(os.path.dirname(name)) for name in named)
-        if in_folders or any(found[name] != {_TRAIN} for name in named):
-            message = f"{root} has {named[0]!r}, which names its split, and {unnamed[0]!r}, which does not"
-            raise ConfigError(f"{message}; {remedy}")
+    if named and unnamed:  # others than train may be held out, or the same again: minival, trainval
+        message = f"{root} has {named[0]!r}, which names its split, and {unnamed[0]!r}, which does not"
+        raise ConfigError(f"{message}; {remedy}")
     folder = divide_query(root).place.rpartition("/")[2]
     is_one_word = not named and len(_WORD.findall(folder.lower())) == 1
     default = next(iter(_split_words(folder)), _TRAIN) if is_one_word else _TRAIN

@@ -479,7 +479,7 @@ def test_names_that_are_not_clear(tmp_path: Path) -> None:
     _hugging_face(tmp_path / "few" / "train-00000-of-00003.parquet", [1])
     for commit in "ab":
         _hugging_face(tmp_path / "twice" / f"train-00000-of-00002-{commit}.parquet", [1])
-    _hugging_face(tmp_path / "some" / "test-0.parquet", [1])
+    _hugging_face(tmp_path / "some" / "train-0.parquet", [1])
     _hugging_face(tmp_path / "some" / "x.parquet", [1])
     _hugging_face(tmp_path / "other" / "a.parquet", [1])
     _plain(tmp_path / "other" / "b.parquet", image=[photo(1)], label=[1])
