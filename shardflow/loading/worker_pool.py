@@ -98,7 +98,6 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                 persistent_workers=num_workers > 0,
                 pin_memory=bool(workers.pin_memory),
                 multiprocessing_context=workers.multiprocessing_context if num_workers else None,
-                worker_init_fn=functools.partial(_start_worker, os.getpid()),
                 # Creating an iterator draws from this generator, and must not change the state of the global one.
                 generator=torch.Generator(),
             )
@@ -132,6 +131,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
         is_start = self.data_loader._iterator is None
         if is_start and self._workers.count:
             slots = self._sender.start()
+            self.data_loader.worker_init_fn = functools.partial(_start_worker, os.getpid())
             self.data_loader.multiprocessing_context = with_queues(self.data_loader.multiprocessing_context)
         try:
             # The DataLoader draws a seed by its generator; forked workers keep this default device.

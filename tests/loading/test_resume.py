@@ -93,6 +93,20 @@ def _send_epochs(used: shardflow.Loader, connection: Connection) -> None:
     connection.send([contents(used) for _ in range(2)])
 
 
+def test_a_loader_outlives_the_process_that_made_it(dataset: Path) -> None:
+    """The workers of a loader that was pickled, as for a job on another machine, watch the process that starts them."""
+    ours, theirs = multiprocessing.Pipe()
+    maker = multiprocessing.get_context("fork").Process(
+        target=lambda: theirs.send(pickle.dumps(loader(dataset, num_workers=1)))
+    )
+    maker.start()
+    assert ours.poll(60)
+    received = pickle.loads(ours.recv())
+    maker.join()
+    assert contents(received) == contents(loader(dataset))
+    received.close()
+
+
 def test_resume_in_a_new_process_gives_the_same_pixels(dataset: Path) -> None:
     """A fresh interpreter that loads the saved state delivers the rest with the same pixels, bit for bit."""
     whole = loader(dataset)
