@@ -178,7 +178,7 @@ def splits_of_files(root: str, names: Iterable[str]) -> dict[str, str]:
         found[name] = _split_words(file) or set().union(*map(_split_words, folders))
     named = [name for name, splits in found.items() if splits]
     unnamed = [name for name, splits in found.items() if not splits]
-    remedy = f"splits are {', '.join(SPLITS)}; rename or move it, or name one kind with a pattern such as {{train,val}}/*"
+    remedy = f"splits are {', '.join(SPLITS)}; rename it, or name one kind with a pattern such as {{train,val}}/*"
     if several := next((name for name in named if len(found[name]) > 1), None):
         raise ConfigError(f"{root} has {several!r}, which names several splits; {remedy}")
     if named and unnamed:  # others than train may be held out, or the same again: minival, trainval
