@@ -278,7 +278,8 @@ class SlotPool:
         found = self._mapped.get(number)
         if found is None or len(found) < self._sizes[number]:
             size, start = self._sizes[number], (number + 1) * _STRIDE
-            found = self._mapped[number] = mmap.mmap(self._file.fileno(), size, offset=start)
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # a page fault for each page would take longer
+            found = self._mapped[number] = mmap.mmap(self._file.fileno(), size, flags, offset=start)
         return found
 
     def memory(self, number: int) -> torch.Tensor:
