@@ -329,6 +329,9 @@ class Iteration:
             WorkerError: A worker died; the message names the batches in progress.
         """
         engine, taken = self._engine, 0
+        if not self._steps:  # a state of an epoch's end: workers would start for nothing
+            engine._stats.begin()
+            return
         outputs = iter(engine._pool)
         try:
             for output in engine._stats.timed(outputs):

@@ -125,6 +125,12 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             WorkerError: A worker or the pinning thread died.
             ConfigError: The workers could not start, because the script lacks `if __name__ == "__main__"`.
         """
+        try:
+            yield from self._items()
+        finally:  # also if a signal ended the wait for the first batch
+            self._raise_by_requests(self.data_loader._iterator)
+
+    def _items(self) -> Generator[Any, None, None]:
         if self.data_loader.num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
             os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process reports it
         self._leave_workers_of_others()
@@ -159,11 +165,7 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                     if not _is_death(error):
                         raise
                     raise _cause_of_death(_exit_codes(items), error) from None
-                # By default torch raises the error of a dead worker from a signal handler, in the middle of a training
-                # step. The next request raises it where a training loop can catch it.
-                if getattr(items, "_worker_pids_set", False):
-                    torch._C._remove_worker_pids(id(items))
-                    items._worker_pids_set = False
+                self._raise_by_requests(items)
                 if isinstance(item, SentError):
                     item = item.error()
                 if isinstance(item, Exception):
@@ -171,6 +173,16 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
                 yield item
         finally:
             del items  # an exception that the caller keeps must not keep the iteration alive
+
+    @staticmethod  # at interpreter exit functions of the module no longer exist
+    def _raise_by_requests(items: Any) -> None:
+        """Let the next request raise the error of a dead worker, where a training loop can catch it.
+
+        By default torch raises it from a signal handler, in the middle of a training step or while Python exits.
+        """
+        if getattr(items, "_worker_pids_set", False):
+            torch._C._remove_worker_pids(id(items))
+            items._worker_pids_set = False
 
     def end(self) -> None:
         """End the worker processes now, even if they are still referred to; the next iteration starts new ones."""

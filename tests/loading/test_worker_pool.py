@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import shardflow
 from shardflow.errors import ConfigError
 from shardflow.loading.worker_settings import Workers
 from tests.helpers.loading import run_script
@@ -40,6 +45,44 @@ print(len([next(batches) for batches in iterations]))
 """
     done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+def test_an_iteration_without_batches_starts_no_worker(tmp_path: Path) -> None:
+    """The state of an epoch's end makes an empty iteration, which starts nothing that has to be ended."""
+    url = make_dataset(tmp_path / "set", [4])
+    loader = shardflow.Loader(url, batch_size=4, num_workers=0)
+    assert len([loader.state_dict() for _ in loader]) == 1
+    states = [loader.state_dict() for _ in loader]
+    resumed = shardflow.Loader(url, batch_size=4, num_workers=2)
+    resumed.load_state_dict(states[0])
+    assert (list(resumed), resumed._pool.pids(), resumed.epoch) == ([], [], 2)
+
+
+def _interrupt_training(image: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getppid(), signal.SIGUSR1)
+    time.sleep(60)  # until the worker is killed
+    return image
+
+
+def test_workers_may_die_after_the_wait_for_the_first_batch_was_interrupted(tmp_path: Path) -> None:
+    """After Ctrl-C or sys.exit in a signal handler, the end of workers raises nothing, as at the interpreter's exit."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    url = make_dataset(tmp_path / "set", [4])
+    workers = Workers(1, multiprocessing_context="fork")
+    loader = shardflow.Loader(url, batch_size=4, num_workers=workers, transform=_interrupt_training)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    (pid,) = loader._pool.pids()
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) is not None  # SIGCHLD has arrived
+    loader.close()
 
 
 @pytest.mark.parametrize(
