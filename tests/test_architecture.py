@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 3480,
     "geometry": 450,
     "interop": 620,
-    "loading": 7270,
+    "loading": 7280,
     "native": 5850,
     "order": 2210,
     "packing": 8330,
