@@ -107,7 +107,11 @@ source_options = option_group(
         "--parts",
         help="Extensions of parts next to each image, such as txt,json; none packs each file by itself (folders only).",
     ),
-    click.option("--classes", type=PathOrUrl(), help="File with the class names in order, one per line."),
+    click.option(
+        "--classes",
+        type=PathOrUrl(),
+        help="File with the class names in order, one per line; none packs a folder of any depth without labels.",
+    ),
 )
 """The options about the source of a pack; `source_of` reads them."""
 
@@ -210,7 +214,9 @@ def source_of(src: str, settings: dict[str, Any]) -> Any:
     parts = settings.pop("parts")
     names = None if parts is None else tuple(part.lstrip(".") for part in parts if part != "none")
     images, classes = settings.pop("image_folder"), settings.pop("classes")
-    return describe_source(src, columns=columns, parts=names, images=images, classes=classes)
+    return describe_source(
+        src, columns=columns, parts=names, images=images, classes=() if classes == "none" else classes
+    )
 
 
 def with_columns(sources: Sequence[str], settings: dict[str, Any]) -> list[Any]:

@@ -58,10 +58,10 @@ _GROWN = 1.2  # growth from which the report gives the reason
 def pack(src: tuple[str, ...], dst: str, preset: str, no_shuffle: bool, dry_run: bool, **given: Any) -> int:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
-    SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
-    (.csv, .tsv, .jsonl, .parquet) with paths or URLs of images; Parquet files that contain images; a COCO set (.json),
-    YOLO set (.yaml) or VOC directory; a shardflow dataset; or WebDataset tars, also as a pattern. After an
-    interruption, run the same command again.
+    SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels (in
+    folders of any depth with --classes none); a table (.csv, .tsv, .jsonl, .parquet) with paths or URLs of images;
+    Parquet files that contain images; a COCO set (.json), YOLO set (.yaml) or VOC directory; a shardflow dataset; or
+    WebDataset tars, also as a pattern. After an interruption, run the same command again.
 
     \b
     Examples:

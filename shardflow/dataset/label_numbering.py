@@ -148,7 +148,10 @@ def class_names(classes: Classes) -> tuple[str, ...] | None:
     else:
         path, names = None, tuple(classes)
     if not names:
-        raise ConfigError(f"{path or 'classes'} has no class; expected one name or more")
+        raise ConfigError(
+            f"{path or 'classes'} has no class; expected one name or more (only a folder of images is packed without "
+            "labels by --classes none)"
+        )
     if len(set(names)) < len(names):
         repeated = next(name for number, name in enumerate(names) if name in names[:number])
         raise ConfigError(f"{path or 'classes'} has the class {repeated!r} twice; expected each name once")

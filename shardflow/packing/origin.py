@@ -40,12 +40,13 @@ def open_sources(
         refuse_virtual(dataset, "receipts", "compare", remedy_of_index)
     if sources and dataset.manifest.sharding is None:
         raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
-    parts = dataset.manifest.annotations.parts
+    parts, labels = dataset.manifest.annotations.parts, dataset.classes is not None
     with contextlib.ExitStack() as stack:
-        yield [
-            append_classes(stack.enter_context(list_source(source, source_options, parts=parts)), dataset.classes)
+        listed = (
+            stack.enter_context(list_source(source, source_options, parts=parts, labels=labels))
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
-        ]
+        )
+        yield [append_classes(source, dataset.classes) for source in listed]
 
 
 def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:

@@ -7,9 +7,9 @@ The layout of a tree is detected from the images' paths, after one walk:
     train/CLASS/.../x.jpg   every top folder is named like a split, and holds class folders
     train/x.jpg             every top folder is named like a split, and holds images: no labels
 
-A mixture of layouts is refused, because a guess could make wrong labels; so are two files that look like an image and
-its mask. Names that start with a dot are ignored. Images of unsupported kinds and, on a disk, images without an
-extension are listed as skipped; all other files are counted.
+A mixture of layouts is refused, because a guess could make wrong labels, unless `classes=()` leaves labels out; so are
+two files that look like an image and its mask. Names that start with a dot are ignored. Images of unsupported kinds
+and, on a disk, images without an extension are listed as skipped; all other files are counted.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ _LOSSLESS = tuple(f".{part}" for each in IMAGE_TYPES if each.for_masks for part 
 _LOSSY = tuple(f".{part}" for each in IMAGE_TYPES if each.is_lossy for part in each.parts)
 
 _NO_PLACE = "the name begins with '/', or contains '..' or '://'; rename it"
+_NO_LABELS = "or pack all of them without labels, --classes none"
 _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or train/x.jpg"
 
 
@@ -77,7 +78,7 @@ class Folder(SourceKind):
             `annotations` declares are added. An image that lacks one is quarantined. None means no parts; () also packs
             image files that look like masks, which are refused otherwise.
         classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
-            sorted.
+            sorted; () for no labels: then images lie at any depth, and only folders named like splits have a meaning.
         storage_options: Options of fsspec's file system.
 
     Example:
@@ -109,7 +110,8 @@ class Folder(SourceKind):
         unlabelled = Items.of(self._with_parts(file, beside) for file in images)
         if not unlabelled:
             raise _no_images(storage, skipped, ignored)
-        place = _detect_layout(unlabelled, storage)
+        is_labelled = self.classes != ()
+        place = _detect_layout(unlabelled, storage, is_labelled=is_labelled)
         named = {place(ends)[1] for ends in unlabelled.labels}
         if self.classes is None:
             _refuse_splits(storage, {name for name in named if name})
@@ -118,7 +120,7 @@ class Folder(SourceKind):
                 for ends in (others, empty | others)
             )
             _refuse_empty(storage, without, with_files)
-        numbering = LabelNumbering(self.classes, named, storage)
+        numbering = LabelNumbering(self.classes if is_labelled else None, named, storage)
 
         def number(ends: Ends) -> tuple[str, Label]:
             split, name = place(ends)
@@ -242,7 +244,7 @@ def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "")
     )
 
 
-def _refuse_splits(storage: Storage, classes: set[str]) -> None:
+def _refuse_splits(storage: object, classes: set[str]) -> None:
     """Refuse folders that would become classes although all are named like splits, such as `train_images`."""
     if classes and all(_LIKE_A_SPLIT.fullmatch(name) for name in classes):
         raise ConfigError(
@@ -346,7 +348,7 @@ def _ends(path: str) -> Ends:
     return (parts[0] if len(parts) > 1 else None), (parts[1] if len(parts) > 2 else None)
 
 
-def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[str, str | None]]:
+def _detect_layout(unlabelled: Items, root: object, *, is_labelled: bool) -> Callable[[Ends], tuple[str, str | None]]:
     """Return a function from the two folders of an image to its split and class name."""
     name = str(root).rstrip("/").rpartition("/")[2].lower()
     shown = unquote if str(root).startswith(("http:", "https:")) else str  # the links of a page are percent-encoded
@@ -359,20 +361,26 @@ def _detect_layout(unlabelled: Items, root: object) -> Callable[[Ends], tuple[st
     def example(matches: Callable[[Ends], bool]) -> str:
         return repr(next(each.path for each in unlabelled if matches(each.label)))
 
-    if (None, None) in ends:
-        direct = example(lambda pair: pair[0] is None)
-        raise ConfigError(f"{root} mixes images, such as {direct}, and folders of images; {_LAYOUTS}")
     split_like = {top for top in tops if top.lower() in SPLITS}
     others = tops - split_like
+    if not is_labelled and not split_like:
+        _refuse_splits(root, tops)
+        return lambda _: (split, None)
+    if (None, None) in ends:
+        direct = example(lambda pair: pair[0] is None)
+        remedy = _LAYOUTS if split_like else f"{_LAYOUTS}; {_NO_LABELS}"
+        raise ConfigError(f"{root} mixes images, such as {direct}, and folders of images; {remedy}")
+    if not others and not is_labelled:
+        return lambda pair: (str(pair[0]).lower(), None)
     if not others:
         if len({second is None for _, second in ends}) == 2:
             deep, shallow = example(lambda pair: pair[1] is not None), example(lambda pair: pair[1] is None)
             message = f"{root} mixes images with a class, such as {deep}, and without, such as {shallow}"
             apart = split_like - {str(top) for top, second in ends if second is not None}
             remedy = f"move {', '.join(sorted(apart))} elsewhere, and pack it by itself" if apart else _LAYOUTS
-            raise ConfigError(f"{message}; {remedy}")
+            raise ConfigError(f"{message}; {remedy}; {_NO_LABELS}")
         return lambda pair: (str(pair[0]).lower(), None if pair[1] is None else shown(pair[1]))
-    if any(top in split_like and second is not None for top, second in ends):
+    if not is_labelled or any(top in split_like and second is not None for top, second in ends):
         message = f"{root} mixes splits ({', '.join(sorted(split_like))}) and other folders, such as"
         raise ConfigError(f"{message} {min(others)!r}; splits are named {', '.join(SPLITS)}; {_LAYOUTS}")
     if len(tops) == 1 and all(second is not None for _, second in ends):

@@ -134,7 +134,9 @@ def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
     if (source.classes is None) != (old is None):
         labelled, other = ("the dataset", "the source") if source.classes is None else ("the source", "the dataset")
         message = f"{labelled} has classes and {other} has none; both must have them, or neither"
-        hint = "" if old is None else ". For a table, name the column of the classes with label= or --label-column"
+        hint = ". For a table, name the column of the classes with label= or --label-column"
+        if old is None:
+            hint = ". To leave out the labels of a folder, use Folder(classes=()) or --classes none"
         raise ConfigError(message + hint)
     if source.classes is None or old is None:
         return source

@@ -30,18 +30,25 @@ _BY_FILES: Mapping[str, type[SourceKind]] = {".tar": Shards, EXTENSION: Parquet}
 
 
 def list_source(
-    src: Any, storage_options: Mapping[str, Any] | None = None, *, parts: tuple[str, ...] | None = None
+    src: Any,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    parts: tuple[str, ...] | None = None,
+    labels: bool = True,
 ) -> Source:
     """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close the source after use.
 
-    `parts` are read next to each image of a folder, in addition to the parts of a `Folder`.
+    `parts` are read next to each image of a folder, in addition to the parts of a `Folder`. Without `labels`, a folder
+    is listed as with `classes=()`, if it names no classes.
     """
     process_storage.cache_clear()  # the environment may name other endpoints and keys by now
     if isinstance(src, str | os.PathLike):
-        return DetectedSource(src, parts=parts, storage_options=storage_options).list()
+        return DetectedSource(src, parts=parts, labels=labels, storage_options=storage_options).list()
     named: Any = src if isinstance(src, (Collection, *KINDS)) else Collection(src)
     if parts and isinstance(named, Folder):
         named = replace(named, parts=tuple(dict.fromkeys([*(named.parts or ()), *parts])))
+    if not labels and isinstance(named, Folder) and named.classes is None:
+        named = replace(named, labels=False) if isinstance(named, DetectedSource) else replace(named, classes=())
     source: Source = named.list()
     return source
 
@@ -76,7 +83,9 @@ def describe_source(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectedSource(Folder):
-    """A path or URL whose kind of source is detected when it is listed."""
+    """A path or URL whose kind of source is detected when it is listed; see `list_source` for `labels`."""
+
+    labels: bool = True
 
     def list(self) -> Source:
         """Detect the kind and list the inputs."""
@@ -85,7 +94,8 @@ class DetectedSource(Folder):
         kind = next(kind for kind in KINDS if kind.recognizes(url, options))
         try:
             if kind is Folder:
-                return Folder(url, parts=self.parts, classes=self.classes, storage_options=options).list()
+                classes = self.classes if self.labels else ()
+                return Folder(url, parts=self.parts, classes=classes, storage_options=options).list()
             return kind(url, classes=self.classes, storage_options=options).list()
         except NoImagesError as error:
             files = next((each for extension, each in _BY_FILES.items() if extension in error.ignored), None)

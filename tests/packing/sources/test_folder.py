@@ -71,6 +71,30 @@ def test_mixed_and_empty_layouts_are_refused(tmp_path: Path, names: list[str], f
         _listed(tmp_path, *names)
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["1.jpg", "a/1.jpg", "a/b/c/1.jpg"], {"train": [("1.jpg", None), ("a/1.jpg", None), ("a/b/c/1.jpg", None)]}),
+        (["train/1.jpg", "train/a/1.jpg", "Val/b/1.jpg"], ["Val/b/1.jpg", "train/1.jpg", "train/a/1.jpg"]),
+        (["1.jpg", "train/a/1.jpg"], "mixes images, such as '1.jpg'"),
+        (["a/1.jpg", "train/1.jpg"], r"mixes splits \(train\) and other folders, such as 'a'"),
+        (["train_set/1.jpg", "val_set/a/1.jpg"], "has folders named like splits"),
+    ],
+)
+def test_a_tree_without_labels(tmp_path: Path, names: list[str], expected: Any) -> None:
+    """With `classes=()` images lie at any depth; folders named like splits are splits, and may not be some of them."""
+    source = sf.sources.Folder(write_tree(tmp_path, dict.fromkeys(names, b"x")), classes=())
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            source.list()
+        return
+    if isinstance(expected, list):
+        expected = {"train": [(name, None) for name in expected[1:]], "val": [(expected[0], None)]}
+    listed = source.list()
+    assert {split: [(item.path, item.label) for item in items] for split, items in listed.splits.items()} == expected
+    assert listed.classes is None
+
+
 def test_a_split_without_classes_next_to_others(tmp_path: Path) -> None:
     """A test set without labels next to labelled splits is refused, and the message says which folder to move."""
     with pytest.raises(

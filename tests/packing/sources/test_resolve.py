@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
+from shardflow.errors import ConfigError
 from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
 from tests.helpers.making import make_dataset
@@ -59,3 +60,28 @@ def test_classes_for_every_kind(tmp_path: Path, kind: str) -> None:
     assert result.exit_code == 0, result.output
     sf.pack(src, tmp_path / "plain", short_side=32, executor="serial")
     assert contents(tmp_path / "named") == contents(tmp_path / "plain")
+
+
+def test_a_deep_tree_without_labels(tmp_path: Path) -> None:
+    """The refusal of a mixed tree names `--classes none`; with it `pack`, `extend` and `verify --source` take the tree.
+
+    Other kinds of sources refuse it.
+    """
+    src = write_tree(tmp_path / "src", {"1.jpg": photo(1), "a/2.jpg": photo(2), "a/b/3.jpg": photo(3)})
+    dst, options = str(tmp_path / "dst"), ["--classes", "none", "--workers", "1"]
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(shardflow, [words[0], str(src), dst, *words[1:]])
+        return "" if result.exit_code == 0 else f"{result.output}{result.exception}"
+
+    assert "or pack all of them without labels, --classes none" in run("pack")
+    assert run("pack", *options, "--short-side", "32") == ""
+    assert sf.verify(dst, sources=[src]) == sf.verify(dst, sources=[sf.sources.Folder(src)]) == []
+    write_tree(src, {"c/4.jpg": photo(4)})
+    assert run("extend", *options) == ""
+    assert sorted(sf.open(dst)["train"].sources()) == ["1.jpg", "a/2.jpg", "a/b/3.jpg", "c/4.jpg"]
+    labelled = image_folder(tmp_path / "labelled", 3)
+    with pytest.raises(ConfigError, match=r"the dataset has none.*--classes none"):
+        sf.extend(labelled, dst)
+    with pytest.raises(ConfigError, match="only a folder of images is packed without labels"):
+        list_source(sf.sources.Table(_table(tmp_path / "table"), classes=()))
