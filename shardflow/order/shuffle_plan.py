@@ -9,6 +9,10 @@ Every step is a bijection, so each position has one record and each record one p
 only locality and mixing. With weights, a record is repeated next to itself as `weights` says, and the buffer separates
 the repeats. With shard affinity, a stream has the same shards in every epoch: hash(seed) alone orders and cuts the
 shards into streams, and the shards of each stream are permuted by hash(seed, epoch).
+
+The first epoch, in which shards may still be downloaded, reads each shard from its beginning. Later ones begin at
+another record, hash(seed, epoch, shard), and an epoch that fits into a rank's buffers is permuted as a whole: else the
+same samples of a small set would come first in each epoch, and always meet the same others.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from shardflow._validation import check_integer
 from . import keyed_rng
 from .keyed_rng import I64
 from .sampler import EpochPlan, EpochSampler, Facts
-from .shuffle_settings import MOST_BUFFER, MOST_STREAMS
+from .shuffle_settings import MOST_BUFFER, MOST_STREAMS, STREAMS_PER_RANK
 from .weights import SystematicSample, Weights
 
 FIRST_WINDOW = 32
@@ -37,14 +41,15 @@ Windows grow from there, so that an epoch's first batch waits for the beginning 
 class ShuffleBuffer:
     """The shuffle buffer of an epoch's streams, as a pure function: samples are permuted inside windows.
 
-    Windows end at 32, 64, 128, …, W, 2W, 3W, …. The permutation of each is keyed by its stream and its number, so any
-    offset can be computed without those before it. The only state is a cache of the last permutations.
+    Windows end at 32, 64, 128, …, W, 2W, 3W, …; without growth, at W, 2W, …. The permutation of each is keyed by
+    its stream and its number, so any offset can be computed without those before it. The only state is a cache of the
+    last permutations.
     """
 
-    def __init__(self, key: int, samples: int) -> None:
+    def __init__(self, key: int, samples: int, *, grows: bool = True) -> None:
         self._key, self._samples = key, samples
         starts = [0]  # of the growing windows, and of the first full one
-        while starts[-1] < samples:
+        while grows and starts[-1] < samples:
             starts.append(min(max(FIRST_WINDOW, 2 * starts[-1]), samples))
         self._first_starts = np.array(starts, dtype=np.int64)
         self._last_used: dict[int, tuple[int, I64]] = {}  # stream → window, and its permutation
@@ -112,7 +117,13 @@ class ShufflePlan(EpochPlan):
             counts = self._sample.counts[self._order]
         ends = np.cumsum(counts)
         self.length = int(ends[-1]) if len(sizes) else 0
-        self._streams = streams
+        self._shuffles = shuffle and buffer > 1
+        moves = self._shuffles and epoch > 0 and not shard_affinity
+        is_whole = moves and self.length <= min(streams, STREAMS_PER_RANK) * buffer
+        self._streams = 1 if is_whole else streams
+        self._sizes = np.maximum(counts, 1)
+        turns = keyed_rng.fold_array(keyed_rng.key(seed, "turns", epoch), self._order) % self._sizes.astype(np.uint64)
+        self._turns = turns.astype(np.int64) * moves
         self._shard_starts = ends - counts
         # The pieces of the sequence in reading order: the place of the piece's shard, where the piece begins in the
         # shard, and where it begins and ends in the sequence.
@@ -122,8 +133,11 @@ class ShufflePlan(EpochPlan):
             self._places, self._firsts = np.arange(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
-        self._shuffles = shuffle and buffer > 1
-        self._buffer = ShuffleBuffer(keyed_rng.key(seed, "window", epoch), buffer if shuffle else 1)
+        if not shuffle:
+            buffer = 1
+        elif is_whole:
+            buffer = max(1, self.length)
+        self._buffer = ShuffleBuffer(keyed_rng.key(seed, "window", epoch), buffer, grows=not is_whole)
 
     def locate(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
         """Return (shard, record) of positions 0 … length-1, as two int64 arrays of the same length."""
@@ -139,7 +153,9 @@ class ShufflePlan(EpochPlan):
             offsets = self._shuffle(streams, offsets)
         stream = self._stream_starts(streams) + offsets
         piece = np.searchsorted(self._ends, stream, side="right")
-        shards, offset = self._order[self._places[piece]], stream - self._starts[piece] + self._firsts[piece]
+        places = self._places[piece]
+        shards, offset = self._order[places], stream - self._starts[piece] + self._firsts[piece]
+        offset = (offset + self._turns[places]) % self._sizes[places]
         if self._sample is None:
             return shards, offset, np.zeros_like(offset)
         return shards, *self._sample.locate(shards, offset)

@@ -35,7 +35,7 @@ class Shuffle:
 
     Attributes:
         buffer: Samples of a stream that are shuffled together, 1 … 2**40. A larger buffer mixes better, a smaller one
-            keeps fewer shards open.
+            keeps fewer shards open. From the second epoch on, up to eight buffers of samples are shuffled as a whole.
         streams: Pieces of an epoch's sequence of shards, read in parallel, 1 … 1,048,576; None for eight per rank. A
             resumed run with None keeps the streams of the saved run.
         shard_affinity: Keep the shards of a stream from epoch to epoch, and shuffle only their order and samples. A

@@ -15,8 +15,8 @@ from tests.helpers.examples import examples
 
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
 
-ORDER_SHA256 = "f692155e287a7ebb65ea3826a356aa1c5093e46c4f1523e644f64849fac9f1a9"
-BUCKETS = [3, 0, 1, 2, 1, 2, 1, 3, 2, 1, 0, 0, 2, 1, 0, 0, 3, 1, 2, 1]
+ORDER_SHA256 = "2002b5d14eff5cec5e589c1c6b1fd78284102dc5bb243bc8acea9436e8507169"
+BUCKETS = [2, 1, 2, 3, 1, 0, 0, 1, 2, 0, 1, 0, 1, 1, 2, 3, 0, 3, 2, 1]
 
 
 def make(

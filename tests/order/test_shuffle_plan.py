@@ -19,7 +19,7 @@ from tests.helpers.examples import examples
 
 SIZES = st.lists(st.integers(0, 90), min_size=1, max_size=12)
 STICKY_ORDER_SHA256 = "576a0689c3c7a4226e4c8f61760b0bc6038378160aa113844d998ebeffcfa2ed"
-LONG_ORDER_SHA256 = "54da0e0f434672554834f1382d7b76b7a81607f642124479c2b9ff531280b068"
+LONG_ORDER_SHA256 = "adc50e25b9d0b45b353b6469fe279ed465796f1136dffda8e20d42cb7a9e6fe7"
 SEEDS = st.integers(-(2**63), 2**63)
 
 
@@ -56,12 +56,18 @@ def window_bounds(buffer: int, length: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([0, *ends]))
 
 
-def test_order_is_frozen() -> None:
+@pytest.mark.parametrize(
+    ("epoch", "buffer", "expected"),
+    [
+        (0, 4, "32 02 13 33 01 20 30 11 14 31 10 21 00 12"),
+        (2, 4, "02 20 13 01 30 12 00 21 11 31 33 14 32 10"),
+        (2, 5, "21 30 13 32 02 20 10 01 11 33 00 14 12 31"),  # as a whole
+    ],
+)
+def test_order_is_frozen(epoch: int, buffer: int, expected: str) -> None:
     """The order of an epoch is the same for ever: a saved position means the same sample after an update."""
-    assert order(ShufflePlan([3, 5, 2, 4], seed=1, epoch=2, streams=3, buffer=4)) == [
-        *[(0, 1), (2, 1), (1, 3), (0, 0), (3, 3), (1, 2), (0, 2)],
-        *[(2, 0), (1, 1), (3, 0), (3, 2), (1, 4), (3, 1), (1, 0)],
-    ]
+    located = order(ShufflePlan([3, 5, 2, 4], seed=1, epoch=epoch, streams=3, buffer=buffer))
+    assert " ".join(f"{shard}{record}" for shard, record in located) == expected
 
 
 def test_long_order_is_frozen() -> None:
@@ -118,7 +124,7 @@ def test_streams_cut_the_order_into_even_pieces(sizes: list[int], streams: int) 
 @examples(100)
 def test_shuffled_streams_stay_contiguous(plan_seed: int, sizes: list[int], streams: int, buffer: int) -> None:
     """Windows move samples within their stream only: each stream reads a stretch of the shuffled shards."""
-    options: dict[str, Any] = {"seed": plan_seed, "epoch": 5}
+    options: dict[str, Any] = {"seed": plan_seed, "epoch": 0}
     place_of = {sample: place for place, sample in enumerate(order(ShufflePlan(sizes, **options)))}
     located = order(ShufflePlan(sizes, streams=streams, buffer=buffer, **options))
     start = 0
@@ -185,6 +191,32 @@ def test_first_batch_touches_the_head_of_one_shard_per_stream() -> None:
     assert set(records.tolist()) == set(range(32))
     shards, _ = plan.locate(np.arange(100_000, 100_256))
     assert len(set(shards.tolist())) > 100
+
+
+@pytest.mark.parametrize("sizes", [[256], [2000], [2048, 952], [256] * 40])
+def test_later_epochs_begin_with_other_samples(sizes: list[int]) -> None:
+    """From the second epoch on, those that come first in one are, in the next, wherever chance puts them."""
+    total, firsts, places = sum(sizes), list[set[tuple[int, int]]](), list[list[int]]()
+    for epoch in range(1, 41):
+        located = order(ShufflePlan(sizes, seed=0, epoch=epoch, streams=8, buffer=1024))
+        firsts.append(set(located[: total // 8]))
+        places.append(np.argsort([record + 4096 * shard for shard, record in located]).tolist())
+    common = [len(one & other) / len(one) for one, other in itertools.pairwise(firsts)]
+    assert 0.10 < np.mean(common) < 0.15
+    correlations = [np.corrcoef(one, other)[0, 1] for one, other in itertools.pairwise(places)]
+    assert abs(np.mean(correlations)) < 0.05
+
+
+def test_in_later_epochs_all_samples_of_a_small_set_meet() -> None:
+    """Each sample is next to each other, and on each of two ranks, about as often as chance has it."""
+    met, on_rank, epochs = np.zeros((64, 64), dtype=np.int64), np.zeros(64, dtype=np.int64), 4000
+    for epoch in range(1, epochs + 1):
+        _, records = ShufflePlan([64], seed=0, epoch=epoch, streams=8, buffer=8192).locate(np.arange(64))
+        met[records[:-1], records[1:]] += 1
+        on_rank[records[::2]] += 1
+    expected = epochs / 64
+    assert 0.4 * expected < met[~np.eye(64, dtype=np.bool_)].min() <= met.max() < 1.7 * expected
+    assert abs(on_rank / epochs - 0.5).max() < 0.05
 
 
 def test_streams_by_default() -> None:
@@ -282,8 +314,13 @@ def test_wrong_values_are_named(wrong: dict[str, int], named: str) -> None:
 def needs_by_looking(
     plan: ShufflePlan, streams: int, buffer: int, rank: int, world_size: int
 ) -> list[tuple[int, int, int]]:
-    """What `needs` says, from where every sample is: shards with the bounds of the windows of a stream they lie in."""
+    """What `needs` says, from where every sample is: shards with the bounds of the windows of a stream they lie in.
+
+    With a buffer of 0, the epoch is one window.
+    """
     shards, _ = plan.locate(np.arange(plan.length))
+    if not buffer:
+        return [(shard, 0, plan.length) for shard in np.unique(shards).tolist()]
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     common = math.gcd(streams, world_size)
     for stream in range(rank % common, streams, common):
@@ -301,18 +338,29 @@ def needs_by_looking(
     buffer=st.one_of(st.integers(1, 40), st.integers(200, 2000)),
     shuffle=st.booleans(),
     shard_affinity=st.booleans(),
+    epoch=st.integers(0, 1),
     topology=st.integers(1, 9).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
 )
 @examples(300)
 def test_needs_are_what_locating_every_position_finds(
-    sizes: list[int], streams: int, buffer: int, shuffle: bool, shard_affinity: bool, topology: tuple[int, int]
+    sizes: list[int],
+    streams: int,
+    buffer: int,
+    shuffle: bool,
+    shard_affinity: bool,
+    epoch: int,
+    topology: tuple[int, int],
 ) -> None:
     """`needs` names, in order, each shard of each stream that a rank reads, from its first buffer to its last."""
     plan = ShufflePlan(
-        sizes, seed=3, epoch=1, streams=streams, buffer=buffer, shuffle=shuffle, shard_affinity=shard_affinity
+        sizes, seed=3, epoch=epoch, streams=streams, buffer=buffer, shuffle=shuffle, shard_affinity=shard_affinity
     )
+    if not shuffle:
+        buffer = 1
+    elif epoch and buffer > 1 and not shard_affinity and sum(sizes) <= min(8, streams) * buffer:
+        buffer = 0
     needed = list(zip(*(column.tolist() for column in plan.needs(*topology)), strict=True))
-    assert sorted(needed) == sorted(needs_by_looking(plan, streams, buffer if shuffle else 1, *topology))
+    assert sorted(needed) == sorted(needs_by_looking(plan, streams, buffer, *topology))
     assert [begin for _, begin, _ in needed] == sorted(begin for _, begin, _ in needed)
 
 

@@ -17,7 +17,7 @@ from shardflow.order.token_budget import TokenEpochs, patch_grids, shrunk_grids
 from shardflow.samplers import TokenBudget
 from tests.helpers.examples import examples
 
-ORDER_SHA256 = "28e91913f68f3da09a2457dd1e96861afd3a8dd2060de3cfdc249746ec0338e4"
+ORDER_SHA256 = "271a263913c986973675d7b421eebd32b2eff290600f6af611542a2c0d353cd1"
 SHUFFLE = Shuffle(buffer=16)
 LENGTHS = st.lists(st.integers(0, 70), min_size=1, max_size=120).filter(lambda lengths: min(lengths) <= 60)
 
