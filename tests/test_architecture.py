@@ -102,7 +102,7 @@ BUDGET = {
     "interop": 620,
     "loading": 7280,
     "native": 5850,
-    "order": 2210,
+    "order": 2230,
     "packing": 8330,
     "preview": 1250,
     "storage": 4640,
