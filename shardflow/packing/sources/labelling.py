@@ -22,6 +22,8 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 _LIKE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?")
 
+_LIKE_LIST = re.compile(r"""[\[(]\s*(['"].*['"]|\d[\d\s,]*),?\s*[\])]""", re.DOTALL)
+
 _MANY = 20  # from this many images on, nearly as many classes as images are probably a mistake
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
                 len(used),
                 len(unlabelled),
             )
+        _refuse_lists_as_text(numbering.classes or (), where)
         _warn_of_joined_names(numbering.classes or (), where)
         _refuse_moved_numbers(numbering, labels, where)
     labelled = {split for split, label in unlabelled.labels if label is not None}
@@ -84,6 +87,12 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
                     why = "it is not a class number; a measured number belongs in a column that is not the label, so "
                     why += "that it goes to .json"
                 raise ConfigError(f"{message}, because {why}")
+
+
+def _refuse_lists_as_text(classes: Sequence[str], where: object) -> None:
+    if (text := next(filter(_LIKE_LIST.fullmatch, classes), None)) is not None:
+        message = f"{where} has the class {text!r:.60}, which looks like a list of classes as Python prints it"
+        raise ConfigError(f"{message}; write JSON lists, as `frame['label'].map(json.dumps)` does with pandas")
 
 
 def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:

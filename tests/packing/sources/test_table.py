@@ -186,6 +186,14 @@ def test_lists_are_several_labels(tmp_path: Path) -> None:
     assert [item.label for item in lists] == [item.label for item in texts] == [(0, 1), (), (2,)]
 
 
+@pytest.mark.parametrize("text", ["['b', 'a']", "('b',)", "(0, 1)"])
+def test_lists_as_python_prints_them_are_not_classes(tmp_path: Path, text: str) -> None:
+    """A label that reads as a list, as pandas writes a column of lists, is an error with the remedy."""
+    rows = [{"path": "1.jpg", "label": label} for label in (text, "(a)")]
+    with pytest.raises(ConfigError, match=r"as Python prints it; write JSON lists"):
+        _items(_write(tmp_path / "t.csv", rows))
+
+
 def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     """A file that is not there, and a row without an image or a label, are quarantined by name; the rest is packed."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
