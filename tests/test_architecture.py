@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7280,
     "native": 5850,
     "order": 2230,
-    "packing": 8330,
+    "packing": 8340,
     "preview": 1250,
     "storage": 4640,
     "": 1300,
