@@ -395,6 +395,8 @@ class _Rewriting:
                     if part in IMAGE_PARTS and declared.parts:
                         found = read_coordinates(declared, read, (width, height))
                         counted.counts.update(count_annotations(declared, found))
+                        if found.boxes is not None:
+                            counted.counts["boxes_outside"] += int((~found.boxes.any(axis=1)).sum())  # packed as zeros
         return counted
 
     def _write(self, source: Path, rows: ShardRows, name: str) -> tuple[Shard | None, bytes]:

@@ -108,7 +108,9 @@ def test_a_sample_is_removed(dataset: Path) -> None:
 
 def test_statistics_are_those_of_the_rest(tmp_path: Path) -> None:
     """After a removal, images, bytes, sizes, classes and annotations are counted as if the others had been packed."""
-    content = json.dumps({"boxes": [[1, 2, 30, 40]] * 2, "points": [[[5, 5, 2], [6, 6, 0]]] * 2}).encode()
+    content = json.dumps(
+        {"boxes": [[1, 2, 30, 40], [300, 300, 310, 310]], "points": [[[5, 5, 2], [6, 6, 0]]] * 2}
+    ).encode()
     samples = [
         [(f"{n}.jpg", photo(n)), (f"{n}.cls", b"1"), (f"{n}.json", content)]
         + [(f"{n}.{name}.jpg", photo(n + 9, 80, 60)) for name in "ab"[: n % 3]]
