@@ -363,6 +363,10 @@ def _detect_layout(unlabelled: Items, root: object, *, is_labelled: bool) -> Cal
 
     split_like = {top for top in tops if top.lower() in SPLITS}
     others = tops - split_like
+    if held_out := {each for each in ends if each[0] in others and str(each[1]).lower() in SPLITS[1:]}:
+        path = example(held_out.__contains__)
+        message = f"{root} has {path}, in a folder named like a split below another one, and would train on it"
+        raise ConfigError(f"{message}; move splits to the top, or pack {root}/{min(str(each[0]) for each in held_out)}")
     if not is_labelled and not split_like:
         _refuse_splits(root, tops)
         return lambda _: (split, None)

@@ -77,6 +77,8 @@ def test_mixed_and_empty_layouts_are_refused(tmp_path: Path, names: list[str], f
         (["1.jpg", "a/1.jpg", "a/b/c/1.jpg"], {"train": [("1.jpg", None), ("a/1.jpg", None), ("a/b/c/1.jpg", None)]}),
         (["train/1.jpg", "train/a/1.jpg", "Val/b/1.jpg"], ["Val/b/1.jpg", "train/1.jpg", "train/a/1.jpg"]),
         (["1.jpg", "train/a/1.jpg"], "mixes images, such as '1.jpg'"),
+        (["a/train/1.jpg", "a/Test/b/1.jpg"], r"has 'a/Test/b/1\.jpg', in a folder named like a split below another"),
+        (["a/1.jpg", "images/val/1.jpg"], r"has 'images/val/1\.jpg', .*move splits to the top"),
         (["a/1.jpg", "train/1.jpg"], r"mixes splits \(train\) and other folders, such as 'a'"),
         (["train_set/1.jpg", "val_set/a/1.jpg"], "has folders named like splits"),
     ],
@@ -93,6 +95,13 @@ def test_a_tree_without_labels(tmp_path: Path, names: list[str], expected: Any) 
     listed = source.list()
     assert {split: [(item.path, item.label) for item in items] for split, items in listed.splits.items()} == expected
     assert listed.classes is None
+
+
+def test_splits_below_classes(tmp_path: Path) -> None:
+    """Images in `CLASS/test` do not become training data."""
+    names = ("a/train/1.jpg", "b/train/1.jpg", "a/test/2.jpg")
+    with pytest.raises(ConfigError, match=r"'a/test/2\.jpg', .* would train on it; move splits to the top"):
+        list_source(write_tree(tmp_path, dict.fromkeys(names, b"x")))
 
 
 def test_a_split_without_classes_next_to_others(tmp_path: Path) -> None:
@@ -118,7 +127,7 @@ def test_folders_next_to_splits_are_not_classes(tmp_path: Path, caplog: pytest.L
 
 def test_folders_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A warning names the folder below when all images are in folders of one class, and a JSON named like COCO's."""
-    names = ("train/a/1.jpg", "val/b/1.jpg", "annotations/captions_val.json")
+    names = ("train/a/1.jpg", "train/b/1.jpg", "annotations/captions_val.json")
     write_tree(tmp_path / "up/photos", dict.fromkeys(names, b""))
     assert list_source(tmp_path / "up").classes == ("photos",)
     assert [record.message for record in caplog.records] == [
