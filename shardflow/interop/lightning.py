@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardflow._wording import plural
+from shardflow.errors import ResumeMismatchError
 from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.decoders.standard_crops import CenterCrop, RandomResizedCrop
 from shardflow.loading.loader import Loader
@@ -25,7 +27,8 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
     """The splits of a dataset for Lightning's `Trainer`: random crops for training, centre crops for evaluation.
 
     Lightning creates the loaders once the ranks are known, and saves the training loader's state in its checkpoints. It
-    counts batches itself, so resuming within an epoch requires the same number of devices and batch size.
+    counts batches itself, so resuming within an epoch requires the same number of devices and batch size; others are
+    refused by a ResumeMismatchError.
 
     Args:
         url: Path or URL of a dataset.
@@ -69,7 +72,9 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
 
     def train_dataloader(self) -> Loader:
         """Return the loader for training: shuffled and augmented samples."""
-        return Loader(self.url, split=self.splits["train"], **self._training)
+        loader = _TrainLoader(self.url, split=self.splits["train"], **self._training)
+        loader.trainer = self.trainer
+        return loader
 
     def val_dataloader(self) -> Loader:
         """Return the loader of every sample once, in order."""
@@ -82,3 +87,24 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
     def predict_dataloader(self) -> Loader:
         """Return the loader of every sample once, in order."""
         return Loader(self.url, split=self.splits["predict"], **self._evaluation)
+
+
+class _TrainLoader(Loader):
+    """The loader for training, which compares a state that Lightning loads with the batches that Lightning counts."""
+
+    trainer: Any = None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state; see `Loader.load_state_dict`."""
+        super().load_state_dict(state)
+        if self.trainer is None:
+            return
+        progress, found = self.trainer.fit_loop.epoch_loop.batch_progress.current, len(self) - self.remaining
+        counted = progress.ready
+        # At the end of an epoch, Lightning starts the next one at 0, unless it saved the checkpoint in the last batch.
+        is_within = self.remaining or progress.completed < counted < found
+        if found and counted != found and is_within:
+            raise ResumeMismatchError(
+                f"Trainer counts {plural(counted, 'batch')} of the epoch, the loader's state {found}; resume with the "
+                "batch size and devices of the checkpoint"
+            )

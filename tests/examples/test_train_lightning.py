@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import shardflow
+from shardflow.errors import ResumeMismatchError
 from tests.helpers.scripts import FOLDER, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own: about loggers, workers and torch
@@ -104,6 +105,20 @@ def test_any_checkpoint_goes_on_exactly(fit: Callable[..., Any], tmp_path: Path)
         assert resumed.trained == whole.trained[step:], checkpoint.name
         if resumed.trained:
             assert torch.equal(resumed.weights, whole.weights), checkpoint.name
+
+
+def test_another_batch_size_within_an_epoch_is_refused(
+    fit: Callable[..., Any], example: Any, dataset: Path, tmp_path: Path
+) -> None:
+    """Batches of 8 in place of 16 are refused where Lightning's count would be wrong, and taken at an epoch's end."""
+    fit(tmp_path)
+    refused = {2: "counts 2 batches of the epoch, the loader's state 4", 4: "counts 4 batches of the epoch"}
+    for step, message in refused.items():
+        data = example.DataModule(str(dataset), size=16, batch_size=8, num_workers=0)
+        with pytest.raises(ResumeMismatchError, match=message):
+            fit(resume=tmp_path / f"{step}-batch.ckpt", data=data)
+    data = example.DataModule(str(dataset), size=16, batch_size=8, num_workers=0)
+    assert len(fit(resume=tmp_path / "4-epoch.ckpt", data=data).trained) == 67 // 8
 
 
 def erase(image: torch.Tensor) -> torch.Tensor:
