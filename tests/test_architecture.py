@@ -99,7 +99,7 @@ BUDGET = {
     "diagnostics": 1050,
     "formats": 3480,
     "geometry": 450,
-    "interop": 620,
+    "interop": 640,
     "loading": 7280,
     "native": 5850,
     "order": 2230,
