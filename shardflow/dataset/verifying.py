@@ -57,8 +57,9 @@ class Finding:
         return self.file if self.key is None else f"{self.file}, sample {self.key}"
 
     def __str__(self) -> str:
-        named = self.key is None and f"{self.file} " in self.problem  # by its path, as messages of storages do
-        return self.problem if named else f"{self.where}: {self.problem}"
+        base, named, _ = self.problem.partition(f"{self.file} ")  # messages of storages begin with the path
+        begins_with_path = self.key is None and named and ": " not in base
+        return self.problem if begins_with_path else f"{self.where}: {self.problem}"
 
 
 def verify_dataset(dataset: Dataset, *, progress: OnShard = None) -> list[Finding]:

@@ -212,9 +212,9 @@ def test_annotations_are_counted() -> None:
         masks=("mask.png",), boxes=Boxes("json", "b", "xyxy"), keypoints=Keypoints("json", "k[]", "xyv")
     )
     mask = encoded(Image.new("L", (200, 100)), "PNG")
-    content = {"b": [[0, 0, 9, 9], [0, 0, 8, 8]], "k": [[1, 2, 0, 3, 4, 1], [5, 6, 2, 7, 8, 2]]}
+    content = {"b": [[0, 0, 9, 9], [60, 0, 70, 9]], "k": [[1, 2, 0, 3, 4, 1], [5, 6, 2, 7, 8, 2]]}
     for given_content, counts in (
-        (content, {"masks": 1, "boxes": 2, "keypoints": 3}),
+        (content, {"masks": 1, "boxes": 2, "keypoints": 3, "boxes_outside": 1}),
         ({"b": [], "k": []}, {"masks": 1}),
     ):
         parts = {"mask.png": mask, "json": json.dumps(given_content).encode()}
