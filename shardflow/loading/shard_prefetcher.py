@@ -61,7 +61,7 @@ class ShardPrefetcher:
     def __init__(
         self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int, sources: int = 1
     ) -> None:
-        self._split, self._needs, self._period = split, needs, period
+        self._split, self._cache, self._needs, self._period = split, cache, needs, period
         # An open shard keeps its disk space after its eviction: a cache smaller than the split would exceed its limit.
         self._keep_open = sum(split.shards.bytes.tolist()) <= cache.limit_bytes
         # Prefetched shards are evicted last, so half of the limit is safe. But if not all shards fit, prefetching takes
@@ -118,6 +118,7 @@ class ShardPrefetcher:
             self._next = next(self._needs, None)
         self._begun = True
         if admitted:
+            self._cache.warn_if_exceeded(self._unfinished_bytes)
             with self._changed:
                 self._queue.extend(admitted)
                 self._changed.notify_all()

@@ -40,6 +40,12 @@ _NO_ROOM = (
     "space, raise the limit of the cache, or choose a cache directory on another disk"
 )
 
+_EXCEEDED = (
+    "the shards that are read at the same time have %d bytes, but the limit of the cache %s is %d: each process keeps "
+    "evicted shards on the disk while it reads them, and downloads them again in each epoch; raise the limit, or "
+    "lower the shuffle's buffer and streams"
+)
+
 
 def stall_timeout_s(storage: Storage) -> float:
     """Return how long a reader waits for the stalled download of another process, in seconds.
@@ -173,6 +179,11 @@ class Cache:
                 with contextlib.suppress(OSError):
                     accessed_ns = 0 if blob.is_finished else time.time_ns()
                     os.utime(blob.path, ns=(accessed_ns, time.time_ns()))
+
+    def warn_if_exceeded(self, bytes_in_use: int) -> None:
+        """Warn once if files that are read at the same time exceed the limit, because open ones keep their space."""
+        if bytes_in_use > self.limit_bytes:
+            self._files.warn_once("limit", _EXCEEDED, bytes_in_use, self.directory, self.limit_bytes)
 
     def open_partial(self, sha256: str) -> IO[bytes] | None:
         """Return the unverified file of a download in progress; None if no process downloads this content."""

@@ -365,6 +365,19 @@ def test_shards_of_a_streamed_dataset_are_closed(root: Path, tmp_path: Path) -> 
             assert len(open_files(tmp_path / "cache/blobs")) <= 3
 
 
+@pytest.mark.parametrize(("buffer", "warned"), [(1, False), (16 * TOTAL, True)])
+def test_a_limit_below_what_is_read_at_once_warns(
+    buffer: int, warned: bool, root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A buffer over all shards keeps each of them open, and on the disk, though most are evicted: a warning says so."""
+    stream = Stream(root, tmp_path, shards_cached=8, buffer=buffer)
+    for _ in range(2):
+        assert sorted(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
+    warnings = [record.getMessage() for record in caplog.records if "at the same time" in record.message]
+    assert len(warnings) == warned
+    assert sum(blob.bytes for blob in stream.cache.blobs()) <= stream.cache.limit_bytes
+
+
 def test_order_does_not_depend_on_the_store(root: Path, tmp_path: Path) -> None:
     """Through a cache, whatever its size, come the samples that come from the directory, in their order."""
     local = shardflow.samples(root, seed=1, shuffle=Shuffle(buffer=16, streams=3))
