@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -12,16 +14,15 @@ from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.quarantine import FILE_NAME, UNFINISHED_NAME, Quarantined, from_bytes
-from shardflow.packing.sources.table import Table
+from shardflow.packing.sources.resolve import list_source
 from shardflow.preview.contact_sheet import ContactSheet, draw_contact_sheet, sample_tiles
 from shardflow.preview.html_page import write_page
 from shardflow.preview.quarantine import quarantine_tiles
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import split_name, strip_file_scheme
 
 from .loader_options import load_function, user_code_errors
-from .options import PathOrUrl, picture_file, writable_file
+from .options import PathOrUrl, column_options, picture_file, with_columns, writable_file
 from .progress_bars import shard_bar, show_waiting
 from .signals import ending_at_once
 from .terminal import say
@@ -55,6 +56,7 @@ _MOST_ON_A_SHEET = 500
 @click.option("--source", type=PathOrUrl(), metavar="SRC", help="Source that was packed, for --quarantine's pictures.")
 @click.option("--html", type=PathOrUrl(), callback=writable_file, metavar="FILE.html", help="File for an HTML page.")
 @click.option("--verify", is_flag=True, help="Verify the dataset for the page; the exit code is 1 if it is damaged.")
+@column_options
 def preview(
     url: str | None,
     split: str | None,
@@ -68,6 +70,7 @@ def preview(
     source: str | None,
     html: str | None,
     verify: bool,
+    **columns: Any,
 ) -> int:
     """Draw a contact sheet of samples with captions and annotations, or write an HTML page about a dataset.
 
@@ -98,6 +101,7 @@ def preview(
     ):
         if given and not present:
             raise click.UsageError(f"{name} requires {needed}")
+    (packed,) = with_columns([] if source is None else [source], columns) or [None]
     on_sheet, on_page = count or _COUNT, count or _PAGE_COUNT
     draws_sheet = html is None or output is not None or augment is not None or quarantine
     if on_sheet > _MOST_ON_A_SHEET and draws_sheet:
@@ -117,7 +121,7 @@ def preview(
             if not quarantine or html is not None or not (inputs := _read_quarantine(url, FILE_NAME)):
                 raise
             path = output or _SHEET
-            draw_contact_sheet(_quarantine_sheet(inputs, on_sheet, source, "; the pack is not finished"), path)
+            draw_contact_sheet(_quarantine_sheet(inputs, on_sheet, packed, "; the pack is not finished"), path)
             say(f"picture  {path}")
             return 0
         split = split or ("train" if "train" in dataset else next(iter(dataset)))
@@ -142,7 +146,7 @@ def preview(
                 inputs, of = dataset.quarantine(), f", of {dataset.manifest.inputs:,}"
             if not inputs:
                 raise ConfigError(f"{dataset.url} has an empty quarantine: every input was packed")
-            sheet = _quarantine_sheet(inputs, on_sheet, source, of)
+            sheet = _quarantine_sheet(inputs, on_sheet, packed, of)
         draw_contact_sheet(sheet or _sample_sheet(dataset, split, on_sheet, class_name), path)
         say(f"picture  {path}")
     return exit_code
@@ -169,10 +173,9 @@ def _read_quarantine(url: str, name: str) -> list[Quarantined]:
         return []
 
 
-def _quarantine_sheet(inputs: Sequence[Quarantined], count: int, source: str | None, of: str) -> ContactSheet:
-    if source is not None and Table.recognizes(source, None):  # its paths are relative to its folder
-        source = split_name(strip_file_scheme(source))[0]
-    tiles = list(quarantine_tiles(inputs[:count], None if source is None else open_storage(source)))
+def _quarantine_sheet(inputs: Sequence[Quarantined], count: int, source: Any, of: str) -> ContactSheet:
+    with contextlib.nullcontext() if source is None else list_source(source) as opened:
+        tiles = list(quarantine_tiles(inputs[:count], opened))
     subtitle = f"{len(tiles)} of {plural(len(inputs), 'input')} that were not packed{of}"
     return ContactSheet("Quarantine", subtitle, tiles)
 

@@ -158,7 +158,8 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
             sheet.paste(picture, (left + (SIDE - picture.width) // 2, top + (SIDE - picture.height) // 2))
         else:
             write(pen, (left + SIDE // 2, top + SIDE // 2), "no picture", 15, FAINT, anchor="mm")
-        write(pen, (left, top + SIDE + 4), tile.title, 16, INK, width=SIDE)
+        is_path = tile.number < 0  # whose end says most
+        write(pen, (left, top + SIDE + 4), tile.title, 16, INK, width=SIDE, keeps_end=is_path)
         write(pen, (left, top + SIDE + 25), tile.detail, 13, FAINT, width=SIDE)
         caption = " ".join(tile.caption.split())[:SIDE]  # no letter is narrower than a pixel
         write(pen, (left, top + SIDE + _TITLE), caption, 13, INK, width=SIDE)

@@ -53,16 +53,17 @@ def write(
     *,
     width: float | None = None,
     anchor: str | None = None,
+    keeps_end: bool = False,
 ) -> None:
-    """Draw a line of text, `size` pixels high, truncated with an ellipsis if it is wider than `width` pixels."""
+    """Draw a line of text, `size` pixels high; one wider than `width` pixels loses its end, or else its beginning."""
     text = unicodedata.normalize("NFC", text)
     best = min(_fonts(), key=lambda font: sum(not _has(font, character) for character in set(text)))
     font = best.font_variant(size=size) if isinstance(best, ImageFont.FreeTypeFont) else best
     shown = "".join(each if _has(best, each) else each.encode("unicode_escape").decode() for each in text)
     if width is not None and font.getlength(shown) > width:
         while shown and font.getlength(shown + "...") > width:
-            shown = shown[:-1]
-        shown += "..."
+            shown = shown[1:] if keeps_end else shown[:-1]
+        shown = f"...{shown}" if keeps_end else f"{shown}..."
     pen.text(place, shown, colour, font, anchor=anchor)
 
 

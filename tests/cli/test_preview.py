@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
@@ -14,6 +16,7 @@ from PIL import Image
 import shardflow
 from shardflow.cli.preview import preview
 from shardflow.formats.quarantine import Quarantined
+from shardflow.preview.contact_sheet import SIDE
 from tests.helpers.command import exit_code
 from tests.helpers.folders import encoded, photo, write_tree
 from tests.helpers.making import make_dataset, write_quarantine
@@ -85,13 +88,39 @@ def test_the_quarantine_of_a_refused_pack(tmp_path: Path) -> None:
     """It is drawn before anything is committed; the paths of a table are looked for beside it."""
     url, table = tmp_path / "set", tmp_path / "src/t.csv"
     write_tree(table.parent, {"cut.jpg": photo(1)[:600], "t.csv": b"path\ncut.jpg\n"})
+    write_tree(tmp_path / "other", {"dog.jpg": photo(2)})
     assert exit_code("pack", str(table), str(url)) == 1
-    for number, source in enumerate((table.parent, table, tmp_path)):
+    for number, source in enumerate((table.parent, table, tmp_path / "other")):
         run(url, "--quarantine", "--source", source, "--output", tmp_path / f"{number}.png")
     one, two, other = (path.read_bytes() for path in sorted(tmp_path.glob("*.png")))
     assert one == two != other
     assert exit_code("preview", str(url)) == 4
     assert exit_code("preview", str(tmp_path / "none"), "--quarantine") == 4
+
+
+@pytest.mark.parametrize("kind", ["rows", "table"])
+def test_the_quarantine_of_sources_that_are_not_folders(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures of Parquet rows, and of a table whose images are in another folder, are those of the files."""
+    monkeypatch.chdir(tmp_path)
+    cut = photo(1)
+    write_tree(tmp_path, {"plain/cut.jpg": cut, "photos/cut.jpg": cut, "all.csv": b"path\ncut.jpg\n"})
+    rows = pyarrow.table({"image": pyarrow.array([{"bytes": cut, "path": None}])})
+    pyarrow.parquet.write_table(rows, tmp_path / "train-00000.parquet")
+    name, source, options = {
+        "rows": ("train-00000.parquet#0", "train-00000.parquet", []),
+        "table": ("cut.jpg", "all.csv", ["--image-folder", tmp_path / "photos"]),
+    }[kind]
+    drawn = []
+    for path, arguments in (("cut.jpg", ["plain"]), (name, [source, *options])):
+        url = make_dataset(tmp_path / f"set{len(drawn)}", [2])
+        write_quarantine(url, [Quarantined(path, "decode", "cut")])
+        run(url, "--quarantine", "--source", tmp_path / arguments[0], *arguments[1:], "--output", "a.png")
+        with Image.open("a.png") as sheet:
+            drawn.append(sheet.crop((36, 104, 36 + SIDE, 104 + SIDE)).tobytes())
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 60  # a picture
 
 
 @pytest.mark.parametrize("name", ["{0}", "../{1}", "a/../../{1}", "..%2f{1}", "%2e%2e/{1}", "file://{0}", "~/{1}"])
