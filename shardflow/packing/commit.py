@@ -98,6 +98,7 @@ def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: Prog
     except KeyboardInterrupt as error:
         add_note(error, STOPPED % "call")
         raise
+    _warn_of_boxes_beyond(plan, results.totals)
     made = commit(plan, results)
     warn_of_copies(Dataset(plan.ledger.storage, made, None))
     _warn_of_untrained_classes(made)
@@ -179,6 +180,20 @@ def _warn_of_untrained_classes(made: Manifest) -> None:
         if names := [name for label, name in enumerate(made.classes or ()) if label in others]:
             found = f"{plural(len(names), 'class')} {'has' if len(names) == 1 else 'have'}"
             _log.warning("%s images in other splits, but none in train: %s", found, first_few(names, 3))
+
+
+def _warn_of_boxes_beyond(plan: PackPlan, totals: Totals) -> None:
+    """Warn if many boxes reach beyond their images, as those do that have another format than is declared.
+
+    Their count is taken out: the packed boxes do not tell it, so a removal could not subtract it.
+    """
+    declared, counts = plan.recipe.annotations.boxes, [each.counts for each in totals.statistics.values()]
+    boxes, beyond = (sum(each[name] for each in counts) for name in ("boxes", "boxes_beyond"))
+    for each in counts:
+        del each["boxes_beyond"]
+    if declared is not None and 10 * beyond > boxes:
+        found = f"{beyond:,} of {plural(boxes, 'box')} reach beyond their image, and were cut at its border"
+        _log.warning("%s: check that the boxes are %s, as declared", found, declared.format)
 
 
 def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:

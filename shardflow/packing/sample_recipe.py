@@ -23,6 +23,7 @@ import io
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -58,6 +59,8 @@ _GEOMETRY_VERSION = 2
 """Raised when the arithmetic for masks or coordinates changes, so that packs begun before are not resumed."""
 
 _COORDINATES = re.compile(rb'"(boxes|bbox|keypoints)"')
+
+_ROUNDING = 0.01  # the share of an image by which boxes that annotators have rounded may reach beyond it
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 
@@ -211,7 +214,7 @@ def transform_parts(
 ) -> tuple[dict[str, bytes], dict[str, int]]:
     """Return the packed parts of a sample except its images, and their counts: "masks", "boxes", "boxes_outside", ….
 
-    `max_pixels` limits masks too.
+    `max_pixels` limits masks too. The count "boxes_beyond" is of boxes that reach beyond the image that was given.
     """
     for part in parts:
         if not _NAME.fullmatch(part):
@@ -233,12 +236,13 @@ def transform_parts(
             masks[mask] = transform_mask(parts[mask], geometry, max_pixels)
         except (DecodeError, TooLargeError) as error:
             raise type(error)(f"part {mask!r}: {error}") from error
-    crops, outside = geometry.crops, 0
+    crops, unfit = geometry.crops, Counter[str]()
+    border = np.array(geometry.upright * 2)
 
     def move_boxes_in(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        nonlocal outside
         packed, is_outside = pack_boxes(boxes, crops)
-        outside = int(is_outside.sum())
+        beyond = np.maximum(-boxes, boxes - border) > _ROUNDING * border
+        unfit.update(boxes_outside=int(is_outside.sum()), boxes_beyond=int(beyond.any(axis=1).sum()))
         return packed
 
     moved, found = move_coordinates(
@@ -250,8 +254,7 @@ def transform_parts(
         move_points=lambda points: crops.move(points, np.zeros(len(points), dtype=np.int64)),
         move_segment=lambda segment: move_segment(segment, crops),
     )
-    counts = count_annotations(annotations, found) | ({"boxes_outside": outside} if outside else {})
-    return {**kept, **masks, **moved}, counts
+    return {**kept, **masks, **moved}, {**count_annotations(annotations, found), **+unfit}
 
 
 def count_annotations(annotations: Annotations, found: Coordinates) -> dict[str, int]:

@@ -216,6 +216,7 @@ def test_annotations_are_counted() -> None:
     for given_content, counts in (
         (content, {"masks": 1, "boxes": 2, "keypoints": 3, "boxes_outside": 1}),
         ({"b": [], "k": []}, {"masks": 1}),
+        ({"b": [[40, 0, 201, 9], [40, 0, 203, 9]], "k": [[], []]}, {"masks": 1, "boxes": 2, "boxes_beyond": 1}),
     ):
         parts = {"mask.png": mask, "json": json.dumps(given_content).encode()}
         assert transform_parts(parts, None, HALF, declared)[1] == counts
@@ -327,6 +328,23 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     assert [(row["path"], row["stage"]) for row in rows] == [("a.jpg", "decode"), ("b.jpg", "read")]
     assert "has no mask.png" in rows[1]["reason"]
     assert "5x5" in rows[0]["reason"]
+
+
+@pytest.mark.parametrize(("form", "warned"), [("xyxy", False), ("xywh", True)])
+def test_boxes_of_another_format_reach_beyond_their_images(
+    form: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Corners that are declared as widths and heights leave many images, which a warning counts."""
+    files: dict[str, bytes] = {}
+    for number in range(6):
+        files[f"{number}.jpg"] = photo(number)  # 96 x 64
+        boxes = [[60, 30, 90, 60], [1, 1, 20, 20]]
+        files[f"{number}.json"] = json.dumps({"boxes": boxes}).encode()
+    declared = Annotations(boxes=Boxes("json", "boxes", form))
+    report = sf.pack(write_tree(tmp_path / "src", files), tmp_path / "dst", annotations=declared, executor="serial")
+    assert report.packed == 6
+    assert ("6 of 12 boxes reach beyond their image" in caplog.text) == warned
+    assert "boxes_beyond" not in report.counts
 
 
 def _annotated(folder: Path, count: int = 5) -> Path:
