@@ -51,6 +51,9 @@ _LIKE_A_SPLIT = re.compile(
     r"(train|training|val|valid|validation|test|testing)[_-]?(images?|imgs?|pictures|photos|set|data|\d+)?", re.I
 )
 _WORD = re.compile(r"\.[A-Za-z][^./]*$")  # a number, as in shot.0001.png, does not name a part
+_MASK_WORD = "(masks?|annotations?|labels?|seg|segmentations?|gt|ground_?truths?|trimaps?)"
+_MASK_FOLDER = re.compile(rf"(.*[^a-z])?({_MASK_WORD}|segmentation(class|object))([^a-z].*)?", re.I | re.S)
+_MASK_NAME = re.compile(rf"(.+)[_-]{_MASK_WORD}", re.I | re.S)
 _COCO = re.compile(r"(^|/)(instances|person_keypoints)_[^/]*\.json$")
 _FIRST_BYTES = 32
 _NAMED = 5
@@ -110,6 +113,8 @@ class Folder(SourceKind):
         unlabelled = Items.of(self._with_parts(file, beside) for file in images)
         if not unlabelled:
             raise _no_images(storage, skipped, ignored)
+        if self.parts != ():
+            _refuse_other_masks(unlabelled, storage)
         is_labelled = self.classes != ()
         place = _detect_layout(unlabelled, storage, is_labelled=is_labelled)
         named = {place(ends)[1] for ends in unlabelled.labels}
@@ -233,6 +238,30 @@ def _refuse_masks(files: Iterable[Item], storage: Storage) -> Iterator[Item]:
                 raise _looks_like_a_mask(storage, images[stem], path)
             masks.setdefault(stem, path)
         yield file
+
+
+def _refuse_other_masks(files: Iterable[Item], storage: Storage) -> None:
+    """Refuse `masks/x.png` and `x_mask.png` if most of them have an image of that name, in any folder."""
+    is_for_masks: dict[str, bool] = {}  # folder → whether its path has a word for masks
+    masks: dict[str, str] = {}  # stem of the image → mask
+    for path in (file.path for file in files if file.path.lower().endswith(_LOSSLESS)):
+        folder, _, name = path.rpartition("/")
+        if folder not in is_for_masks:
+            is_for_masks[folder] = any(map(_MASK_FOLDER.fullmatch, folder.split("/")))
+        stem = os.path.splitext(name)[0]
+        if (named := _MASK_NAME.fullmatch(stem)) or is_for_masks[folder]:
+            masks[named[1] if named else stem] = path
+    others, images = {*masks.values()}, dict[str, str]()
+    for path in (file.path for file in files if masks and file.path not in others):
+        stem = os.path.splitext(path.rpartition("/")[2])[0]
+        if stem in masks:
+            images[stem] = path
+    if 2 * len(images) > len(masks):
+        image, mask = min((image, masks[stem]) for stem, image in images.items())
+        raise ConfigError(
+            f"{storage} has {image!r} and {mask!r}, which look like an image and its mask; pack a table with a column "
+            "of images and one of masks (--mask-column), or each file as a separate image with --parts none"
+        )
 
 
 def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "") -> ConfigError:

@@ -191,6 +191,28 @@ def test_masks_are_not_images(tmp_path: Path, names: list[str], parts: str) -> N
         assert sf.sources.Folder(tmp_path, parts=(parts.split()[1],)).list().inputs == len(names) - 1
 
 
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [
+        ("images/{}.jpg", "masks/{}.png"),
+        ("train/imgs/{}.PNG", "train/labels/{}.PNG"),
+        ("JPEGImages/{}.jpg", "SegmentationClass/{}.png"),
+        ("train_images/{}.jpg", "train_masks/{}_mask.png"),
+        ("images/{}.jpg", "annotations/trimaps/{}.png"),
+        ("a/{}.jpg", "a/{}_mask.png"),
+        ("{}.jpg", "{}-seg.tif"),
+    ],
+)
+def test_masks_in_other_files_are_not_images(tmp_path: Path, images: str, masks: str) -> None:
+    """Folders and names with a word for masks are refused where they have the images' names, as masks have."""
+    names = [*map(images.format, "xyz"), *map(masks.format, "xy")]
+    write_tree(tmp_path, dict.fromkeys(names, b""))
+    for classes in (None, ()):
+        with pytest.raises(ConfigError, match=r"look like an image and its mask; .*--mask-column"):
+            sf.sources.Folder(tmp_path, classes=classes).list()
+    assert sf.sources.Folder(tmp_path, parts=(), classes=()).list().inputs == 5
+
+
 @pytest.mark.parametrize("name", ["x.png", "x.depth.png"])
 def test_parts_do_not_make_masks_images(tmp_path: Path, name: str) -> None:
     """A file that looks like the mask of an image is refused also where another part is named."""
@@ -203,6 +225,15 @@ def test_names_that_are_not_of_masks(tmp_path: Path) -> None:
     """Numbers in names, other lossy files, and files in other folders are images like any other."""
     names = ["x.jpg", "x.1.png", "x.old.jpg", "x.webp", "y.png", "y.pgm", "z/x.png", "z/shot.0001.png", "z/shot.png"]
     names = [f"a/{name}" for name in names]
+    names += [
+        "b/1.png",
+        "with_mask/1.png",
+        "with_mask/2.png",
+        "with_mask/3.png",
+        "labels/1.jpg",
+        "unmasked/1.png",
+        "c/x_mask.png",
+    ]
     assert list_source(write_tree(tmp_path, dict.fromkeys(names, b""))).inputs == len(names)
 
 
