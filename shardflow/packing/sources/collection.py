@@ -45,11 +45,11 @@ class Collection:
     """Samples as objects: a sized, indexable collection, an iterable, or a mapping from splits to those.
 
     A sample is an image; or (image, target); or a mapping. An image is a Pillow image, an array or tensor of uint8, or
-    the bytes or path of a file. A target is the number or name of a class, a list of those, a mask (an image), or
-    annotations: a dictionary, which becomes `.json`, or a list of dictionaries, its entry "annotations". Entries of a
-    mapping that are bytes become parts of that name; all others go to `.json`, except those named below. Rows of a
-    Hugging Face dataset may name files only if the caller or the library wrote the paths, as in `Dataset.from_dict` and
-    "imagefolder".
+    the bytes or path of a file. A target is the number or name of a class, a list of those, a mask (an image, or a
+    `pathlib.Path`), or annotations: a dictionary, which becomes `.json`, or a list of dictionaries, its entry
+    "annotations". Entries of a mapping that are bytes become parts of that name; all others go to `.json`, except those
+    named below. Rows of a Hugging Face dataset may name files only if the caller or the library wrote the paths, as in
+    `Dataset.from_dict` and "imagefolder".
 
     Args:
         samples: The samples.
@@ -81,6 +81,9 @@ class Collection:
         if unknown is not None:
             raise ConfigError(f"the samples have the split {unknown!r}; splits are named {', '.join(SPLITS)}")
         for samples in splits.values():
+            if hasattr(samples, "columns") and hasattr(samples, "__dataframe__"):
+                remedy = "Collection(frame.to_dict('records')), or of polars `frame.to_dicts()`, or write it to a file"
+                raise ConfigError(f"a {type(samples).__name__} is not a collection of samples; pass {remedy}")
             if not hasattr(samples, "__iter__") and not hasattr(samples, "__getitem__"):
                 raise ConfigError(f"expected a path, a URL, a dataset or samples, found {type(samples).__name__}")
         with contextlib.ExitStack() as stack:

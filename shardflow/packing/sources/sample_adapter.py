@@ -77,7 +77,8 @@ class SampleAdapter:
         if self.caption is not None:
             parts["txt"] = caption_text(sample[self.caption])
         if self.mask is not None:
-            parts[MASK_PART] = sample[self.mask]
+            mask_image = sample[self.mask]
+            parts[MASK_PART] = Path(mask_image) if isinstance(mask_image, str) else mask_image
         others: dict[str, Any] = {}
         for key, value in sample.items():
             if key in (image, label, self.caption, self.mask):
@@ -99,7 +100,7 @@ class SampleAdapter:
 
 
 def _pair(image: Any, target: Any = None) -> AdaptedSample:
-    if is_image(target):
+    if is_image(target) or isinstance(target, Path):
         return AdaptedSample(image, None, {MASK_PART: target}, MASK_PART)
     annotations = isinstance(target, list | tuple) and any(isinstance(one, Mapping) for one in target)
     if annotations or isinstance(target, Mapping):

@@ -20,7 +20,7 @@ from typing import Any
 
 from shardflow._wording import plural
 from shardflow.dataset.label_numbering import Classes
-from shardflow.errors import PackIncompleteError
+from shardflow.errors import ConfigError, PackIncompleteError
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.urls import shown_url
@@ -105,6 +105,11 @@ class SourceKind(abc.ABC):
     _: KW_ONLY
     classes: Classes = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str | os.PathLike):
+            found = f"{type(self).__name__} takes a path or URL, found {type(self.url).__name__}"
+            raise ConfigError(f"{found}; samples as objects are a shardflow.sources.Collection")
 
     @staticmethod
     @abc.abstractmethod

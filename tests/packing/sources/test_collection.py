@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -331,6 +332,10 @@ class _Named(list[Any]):
         ({"dev": [PIXELS]}, "split 'dev'; splits are named train, val"),
         ({"train": _Named("a", "b"), "val": _Named("b")}, "split 'val' has other classes than"),
         (3, "expected a path, a URL, a dataset or samples, found int"),
+        (
+            pd.DataFrame({"image": ["1.jpg"]}),
+            r"a DataFrame is not .*; pass Collection\(frame.to_dict\('records'\)\)",
+        ),
     ],
 )
 def test_what_cannot_be_packed(tmp_path: Path, samples: Any, message: str) -> None:
@@ -383,6 +388,23 @@ def test_the_loader_hands_out_several_labels(tmp_path: Path) -> None:
     assert labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     ((labels,),) = sf.Loader(tmp_path / "one", batch_size=2, **options)
     assert labels.tolist() == [[0, 1], [1, 0]]
+
+
+def test_masks_may_be_paths(tmp_path: Path) -> None:
+    """The mask of a mapping is a path as text or not, as its image is; a path as the target of a pair is a mask."""
+    for name, data in (("1.png", encoded(Image.fromarray(PIXELS), "PNG")), ("m.png", MASK)):
+        (tmp_path / name).write_bytes(data)
+    image, mask = tmp_path / "1.png", tmp_path / "m.png"
+    rows = sf.sources.Collection([{"image": str(image), "of": str(mask)}, {"image": image, "of": mask}], mask="of")
+    for number, source in enumerate((rows, [(image, mask)])):
+        for sample in _packed(source, tmp_path / f"{number}"):
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["mask.png"]))), np.asarray(Image.open(mask)))
+
+
+def test_only_collections_take_objects() -> None:
+    """A frame as the URL of a table is refused without printing it."""
+    with pytest.raises(ConfigError, match=r"Table takes a path or URL, found DataFrame; .*Collection"):
+        sf.sources.Table(pd.DataFrame({"image": ["1.jpg"]}))  # type: ignore[arg-type]
 
 
 def test_paths_as_samples(tmp_path: Path) -> None:
