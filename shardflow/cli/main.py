@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import signal
 import sys
@@ -70,9 +71,28 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            _refuse_repeated_options(ctx, command, rest)
+        return name, command, rest
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _refuse_repeated_options(ctx: click.Context, command: click.Command, arguments: Sequence[str]) -> None:
+    """Refuse an option of one value that is given twice, of which click would take the last."""
+    if isinstance(command, click.Group):
+        command = next((each for name in arguments if (each := command.get_command(ctx, name))), command)
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    single = {name for each in options if not (each.multiple or each.is_flag or each.count) for name in each.opts}
+    given = [argument.partition("=")[0] for argument in itertools.takewhile("--".__ne__, arguments)]
+    if repeated := [name for name in given if name in single and given.count(name) > 1]:
+        raise click.UsageError(f"{repeated[0]} takes one value, but is given twice")
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

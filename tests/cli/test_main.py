@@ -30,3 +30,26 @@ def test_a_misspelt_command_names_the_one_that_is_meant(
     """A command with a similar name is suggested; without one, the help is named."""
     assert exit_code(*words) == 2
     assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "repeated"),
+    [
+        ("pack src dst --label-column a --label-column b", "--label-column"),
+        ("pack src dst --workers=2 --quality 80 --workers 3", "--workers"),
+        ("cache prune --limit 1GB --limit 2GB", "--limit"),
+        ("subset src dst --where a --where b", "--where"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(
+    words: str, repeated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An option of one value does not take the last of two without a word."""
+    assert exit_code(*words.split()) == 2
+    assert f"{repeated} takes one value, but is given twice" in capsys.readouterr().err
+
+
+def test_options_of_several_values_are_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    """Declarations and conditions of which there may be several are not refused, nor are names behind `--`."""
+    assert exit_code("pack", "none", "dst", "--mask", "a.png", "--mask", "b.png", "--", "--quality") != 0
+    assert "given twice" not in capsys.readouterr().err
