@@ -103,7 +103,7 @@ def add(
             of numbers of one length.
         key: The column of the table with the keys of the samples: "000000042", or "train:000000042" if several splits
             have the key.
-        path: Instead of `key`, the column with the paths of the images as they were packed.
+        path: Instead of `key`, the column with the paths of the images as they were packed, or without extension.
         only: The columns to add; by default all others.
         split: Add values only to the samples of this split; other splits keep theirs.
         allow: "unmatched" leaves out rows that belong to no sample; "repeated" takes the first row of each key.
@@ -325,7 +325,9 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
             example = example or keys[0]
             keys = [key.encode(errors="backslashreplace").decode() for key in keys]  # names of files may not be UTF-8
             choices = [pa.array(keys, pa.large_string())]
-            if not by_path:
+            if by_path:  # ids in a packed table may have had no extension
+                choices.append(pa.array([os.path.splitext(key)[0] for key in keys], pa.large_string()))
+            else:
                 choices.insert(0, pa.array([f"{name}:{key}" for key in keys], pa.large_string()))
             matches = [compute.index_in(choice, value_set=table.keys) for choice in choices]
             found.append(compute.fill_null(compute.coalesce(*matches), -1).to_numpy().astype(np.int64))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -87,7 +89,10 @@ class LabelNumbering:
         self._numbers = {name: number for number, name in enumerate(known)}
         unknown = sorted(names - self._numbers.keys())
         if unknown:
-            raise ConfigError(f"{where} has the class {unknown[0]!r}, not one of the {len(known)} given")
+            parts = re.split("[ ,;|]+", unknown[0])
+            remedy = f"; if it is several, write a JSON list, such as {json.dumps(parts)}" * (len(parts) > 1)
+            remedy *= self._numbers.keys() >= {*parts}
+            raise ConfigError(f"{where} has the class {unknown[0]!r}, not one of the {len(known)} given{remedy}")
         if numbers and max(numbers) >= len(known):
             given = f"{plural(len(known), 'class')} {'was' if len(known) == 1 else 'were'}"
             raise ConfigError(f"{where} has the label {max(numbers)}, but only {given} given")

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._wording import plural
+from shardflow._validation import did_you_mean
+from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError, DecodeError, IntegrityError
 from shardflow.formats.coordinates import parse_json
 from shardflow.formats.shard import OnShard, is_name
@@ -96,11 +97,12 @@ def _field(split: Split, argument: str, name: str, shard: int, record: int) -> A
             shard=reader.url(shard), key=reader.key(shard, record)
         ) from error
     if not isinstance(content, dict) or name not in content:
-        fields = ", ".join(map(repr, list(content)[:_SHOWN_FIELDS])) if isinstance(content, dict) else ""
+        names = list(content) if isinstance(content, dict) else []
+        fields = first_few([*map(repr, names)], _SHOWN_FIELDS) or "none"
         raise ConfigError(
             f"{reader.url(shard)}, sample {reader.key(shard, record)} has no field {name!r} in its .json, which has "
-            f"{fields or 'none'}; pack a table with that column, or pass {argument}= in Python, with a "
-            "value per sample in the order of Split.sources()"
+            f"{fields}{did_you_mean(name, names)}; pack a table with that column, or pass {argument}= in Python with "
+            "a value per sample, in the order of Split.sources()"
         )
     return content[name]
 

@@ -223,6 +223,20 @@ def test_keys_of_several_splits(dataset: Path) -> None:
     assert values(dataset, "a") == [None] * 7
 
 
+def test_ids_without_extension_are_paths(tmp_path: Path) -> None:
+    """A row belongs to the image of its path, or of its path without extension; one that has two images is refused."""
+    write_tree(tmp_path / "src", {"a.jpg": photo(1), "b.jpg": photo(2), "b.jpeg": photo(3), "c.d.jpg": photo(4)})
+    sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial", short_side=16)
+    ids = pa.table({"id": ["a", "b.jpg", "b.jpeg", "c.d"], "n": [1, 2, 3, 4]})
+    sf.columns.add(tmp_path / "dst", ids, path="id")
+    assert values(tmp_path / "dst", "n") == [
+        {"a.jpg": 1, "b.jpg": 2, "b.jpeg": 3, "c.d.jpg": 4}[path]
+        for path in sf.open(tmp_path / "dst")["train"].sources()
+    ]
+    with pytest.raises(ConfigError, match="different images were packed from 'b'"):
+        sf.columns.add(tmp_path / "dst", pa.table({"id": ["a", "b", "c.d"], "m": [1, 2, 3]}), path="id")
+
+
 def test_rows_are_counted(dataset: Path) -> None:
     """Rows that belong to no sample, and repeated keys, are refused with the option that allows them, and counted."""
     keys = [*KEYS[:3], KEYS[1], "train:lost", None]

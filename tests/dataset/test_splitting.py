@@ -173,6 +173,7 @@ def test_groups_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     dataset, _ = dataset_with_patients(tmp_path / "set")
     for group, message in (
         ("person", r"sample 000 has no field 'person' in its .json, which has 'camera', 'patient'; pack a table"),
+        ("patients", r"which has 'camera', 'patient' \(did you mean 'patient'\?\)"),
         (["a"], "group has 1 value, split 'train' has 110 samples; give one per sample"),
         (5, "group must be a field, or a value per sample, found 5"),
         ([np.zeros(2)] * 110, "a group is named by a text or a number"),

@@ -22,6 +22,8 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 _LIKE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?")
 
+_NUMBERS = re.compile(r"[0-9]+([ ,;|]+[0-9]+)+")
+
 _LIKE_LIST = re.compile(r"""[\[(]\s*(['"].*['"]|\d[\d\s,]*),?\s*[\])]""", re.DOTALL)
 
 _MANY = 20  # from this many images on, nearly as many classes as images are probably a mistake
@@ -83,6 +85,9 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
             if isinstance(name, str) and _LIKE_NUMBER.fullmatch(name) and numbering.number(name) != float(name):
                 message = f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}"
                 why = "not all labels are numbers; write numbers only, or list the classes in a file for --classes"
+                if several := next((each for each in numbering.classes or () if _NUMBERS.fullmatch(each)), None):
+                    why = f"{several!r} is not a number; write a JSON list of several classes, such as "
+                    why += json.dumps([*map(int, re.findall("[0-9]+", several))])
                 if not NUMBER.fullmatch(name):
                     why = "it is not a class number; a measured number belongs in a column that is not the label, so "
                     why += "that it goes to .json"

@@ -194,6 +194,16 @@ def test_lists_as_python_prints_them_are_not_classes(tmp_path: Path, text: str) 
         _items(_write(tmp_path / "t.csv", rows))
 
 
+def test_numbers_in_one_text_name_the_list(tmp_path: Path) -> None:
+    """Several numbers in a cell are refused with the JSON list to write, also where the classes are given."""
+    table = _write(tmp_path / "t.csv", [{"path": f"{label}.jpg", "label": label} for label in ("0 3", "0", "1", "3")])
+    with pytest.raises(ConfigError, match=r"'0 3' is not a number; write a JSON list .*\[0, 3\]"):
+        _items(table)
+    (tmp_path / "classes.txt").write_text("0\n1\n2\n3\n")
+    with pytest.raises(ConfigError, match=r"'0 3', not one of the 4 given; .* JSON list, such as \[\"0\", \"3\"\]"):
+        sf.sources.Table(table, classes=tmp_path / "classes.txt").list()
+
+
 def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     """A file that is not there, and a row without an image or a label, are quarantined by name; the rest is packed."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
