@@ -92,8 +92,8 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2540,
-    "dataset": 6490,
+    "cli": 2550,
+    "dataset": 6500,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7280,
     "native": 5850,
     "order": 2230,
-    "packing": 8390,
+    "packing": 8400,
     "preview": 1250,
     "storage": 4650,
     "": 1300,
