@@ -156,7 +156,9 @@ def plan_extension(
     """Plan to pack the inputs of a source that a dataset lacks; see `extend` for the errors."""
     recipe = SampleRecipe.of(base.manifest)
     refuse_other_annotations(source, recipe.annotations)
-    source = append_classes(source, base.manifest.classes)
+    source = append_classes(source, base.manifest.classes, base.manifest.labelled_splits)
+    for split in source.splits.keys() & base.manifest.splits:
+        _refuse_other_labelling(split, source.splits[split], split in base.manifest.labelled_splits)
     states = base.compare(source)
 
     def inputs(*wanted: State) -> dict[str, Items]:
@@ -181,6 +183,12 @@ def plan_extension(
         known=sum(map(len, inputs(State.KNOWN).values())),
         conflicting=[item.path for items in inputs(State.CHANGED).values() for item in items],
     )
+
+
+def _refuse_other_labelling(split: str, new: Items, is_labelled: bool) -> None:
+    if any(item.label is not None for item in new) != is_labelled:
+        there, here = ("labels", "none") if is_labelled else ("no labels", "some")
+        raise ConfigError(f"the dataset's split {split!r} has {there}, the source's has {here}; use another split")
 
 
 def _refusal(paths: Sequence[str], inputs: int) -> str:

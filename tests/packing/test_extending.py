@@ -305,6 +305,32 @@ def test_another_dataset(packed: Path, tmp_path: Path) -> None:
     assert sf.extend(other, tmp_path / "mixed", executor="serial").packed == 50
 
 
+def test_a_test_split_without_labels(tmp_path: Path) -> None:
+    """A split that is new, or has no labels, takes inputs without labels; one with labels takes only such."""
+    write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(8)})
+
+    def table(*rows: str) -> Path:
+        path = tmp_path / f"{len(rows)}{rows[0][0]}.csv"
+        path.write_text("\n".join(["path,split,label", *(f"{row[0]}.jpg,{row[2:]}" for row in rows)]))
+        return path
+
+    sf.pack(table("0,train,a", "1,train,b"), tmp_path / "dst", short_side=16, executor="serial")
+    sf.extend(table("2,test,", "3,test,"), tmp_path / "dst", executor="serial")
+    sf.extend(table("4,test,", "5,train,b"), tmp_path / "dst", executor="serial")
+    sources = [*tmp_path.glob("*.csv")]
+    assert (sf.open(tmp_path / "dst").classes, sf.verify(tmp_path / "dst", sources=sources)) == (("a", "b"), [])
+    assert {split: len(samples) for split, samples in sf.open(tmp_path / "dst").items()} == {"test": 3, "train": 3}
+    before = contents(tmp_path / "dst")
+    for rows, message in (
+        (["6,train,"], "the dataset has classes and the source has none"),
+        (["6,test,a", "7,train,a"], "split 'test' has no labels, the source's has some"),
+        (["6,train,", "7,val,a"], "split 'train' has labels, the source's has none"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sf.extend(table(*rows), tmp_path / "dst", executor="serial")
+    assert contents(tmp_path / "dst") == before
+
+
 class _Counted(str):
     """A name that counts how often it is looked up."""
 
