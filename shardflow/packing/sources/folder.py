@@ -98,6 +98,9 @@ class Folder(SourceKind):
     def list(self) -> Source:
         """List the images."""
         storage = open_storage(self.url, self.storage_options)
+        if joined := next((part for part in self.parts or () if part.startswith(("_", "-"))), None):
+            found = f"the part {joined!r} would be 'x.{joined}' next to 'x.jpg', because a part begins behind a dot"
+            raise ConfigError(f"{found}; rename the files, or pack a table with --mask-column")
         skipped: list[Quarantined] = []
         ignored: Counter[str] = Counter()
         beside: dict[str, Item] = {}

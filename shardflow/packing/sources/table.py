@@ -55,6 +55,7 @@ MAX_TABLE_BYTES = 1 << 30
 """Limit of the size of a table."""
 
 _LIKE_SPLIT = ("split", "set", "subset")
+_LIKE_MASK = {"mask", "masks", "mask_path", "mask_file", "segmentation", "seg"}
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _TEXT_TABLES = (".csv", ".tsv")
@@ -189,16 +190,19 @@ class Table(SourceKind):
         used = used._replace(caption=self._caption(head, unused) if "caption" in row or self.caption else None)
         others = [name for name in row if name not in used]
         like_split = _similar(others, _LIKE_SPLIT)
+        files = [name for name in others if _extension(row[name]) in SOURCE_PARTS]
         like_caption = [name for name in _similar(others, LIKE_CAPTION) if isinstance(row[name], str)]
         if used.label is None:
             scalars = [name for name in others if isinstance(row[name], str | int) and type(row[name]) is not bool]
             most = len(head) - (len(head) >= _FEW)
             repeated = [name for name in scalars if len({str(each.get(name)) for each in head}) <= most]
-            other_uses = {*like_split, *like_caption}
+            other_uses = {*like_split, *like_caption, *files}
             likely = _similar(others, LIKE_LABEL) or [name for name in repeated if name not in other_uses]
             unused += self._perhaps_meant("label", likely, "the images have no labels")
         if used.split is None:
             unused += self._perhaps_meant("split", like_split, "all rows are for training")
+        if used.mask is None:
+            unused += self._perhaps_meant("mask", _similar(files, _LIKE_MASK), "its paths go to .json")
         if used.caption is None and "caption" not in row:
             unused += self._perhaps_meant("caption", like_caption, "its texts go to .json")
         return used
@@ -231,11 +235,15 @@ def _similar(columns: Sequence[str], names: Collection[str]) -> list[str]:
     return [name for name in columns if name.strip().lower() in names]
 
 
+def _extension(value: Any) -> str:
+    return os.path.splitext(value)[1].lower()[1:] if isinstance(value, str) else ""
+
+
 def _header_hint(row: Row) -> str:
     """Return the remedy for a table without an image column."""
     if hint := _separator_hint([*row]):
         return hint
-    if any(os.path.splitext(name)[1].lower()[1:] in SOURCE_PARTS for name in row):
+    if any(_extension(name) in SOURCE_PARTS for name in row):
         return "the first line must name the columns"
     return "name the column of the images' paths or URLs with image= or --image-column"
 

@@ -221,6 +221,13 @@ def test_parts_do_not_make_masks_images(tmp_path: Path, name: str) -> None:
         sf.sources.Folder(tmp_path, parts=("txt",)).list()
 
 
+def test_a_part_begins_behind_a_dot(tmp_path: Path) -> None:
+    """`_mask.png` as a part is refused, because `x_mask.png` is another file than `x.jpg`."""
+    write_tree(tmp_path, {"x.jpg": b"", "x_mask.png": b""})
+    with pytest.raises(ConfigError, match=r"'_mask\.png' would be 'x\._mask\.png'.*--mask-column"):
+        sf.sources.Folder(tmp_path, parts=("_mask.png",)).list()
+
+
 def test_names_that_are_not_of_masks(tmp_path: Path) -> None:
     """Numbers in names, other lossy files, and files in other folders are images like any other."""
     names = ["x.jpg", "x.1.png", "x.old.jpg", "x.webp", "y.png", "y.pgm", "z/x.png", "z/shot.0001.png", "z/shot.png"]

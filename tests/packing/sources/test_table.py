@@ -332,6 +332,18 @@ def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     assert not caplog.records
 
 
+def test_a_column_of_masks_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A column whose paths are probably masks' is said to be unused, with its option, and is never called a label."""
+    write_tree(tmp_path, {"1.jpg": photo(1), "2.jpg": photo(2)})
+    rows = [{"image": f"{number}.jpg", "mask": "m.png", "split": "train"} for number in (1, 2)]
+    assert list_source(_write(tmp_path / "t.csv", rows)).classes is None
+    (found,) = (record.message for record in caplog.records)
+    assert found.endswith("so its paths go to .json; to use 'mask', name it with mask= or --mask-column")
+    caplog.clear()
+    with pytest.raises(PackIncompleteError, match=r"mask\.png 'm\.png': No such file"):
+        sf.pack(sf.sources.Table(tmp_path / "t.csv", mask="mask"), tmp_path / "dst", **SMALL)
+
+
 @pytest.mark.parametrize("behind", ["disk", "url"])
 def test_ids(tmp_path: Path, behind: str) -> None:
     """In the folder of images, a path without a known extension is that of its only image; of two, both are named."""
