@@ -155,7 +155,7 @@ def plan_pack(
         raise ConfigError(f"annotations must be shardflow.annotations.Annotations, found {type(annotations).__name__}")
     declared = annotations or NOTHING
     options = shared_options(src, ledger.url, ledger.storage_options)
-    with list_source(src, options, parts=declared.parts) as source:
+    with list_source(src, options, parts=declared.parts or None) as source:
         samples = SampleRecipe(image=recipe, annotations=source.annotations.joined(declared))
         refuse_absent_images(source, samples.annotations)
         yield PackPlan.of(source, ledger, samples, sharding, max_errors=max_errors)

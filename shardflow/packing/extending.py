@@ -143,7 +143,7 @@ def _check_on_conflict(on_conflict: str) -> None:
 def _list_new(src: Any, ledger: Ledger, dataset: Dataset) -> Source:
     """List a source as the dataset that it extends was listed."""
     parts = dataset.manifest.annotations.parts
-    return list_source(src, shared_options(src, ledger.url, ledger.storage_options), parts=parts)
+    return list_source(src, shared_options(src, ledger.url, ledger.storage_options), parts=parts or None)
 
 
 def _dataset(ledger: Ledger) -> Dataset:

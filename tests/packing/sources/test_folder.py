@@ -213,6 +213,17 @@ def test_masks_in_other_files_are_not_images(tmp_path: Path, images: str, masks:
     assert sf.sources.Folder(tmp_path, parts=(), classes=()).list().inputs == 5
 
 
+def test_packing_a_path_refuses_masks(tmp_path: Path) -> None:
+    """`pack` and `extend` of a path refuse masks that would become images, as the commands do."""
+    images = write_tree(tmp_path / "images", {"1.jpg": photo(1)})
+    both = write_tree(tmp_path / "both", {"x.jpg": photo(2), "x.png": photo(3)})
+    with pytest.raises(ConfigError, match="look like an image and its mask"):
+        sf.pack(both, tmp_path / "refused", executor="serial")
+    sf.pack(images, tmp_path / "dst", executor="serial")
+    with pytest.raises(ConfigError, match="look like an image and its mask"):
+        sf.extend(both, tmp_path / "dst", executor="serial")
+
+
 @pytest.mark.parametrize("name", ["x.png", "x.depth.png"])
 def test_parts_do_not_make_masks_images(tmp_path: Path, name: str) -> None:
     """A file that looks like the mask of an image is refused also where another part is named."""
