@@ -29,6 +29,7 @@ from shardflow.formats.tar_members import crc32
 from shardflow.storage.interface import Storage
 
 from .open_dataset import Dataset
+from .receipts import read_receipt
 from .shard_rows import ShardRows, member_key
 from .tar_file import TarFile, open_tar
 
@@ -123,9 +124,13 @@ def _check_quarantine(dataset: Dataset) -> list[Finding]:
 def _check_receipts(dataset: Dataset) -> list[Finding]:
     """Return the damage of receipts, which extending and repairing need."""
     findings = []
+    shards = {shard.receipt_name: shard for split in dataset.manifest.splits.values() for shard in split}
     for name in dataset.manifest.receipt_names:
         try:
-            receipt.from_bytes(dataset.storage.read(name, most_bytes=receipt.MAX_BYTES))
+            if name in shards:
+                read_receipt(dataset.storage, name, shards[name])
+            else:  # of a job without a tar, or whose samples were all removed
+                receipt.from_bytes(dataset.storage.read(name, most_bytes=receipt.MAX_BYTES))
         except NotFoundError:
             continue
         except (StoreError, IntegrityError, FormatError) as error:

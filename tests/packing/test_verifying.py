@@ -164,9 +164,11 @@ def test_receipts_that_are_none(packed: Path, dst: Path) -> None:
     """A shard without its own receipt cannot be compared, which is a finding; the others are compared."""
     path = dst / "train/000003.json"
     shutil.copy(dst / "train/000000.json", path)
-    (found,) = sf.verify(dst, sources=[packed / "src"])
+    (damage, found) = sf.verify(dst, sources=[packed / "src"])
+    assert damage.file == "train/000003.json"
     assert str(found).startswith("train/000003.json: its images cannot be compared with their inputs: ")
     assert f"{path} is not the receipt" in found.problem
+    assert [each.file for each in sf.verify(dst)] == ["train/000003.json"]
     path.unlink()
     (found,) = sf.verify(dst, sources=[packed / "src"])
     assert "train/000003.json does not exist" in found.problem
