@@ -117,11 +117,15 @@ class Collection:
             classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
             names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
             adapted = _Split(samples, adapter, names)
-            is_changed = getattr(samples, "target_transform", None) is not None
+            numbers = getattr(samples, "class_to_idx", None) or {}  # an own `find_classes` may number them otherwise
+            is_changed = getattr(samples, "target_transform", None) is not None or any(
+                isinstance(name, str) and numbers.get(name, place) != place for place, name in enumerate(classes or ())
+            )
         if not is_changed or adapted.classes is None or self.classes is not None:
             return adapted
         remedy = "pass Collection(classes=...), or let it return names"
-        logger.warning("split %r: a transform may change labels, so the set's names are left out; %s", split, remedy)
+        reason = "a transform or class_to_idx may give classes other numbers, so the set's names are left out"
+        logger.warning("split %r: %s; %s", split, reason, remedy)
         return adapted._replace(classes=None)
 
 

@@ -198,7 +198,7 @@ def test_labels_that_a_transform_changes(hugging: Any, tmp_path: Path, caplog: p
     labels = [int(sample["cls"]) for sample in _packed(binary, tmp_path / "numbers")]
     assert labels == [binary[number][1] for number in range(6)]
     assert sf.open(tmp_path / "numbers").classes == ("0", "1")
-    assert "a transform may change labels" in caplog.text
+    assert "a transform or class_to_idx may give classes other numbers" in caplog.text
     _packed(sf.sources.Collection(binary, classes=("rest", "a")), tmp_path / "given")
     named = torchvision.datasets.ImageFolder(src, target_transform=lambda label: "zy"[label > 0])
     assert [int(sample["cls"]) for sample in _packed(named, tmp_path / "named")] == [1 - label for label in labels]
@@ -208,6 +208,16 @@ def test_labels_that_a_transform_changes(hugging: Any, tmp_path: Path, caplog: p
     )
     assert [int(sample["cls"]) for sample in _packed(changed, tmp_path / "rows")] == [2, 1, 0]
     assert sf.open(tmp_path / "rows").classes == ("0", "1", "2")
+
+
+def test_classes_that_class_to_idx_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Names of classes whose labels `class_to_idx` numbers in another order are left out, with a warning."""
+    samples = torchvision.datasets.ImageFolder(str(image_folder(tmp_path / "src", 6)))
+    first, second = samples.classes[:2]
+    samples.class_to_idx |= {first: 1, second: 0}
+    _packed(samples, tmp_path / "dst")
+    assert sf.open(tmp_path / "dst").classes == tuple(str(number) for number in range(len(samples.classes)))
+    assert "a transform or class_to_idx may give classes other numbers" in caplog.text
 
 
 def test_any_indexable_collection(tmp_path: Path) -> None:
