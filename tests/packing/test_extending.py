@@ -259,6 +259,16 @@ def test_numbers_and_names_of_classes(tmp_path: Path, labels: tuple[str, str]) -
     assert sf.open(tmp_path / "dst").classes == others
 
 
+def test_classes_of_another_column(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A table whose classes are all new, as those of another column are, brings a warning."""
+    write_tree(tmp_path, {f"{number}.bmp": bitmap(number) for number in range(2)})
+    for number in range(2):
+        (tmp_path / f"{number}.csv").write_text(f"path,species,label\n{number}.bmp,cat,pet\n")
+    sf.pack(sf.sources.Table(tmp_path / "0.csv", label="species"), tmp_path / "dst", **SETTINGS)
+    sf.extend(tmp_path / "1.csv", tmp_path / "dst", executor="serial")
+    assert "all classes of the source are new, such as 'pet', the dataset such as 'cat'" in caplog.text
+
+
 def test_other_labels_and_captions(tmp_path: Path) -> None:
     """The content of an input is more than its image: a row with another label, caption or mask conflicts."""
     write_tree(tmp_path, {"1.bmp": bitmap(1), "2.bmp": bitmap(2)})
