@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+
+logger = logging.getLogger(__name__)
 
 Group: TypeAlias = "tuple[int, int] | ProcessGroup | DeviceMesh"
 """The argument `group` of a loader."""
@@ -72,6 +78,35 @@ def check_equal_on_ranks(name: str, value: str, size: int) -> None:
     dist.all_gather_object(found, value)
     if others := [rank for rank, other in enumerate(found) if other != found[0]]:
         raise ConfigError(f"{name} must be equal on all ranks, but rank {others[0]} differs from rank 0")
+
+
+def warn_of_other_settings(what: str, settings: Mapping[str, Any], size: int) -> None:
+    """Warn if the rank that began first has other settings for its loader of `what`, the n-th on each rank.
+
+    No rank waits for another, because ranks may look at a batch alone. With groups of `size` 1 nothing is compared.
+    """
+    if size < 2 or not _is_initialised():
+        return
+    _begun[what] += 1
+    mine = json.dumps({"rank": dist.get_rank(), **settings}, sort_keys=True, default=str)
+    try:
+        store = distributed_c10d._get_default_store()
+        first = json.loads(store.compare_set(f"shardflow/{size}/{what}/{_begun[what]}", "", mine))
+    except (RuntimeError, AttributeError) as error:  # the process that has the store ended; MPI has none
+        logger.info("the settings of ranks are not compared: %s", error)
+        return
+    rank, here = first.pop("rank"), json.loads(mine)
+    if differing := [f"{name} {here[name]!r}, not {first[name]!r}" for name in first if first[name] != here[name]]:
+        remedy = "make them equal on all ranks, or pass group=(0, 1) to a loader that one rank reads alone"
+        logger.warning(
+            "this rank begins with %s as rank %d does: samples can be missing or repeated; %s",
+            ", ".join(differing),
+            rank,
+            remedy,
+        )
+
+
+_begun = Counter[str]()
 
 
 def _is_initialised() -> bool:

@@ -30,7 +30,13 @@ from .decoders.decoder import Decoder, check_decoder
 from .decoders.patches import Patches
 from .decoders.repeated_crops import refuse_mixed_padding, warn_of_repeated_crops
 from .decoders.standard_crops import CenterCrop, Cover, RandomResizedCrop
-from .distributed import Group, check_default_group, check_equal_on_ranks, resolve_group
+from .distributed import (
+    Group,
+    check_default_group,
+    check_equal_on_ranks,
+    resolve_group,
+    warn_of_other_settings,
+)
 from .engine import Engine
 from .explained_sample import ExplainedSample, explain_sample
 from .facts import split_facts
@@ -230,6 +236,7 @@ class Loader(Engine):
         )
         self.dataset = MapDataset(opened, chosen, epochs.samples, epochs.sampler.chosen)
         self._streams = epochs.default_streams(world_size)
+        self._is_new = True
         super().__init__(
             WholeBatches([self.source], Shares([1])),
             fields=self.source.returns,
@@ -260,6 +267,16 @@ class Loader(Engine):
         self.check_group()
         if self._is_sampled:
             check_sampler_on_ranks(self.source)
+        if self._is_new:
+            self._is_new = False
+            self.compare_ranks(*self._cursor.next)
+
+    def compare_ranks(self, epoch: int, position: int) -> None:
+        """Warn if another rank begins its first iteration at another place, or over other samples."""
+        partition, plan = self.source.partition, checkpoint.identity(self.dataset.dataset, self.source, self._streams)
+        plan |= {"batch_size": partition.batch_size, "tail": partition.tail, "epoch": epoch, "position": position}
+        what = f"{plan.pop('fingerprint')}/{self.split.name}"
+        warn_of_other_settings(what, plan, partition.world_size)
 
     def check_group(self) -> None:
         """Raise ConfigError if the loader was made before torch.distributed was initialised, for another rank."""

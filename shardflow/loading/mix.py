@@ -120,6 +120,7 @@ class Mix(Engine):
             raise ConfigError(f"the loaders' rules for boxes differ: {shown}; make them equal")
         _check_new(self.loaders)
         self._given = [loader.source for loader in self.loaders]
+        self._is_new = True
         numbers = self.loaders[0].batch_size if by == "sample" else 1  # per step
         later = [(step * numbers, weights) for step, weights in self._weights[1:]]
         self._shares = Shares(self._weights[0][1], later)
@@ -187,6 +188,9 @@ class Mix(Engine):
                 )
             loader.check_group()
             check_sampler_on_ranks(source)
+            if self._is_new:
+                loader.compare_ranks(*self._cursor.next)
+        self._is_new = False
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that identify the data of a run, for its log: those of each loader, and the weights."""

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
+from collections.abc import Callable
 from itertools import chain
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,17 @@ def refusal(function: Any, *arguments: Any, **options: Any) -> str:
     except ConfigError as error:
         return str(error)
     return "none"
+
+
+def warnings_of(function: Callable[[], object]) -> list[str]:
+    """The warnings that shardflow logs during a call."""
+    logger, kept = logging.getLogger("shardflow"), BufferingHandler(100)
+    logger.addHandler(kept)
+    try:
+        function()
+    finally:
+        logger.removeHandler(kept)
+    return [record.getMessage() for record in kept.buffer if record.levelno == logging.WARNING]
 
 
 def make_model() -> nn.Module:
@@ -97,6 +112,16 @@ def work(url: Path) -> dict[str, Any]:
     sampler = shardflow.samplers.Weighted(1.5 if mesh.get_local_rank("tp") else 1)
     other = make_loader(url, group=mesh["dp"], sampler=sampler, **options)
     found["another sampler"] = refusal(lambda: next(iter(other)))
+    differing = {"seed": dist.get_rank() // 4, "group": mesh["dp"], "shuffle": SHUFFLE, **options}
+    for name, changed in {
+        "equal": {"seed": 0},
+        "another seed": {},
+        "another batch": {"seed": 0, "batch_size": dist.get_rank() + 1},
+    }.items():
+        found[name] = warnings_of(lambda changed=changed: next(iter(make_loader(url, **{**differing, **changed}))))
+    moved = make_loader(url, **{**differing, "seed": 0})
+    moved.set_epoch(mesh.get_local_rank("tp"))
+    found["another epoch"] = warnings_of(lambda: next(iter(moved)))
     if dist.get_rank() == 0:  # alone: no other rank takes part
         found["alone"] = batches_of(make_loader(url, group=(0, 1), sampler=shardflow.samplers.Weighted(1), **options))
     outside = dist.new_group([0])
@@ -169,6 +194,15 @@ def test_samplers_are_compared_on_all_ranks(found: list[dict[str, Any]]) -> None
     none."""
     assert all("sampler must be equal on all ranks, but rank 1" in rank["another sampler"] for rank in found)
     assert sorted(labels_of(found[0]["alone"])) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize(("name", "setting"), [("seed", "seed"), ("batch", "batch_size"), ("epoch", "epoch")])
+def test_other_settings_of_a_rank_are_said(name: str, setting: str, found: list[dict[str, Any]]) -> None:
+    """A rank that differs from the one that began first warns; those with equal settings do not."""
+    assert not any(rank["equal"] for rank in found)
+    said = list(chain(*(rank[f"another {name}"] for rank in found)))
+    assert 4 <= len(said) < 8
+    assert all(re.match(rf"this rank begins with {setting} \d+, not \d+ as rank \d does: ", one) for one in said)
 
 
 def test_what_is_not_a_group_is_refused(found: list[dict[str, Any]]) -> None:

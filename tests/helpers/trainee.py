@@ -68,7 +68,7 @@ def main() -> None:
     try:
         run()
     except (RuntimeError, OSError) as error:
-        if not isinstance(error, shardflow.ShardflowError):
+        if not isinstance(error, shardflow.errors.ShardflowError):
             traceback.print_exc()
             time.sleep(60)  # torchrun ends this rank
         raise
