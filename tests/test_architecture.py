@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 3490,
     "geometry": 450,
     "interop": 640,
-    "loading": 7280,
+    "loading": 7340,
     "native": 5850,
     "order": 2230,
     "packing": 8440,
