@@ -33,7 +33,7 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
     with resumable(), shard_bar(shardflow.open(url).shards, "removing") as progress:
         report = shardflow.remove(url, keys=keys, where=where, purge=purge, progress=progress)
     lines = {split: f"{plural(count, 'sample')} removed" for split, count in report.removed.items()}
-    lines |= {} if report.removed else {"removed": "nothing: these samples were removed before"}
+    lines |= {} if report.removed else {"removed": "nothing: the samples with these keys were removed before"}
     if report.receipt:
         lines |= {"shards": f"{report.shards:,} rewritten", "receipt": report.receipt}
     lines["fingerprint"] = report.fingerprint

@@ -142,27 +142,37 @@ class BaseVersion:
                 "pass on_conflict= or --on-conflict add"
             )
 
-    def warn_of_removed(self, new: Source) -> None:
-        """Warn of known contents as the extension would; if samples were removed, this reads all new inputs."""
+    def check_removed(self, new: Source, *, refuse: bool) -> None:
+        """Warn of known contents, or refuse removed ones; if samples were removed, this reads all new inputs.
+
+        They are refused before anything is packed, because the files of an unfinished extension stay.
+        """
         if any(receipt.removed for receipt in self.receipts.values()):
             items = [item for items in new.splits.values() for item in items]
-            self.warn_of_known_contents(bytes.fromhex("".join(_contents_now(items, new.reader))))
+            self.check_contents(bytes.fromhex("".join(_contents_now(items, new.reader))), refuse=refuse)
 
-    def warn_of_known_contents(self, new: bytes) -> None:
-        """Warn of new inputs, given 8 bytes of content each, that the base has under other names or had before."""
+    def check_contents(self, new: bytes, *, refuse: bool = False) -> None:
+        """Warn of new inputs, given 8 bytes of content each, that the base has under other names or had before.
+
+        Raises:
+            ConfigError: With `refuse`, and instead of warnings: the base had some before.
+        """
         known, removed, added = [], [], np.frombuffer(new, np.uint64)
         for receipt in self.receipts.values():
             contents, slots = np.frombuffer(bytes.fromhex(receipt.contents), np.uint64), list(receipt.removed)
             removed.append(contents[slots])
             known.append(np.delete(contents, slots))
+        again = "delete them from the source; on_conflict= or --on-conflict add packs them again"
         for old, found, remedy in (
             (known, "inputs of the dataset under other names", "if files were moved, pack all into a new dataset"),
-            (removed, "removed samples", "delete them from the source, or afterwards again with `shardflow remove`"),
+            (removed, "removed samples", again),
         ):
             if count := int(np.isin(added[added != 0], np.concatenate(old)).sum()):
-                logger.warning(
-                    "%d of %s: the content is that of %s; %s", count, plural(len(added), "new input"), found, remedy
-                )
+                message = f"{count} of {plural(len(added), 'new input')}: the content is that of {found}; {remedy}"
+                if not refuse:
+                    logger.warning("%s", message)
+                elif old is removed:
+                    raise ConfigError(message)
 
     def _refuse_fewer_parts(self, source: Source) -> None:
         """Refuse a source whose first samples lack a part of all samples, which would end training in mid-epoch."""

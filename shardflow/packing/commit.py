@@ -128,7 +128,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
         # A skipped image becomes an input once its kind is supported.
         read = {item.path for items in plan.source.splits.values() for item in items} if base.skipped else set()
         skipped += [bad for bad in base.skipped if bad.path not in read]
-        base.warn_of_known_contents(bytes(totals.contents))
+        base.check_contents(bytes(totals.contents))
     shards = {**before.shards, **totals.shards}
     if len(new_bad) > plan.max_errors or not shards:
         listed = quarantine.FILE_NAME if base is None else quarantine.UNFINISHED_NAME

@@ -69,7 +69,8 @@ def extend(
         src: As for `pack`: the dataset's source with more inputs, or another source with other names.
         dst: A dataset with its receipts, a directory or a URL.
         on_conflict: Rule for known paths with other content: "error", "add" to pack them as further samples, or "skip"
-            to leave them out. If most new inputs are in the dataset under other names, only "add" packs them.
+            to leave them out. If most new inputs are in the dataset under other names, or some were removed from it,
+            only "add" packs them.
         max_errors: Number of new inputs that may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
@@ -78,7 +79,7 @@ def extend(
         IntegrityError: A receipt does not belong to its shard.
         ConfigError: An argument is wrong, the dataset does not record its sharding, or another extension has begun.
             `src` differs from the dataset in labels or annotations, is another shardflow dataset, or has conflicting
-            inputs. Most of its new inputs are in the dataset under other names.
+            inputs. Most of its new inputs are in the dataset under other names, or some were removed from it.
         DatasetExistsError: Another process extended it meanwhile.
         PackIncompleteError: More than `max_errors` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
@@ -96,6 +97,8 @@ def extend(
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
         plan.source.refuse_skipped(max_errors)
         if plan.source.inputs:
+            if on_conflict != "add":
+                base.check_removed(plan.source, refuse=True)
             _warn_of_columns(base, ledger)
             return carry_out(plan, writer, runner, progress, started)
         clean_up(ledger.storage)
@@ -124,7 +127,7 @@ def preview_extension(
         plan = plan_extension(source, ledger, base, on_conflict)
         if plan.source.inputs:
             _warn_of_columns(base, ledger)
-            base.warn_of_removed(plan.source)
+            base.check_removed(plan.source, refuse=False)
         return plan
 
 

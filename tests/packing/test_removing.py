@@ -341,7 +341,7 @@ def test_a_whole_shard_is_removed(dataset: Path) -> None:
 
 
 def test_extending_after_a_removal(dataset: Path, made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An extension goes on with new keys and keeps versions and columns; what was removed and comes back is told."""
+    """An extension continues with new keys and keeps versions and columns; what was removed comes back if asked for."""
     _, key, _ = secret(dataset)
     before = sf.open(dataset).fingerprint
     removed = sf.remove(dataset, keys=[key]).fingerprint
@@ -365,9 +365,14 @@ def test_extending_after_a_removal(dataset: Path, made: Path, tmp_path: Path, ca
     preview_extension(write_tree(source, {"b/secret.jpg": photo(20)}), dataset)
     foretold = [*caplog.messages]
     caplog.clear()
-    sf.extend(source, dataset, max_errors=1, executor="serial")
-    assert caplog.messages == foretold
     assert foretold[-1].startswith("1 of 1 new input: the content is that of removed samples")
+    then = contents(dataset)
+    for on_conflict in ("error", "skip"):
+        with pytest.raises(ConfigError, match=re.escape(foretold[-1])):
+            sf.extend(source, dataset, max_errors=1, executor="serial", on_conflict=on_conflict)
+    assert contents(dataset) == then
+    sf.extend(source, dataset, max_errors=1, executor="serial", on_conflict="add")
+    assert caplog.messages == foretold
     assert sf.verify(dataset) == []
 
 
