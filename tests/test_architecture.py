@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7340,
     "native": 5850,
     "order": 2230,
-    "packing": 8440,
+    "packing": 8450,
     "preview": 1250,
     "storage": 4650,
     "": 1300,
