@@ -13,7 +13,7 @@ import numpy as np
 
 from shardflow._validation import check_integer
 from shardflow._wording import plural
-from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, PackIncompleteError
+from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import NOTHING, Annotations, image_stem
 from shardflow.formats.manifest import SPLITS
@@ -106,7 +106,7 @@ def index(
     if progress is not None:
         progress(0, len(tars))
     with TransferPool(_TARS_AT_A_TIME) as pool:
-        for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name, annotations), tars):
+        for scan in pool.map(lambda tar: _scan(tar, annotations), tars):
             scans.append(scan)
             if progress is not None:
                 progress(len(scans), len(tars))
@@ -144,6 +144,13 @@ def index(
         storage_options=dst_options if to is not None else src_options,
     )
     return replace(report, lost=lost)
+
+
+def _scan(tar: _TarFile, annotations: Annotations) -> ScannedTar:
+    try:
+        return scan_tar(tar.storage, tar.name, annotations)
+    except NotFoundError as error:
+        raise NotFoundError(f"{tar.url} does not exist; restore it, or leave it out of the pattern") from error
 
 
 def _lost_samples(scan: ScannedTar) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from .facts import split_facts
 from .shard_prefetcher import prefetching
 from .shared_integers import SharedIntegers
 
+logger = logging.getLogger(__name__)
+
 _CHUNK = 256
 _SPLITTERS = wds.split_by_node.__code__, wds.split_by_worker.__code__
 
@@ -37,7 +40,7 @@ class Samples(IterableDataset[dict[str, Any]]):
 
     Ranks and DataLoader workers share the samples: together they yield each exactly once, and shares differ by one
     sample at most. Without workers, or with persistent ones, each iteration yields the next epoch; otherwise call
-    `set_epoch`.
+    `set_epoch`: new workers that begin the same epoch again log a warning.
 
     Args:
         url, split, version, shuffle, seed, limit, group, cache, storage_options: As for `Loader`.
@@ -67,6 +70,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._has_default_group = group is None
         self._streams = self._order.default_streams(self._world_size)
         self._epoch = SharedIntegers(2)  # the epoch, and how often it was set
+        self._begun = SharedIntegers(2)  # the epoch that worker 0 began last, counted from 1, and how often it was set
         self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -89,6 +93,15 @@ class Samples(IterableDataset[dict[str, Any]]):
         epoch, times_set = self._epoch.values.tolist()
         since = self._iterated[1] if self._iterated[0] == times_set else 0
         self._iterated = times_set, since + 1
+        if info is not None and worker == 0:
+            begun = [epoch + since + 1, times_set]
+            if not since and self._order.shuffle is not None and self._begun.values.tolist() == begun:
+                logger.warning(
+                    "new workers begin epoch %d again, in the same order; pass persistent_workers=True, or call "
+                    "set_epoch(epoch) on the samples before each epoch",
+                    epoch,
+                )
+            self._begun.values[:] = torch.tensor(begun, device="cpu")
         positions = np.arange(self._rank, self._order.length, self._world_size)[worker::workers]
         return self._run(epoch + since, positions, workers)
 

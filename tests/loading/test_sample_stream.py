@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,25 @@ def test_epochs_follow_each_other_in_persistent_workers(dataset: Path) -> None:
     source.set_epoch(1)
     assert labels(loader) == expected[1]
     assert labels(loader) == expected[2]
+
+
+@pytest.mark.parametrize(("persistent", "moved", "warned"), [(False, False, 2), (False, True, 0), (True, False, 0)])
+def test_new_workers_that_repeat_an_epoch_say_so(
+    persistent: bool, moved: bool, warned: int, dataset: Path, tmp_path: Path
+) -> None:
+    """Workers that end with each epoch know of no earlier one; without set_epoch they repeat its order, and say so."""
+    source = shardflow.samples(dataset)
+    loader = wds.WebLoader(wds.DataPipeline(source), batch_size=None, num_workers=2, persistent_workers=persistent)
+    handler = logging.FileHandler(tmp_path / "log")  # the workers are forked, and write to it too
+    logging.getLogger("shardflow").addHandler(handler)
+    try:
+        for epoch in range(3):
+            if moved:
+                source.set_epoch(epoch)
+            assert sorted(labels(loader)) == list(range(TOTAL))
+    finally:
+        logging.getLogger("shardflow").removeHandler(handler)
+    assert (tmp_path / "log").read_text().count("new workers begin epoch 0 again") == warned
 
 
 def test_a_pipeline_of_the_users_own_has_exact_epochs(dataset: Path) -> None:
