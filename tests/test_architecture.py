@@ -93,14 +93,14 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2550,
-    "dataset": 6500,
+    "dataset": 6510,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
     "formats": 3490,
     "geometry": 450,
     "interop": 640,
-    "loading": 7340,
+    "loading": 7350,
     "native": 5850,
     "order": 2230,
     "packing": 8450,
