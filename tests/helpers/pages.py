@@ -13,7 +13,7 @@ import contextlib
 import io
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,16 @@ PAGES = {
 }
 _ONE_PROCESS = ("--executor", "serial")
 SHORTER = {"bench": ("--seconds", "0.5"), "tune": ("--seconds", "1"), "pack": _ONE_PROCESS, "extend": _ONE_PROCESS}
-"""Options that shorten long commands, or spare them processes: the last of two equal options counts."""
+"""Options that shorten long commands, or spare them processes, in place of those that the page gives them."""
+
+
+def _shorter(arguments: Sequence[str]) -> list[str]:
+    option, value = SHORTER.get(arguments[0], ("", ""))
+    if option in arguments:
+        at = arguments.index(option) + 1
+        return [*arguments[:at], value, *arguments[at + 1 :]]
+    return [*arguments, *filter(None, (option, value))]
+
 
 _FENCED = re.compile(r"^```(\w+)( peer| script)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -95,7 +104,7 @@ def run_command(command: str, shown: list[str], where: str) -> None:
         return
     printed, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-        code = exit_code(*arguments, *SHORTER.get(arguments[0], ()))
+        code = exit_code(*_shorter(arguments))
     assert code == 0, f"{where}: {command}: exit code {code}\n{errors.getvalue()}"
     lines = printed.getvalue().splitlines()
     assert not shown or is_shown(lines, shown), "\n".join(
