@@ -29,12 +29,12 @@ from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.decoders.raw import EncodedImages
 from shardflow.packing.image.pipeline import pack_image
 from shardflow.packing.recipe import make_recipe
+from shardflow.packing.sources.resolve import list_source
 from shardflow.preview.augmentation import augment_sample, training_loader
 from shardflow.preview.contact_sheet import sample_tiles
 from shardflow.preview.html_page import write_page
 from shardflow.preview.quarantine import quarantine_tiles
 from shardflow.preview.sample_reader import SampleReader
-from shardflow.storage.local import LocalStorage
 from tests.helpers.bombs import bombs, burdens, enter_limits
 from tests.helpers.folders import encoded, photo, quarantined, turned, write_tree
 from tests.helpers.hostile import picture
@@ -74,10 +74,9 @@ def pack(root: Path) -> None:
         for name in bombs():
             assert rows[name]["stage"] == "decode"
             assert_too_large(rows[name]["reason"])
-    tiles = quarantine_tiles(
-        quarantine.from_bytes((root / preset / "quarantine.jsonl").read_bytes()), LocalStorage(root / "src")
-    )
-    assert all(tile.picture is None for tile in tiles if tile.title in bombs())
+    found = quarantine.from_bytes((root / preset / "quarantine.jsonl").read_bytes())
+    with list_source(root / "src") as source:
+        assert all(tile.picture is None for tile in quarantine_tiles(found, source) if tile.title in bombs())
 
 
 def load(root: Path, cache: sf.Cache | None) -> None:

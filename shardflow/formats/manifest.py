@@ -151,13 +151,6 @@ class Manifest(JsonObject):
         return sum(int(table.samples.sum()) for table in self._tables.values())
 
     @property
-    def labelled_splits(self) -> set[str]:
-        """The splits whose samples have labels; all if that is not recorded."""
-        if self.statistics is None:
-            return {*self.splits}
-        return {split for split, statistics in self.statistics.items() if statistics.classes}
-
-    @property
     def quarantined(self) -> int:
         """Number of inputs that could not be read, decoded or encoded."""
         return self.inputs - self.samples - self.skipped

@@ -69,6 +69,7 @@ class BaseVersion:
     receipts: Mapping[str, Receipt]  # job name → receipt
     skipped: Sequence[Quarantined]  # images that were left out because their kind was unsupported
     parts: frozenset[str]  # the parts that all samples have, except image and label
+    labelled: Mapping[str, bool]  # split with samples → whether they have labels
 
     @classmethod
     def read(cls, dataset: Dataset) -> BaseVersion:
@@ -95,7 +96,8 @@ class BaseVersion:
         may_lack = set(map(image_stem, made.annotations.images))
         parts = frozenset.intersection(*(_parts(split) for split in dataset.values() if len(split)))
         parts = frozenset(part for part in parts if image_stem(part) not in may_lack)
-        return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts)
+        labelled = labelled_splits(dataset)
+        return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts, labelled=labelled)
 
     def shard_names(self) -> list[str]:
         """Return the job names of the base's shards, in order."""
@@ -229,6 +231,12 @@ def _is_same(found: Items, receipt: Receipt, reader: Reader) -> bool:
         return True
     known = _KnownInputs([receipt])
     return all(_state_by_content(found[row], known, reader) == State.KNOWN for row in (0, -1))
+
+
+def labelled_splits(dataset: Dataset) -> dict[str, bool]:
+    """Return the splits that have samples, and whether these have labels: in a packed split, all or none."""
+    parts = {name: {*split.reader.index(0)["part"].tolist()} for name, split in dataset.items() if len(split)}
+    return {name: any(part.encode() in found for part in LABEL_PARTS) for name, found in parts.items()}
 
 
 def _parts(split: Split) -> frozenset[str]:

@@ -162,9 +162,9 @@ def plan_extension(
     if source.classes and base.manifest.classes and set(source.classes).isdisjoint(base.manifest.classes):
         names = f"{source.classes[0]!r}, the dataset such as {base.manifest.classes[0]!r}"
         logger.warning("all classes of the source are new, such as %s; for a table, repeat the label column", names)
-    source = append_classes(source, base.manifest.classes, base.manifest.labelled_splits)
-    for split in source.splits.keys() & base.manifest.splits:
-        _refuse_other_labelling(split, source.splits[split], split in base.manifest.labelled_splits)
+    source = append_classes(source, base.manifest.classes, base.labelled)
+    for split in source.splits.keys() & base.labelled:
+        _refuse_other_labelling(split, source.splits[split], base.labelled[split])
     states = base.compare(source)
 
     def inputs(*wanted: State) -> dict[str, Items]:

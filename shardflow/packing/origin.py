@@ -46,7 +46,8 @@ def open_sources(
             stack.enter_context(list_source(source, source_options, parts=parts, labels=labels))
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
         )
-        yield [append_classes(source, dataset.classes, dataset.manifest.labelled_splits) for source in listed]
+        labelled = {split: bool(each.classes) for split, each in (dataset.manifest.statistics or {}).items()}
+        yield [append_classes(source, dataset.classes, labelled) for source in listed]
 
 
 def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:

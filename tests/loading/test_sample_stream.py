@@ -99,6 +99,7 @@ def test_new_workers_that_repeat_an_epoch_say_so(
             assert sorted(labels(loader)) == list(range(TOTAL))
     finally:
         logging.getLogger("shardflow").removeHandler(handler)
+        handler.close()
     assert (tmp_path / "log").read_text().count("new workers begin epoch 0 again") == warned
 
 

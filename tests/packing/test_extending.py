@@ -355,7 +355,7 @@ def test_many_classes() -> None:
     """Putting the classes of a source behind those of a dataset takes a few looks at each name."""
     old, new = (tuple(_Counted(f"{kind}{n}") for n in range(300)) for kind in ("old", "new"))
     source = Source(reader=Reader(base="."), splits={}, classes=new, skipped={})
-    assert append_classes(source, old).classes == (*old, *new)
+    assert append_classes(source, old, {}).classes == (*old, *new)
     assert _Counted.hashed < 10 * 600
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named, refuse_lookalikes
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.labels import Label
-from shardflow.formats.manifest import SPLITS
 
 from .items import Item, Items, encode_more
 from .reader import Reader
@@ -144,12 +143,14 @@ def _refuse_numbers(classes: Sequence[str], old: Sequence[str]) -> None:
         )
 
 
-def append_classes(source: Source, old: tuple[str, ...] | None, labelled_splits: Collection[str] = SPLITS) -> Source:
+def append_classes(source: Source, old: tuple[str, ...] | None, has_labels: Mapping[str, bool]) -> Source:
     """Return a source whose labels continue the numbering of a dataset: old classes first, then new ones.
 
-    A source without labels may have splits that the dataset lacks, or has without labels, except `train`.
+    `has_labels` says of the dataset's splits whether they have labels. A source without labels may have those that have
+    none, and new ones except `train`.
     """
-    if source.classes is None and old is not None and source.splits.keys().isdisjoint({"train", *labelled_splits}):
+    must_have = any(has_labels.get(split, split == "train") for split in source.splits)
+    if source.classes is None and old is not None and not must_have:
         return replace(source, classes=old)
     if (source.classes is None) != (old is None):
         labelled, other = ("the dataset", "the source") if source.classes is None else ("the source", "the dataset")
