@@ -103,7 +103,7 @@ BUDGET = {
     "loading": 7350,
     "native": 5850,
     "order": 2230,
-    "packing": 8450,
+    "packing": 8460,
     "preview": 1250,
     "storage": 4650,
     "": 1300,
