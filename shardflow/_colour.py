@@ -83,7 +83,9 @@ def _on_white(band: Image.Image) -> Image.Image:
 
 def _scale(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     bits = getattr(image, "tag_v2", {}).get(BITS_TAG, (16,))[0]
-    most = (1 << min(bits, 16)) - 1
+    if bits > 16:
+        raise DecodeError(f"integer pixels of {bits} bits have no defined range")
+    most = (1 << bits) - 1
     extremes = [(values.min(), values.max()) for values in (np.asarray(band) for _, band in bands(image))]
     low, high = min(each[0] for each in extremes), max(each[1] for each in extremes)
     if low < 0 or high > most:

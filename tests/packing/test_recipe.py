@@ -131,7 +131,11 @@ def test_colours(case: str) -> None:
     assert difference.max() < 12
 
 
-@pytest.mark.parametrize("image", [Image.new("F", (40, 40), 0.5), Image.new("I", (40, 40), 1 << 20)], ids=["F", "I"])
+@pytest.mark.parametrize(
+    "image",
+    [Image.new("F", (40, 40), 0.5), Image.new("I", (40, 40), 1 << 20), Image.new("I", (40, 40), 200)],
+    ids=["F", "I", "I of a byte"],
+)
 def test_pixels_without_a_range_are_refused(image: Image.Image) -> None:
     """Numbers that could mean anything are quarantined rather than guessed at."""
     with pytest.raises(DecodeError, match="no defined range"):
