@@ -116,8 +116,9 @@ class LocalStorage:
                 # After another writer released its lock, the path has a new file, so the tag is compared after locking.
                 # NFS locks only files that are open for writing.
                 old = held.enter_context(open(path, "r+b" if os.access(path, os.W_OK) else "rb"))
-                tags = {_version(os.fstat(old.fileno())).tag, _version(path.stat()).tag}
-                is_current = flock(old.fileno()) and tags == {tag}
+                is_current = flock(old.fileno()) and (
+                    {_version(os.fstat(old.fileno())).tag, _version(path.stat()).tag} == {tag}
+                )
             if is_current:
                 yield
                 return

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, StoreError
+from shardflow.storage import local, local_files
 from shardflow.storage.interface import TEMPORARY
 from shardflow.storage.local import LocalStorage
 
@@ -308,3 +309,21 @@ def test_a_root_that_vanished_is_not_another_writer(storage: LocalStorage) -> No
         aside.rename(storage.root)
         with pytest.raises(NotFoundError, match="vanished or was replaced"):
             storage.put("blob", b"2", replaces=version.tag)
+
+
+def test_a_blob_that_is_replaced_just_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that gets the lock of the file that another has replaced meanwhile does not replace the new one."""
+    storage, other = LocalStorage(tmp_path), LocalStorage(tmp_path)
+    storage.put("blob", b"old")
+    version = storage.version("blob")
+    assert version is not None
+
+    def late(descriptor: int) -> bool:
+        monkeypatch.setattr(local, "flock", local_files.flock)
+        other.put("blob", b"theirs", replaces=version.tag)
+        return local_files.flock(descriptor)
+
+    monkeypatch.setattr(local, "flock", late)
+    with pytest.raises(DatasetExistsError):
+        storage.put("blob", b"ours", replaces=version.tag)
+    assert storage.read("blob") == b"theirs"
