@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 Group: TypeAlias = "tuple[int, int] | ProcessGroup | DeviceMesh"
 """The argument `group` of a loader."""
 
+_begun = Counter[str]()  # how many loaders of a split this process has begun to iterate
+
 
 def resolve_group(group: Group | None) -> tuple[int, int]:
     """Return (rank, size): the group's; by default torch.distributed's if initialised, otherwise the environment's."""
@@ -104,9 +106,6 @@ def warn_of_other_settings(what: str, settings: Mapping[str, Any], size: int) ->
             rank,
             remedy,
         )
-
-
-_begun = Counter[str]()
 
 
 def _is_initialised() -> bool:

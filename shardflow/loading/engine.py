@@ -88,6 +88,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             sender,
         )
         self._pool = WorkerPool(self._pipeline, workers, sender)
+        self._was_compared = False
 
     @abstractmethod
     def _steps(self, position: int) -> int:
@@ -104,6 +105,10 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     @abstractmethod
     def _check(self) -> None:
         """Check that settings are unchanged and equal on all ranks, which call this together; ConfigError if not."""
+
+    @abstractmethod
+    def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
+        """Warn if another rank begins its first iteration elsewhere, or over other samples."""
 
     def __len__(self) -> int:
         """Return the number of batches per rank in a whole epoch, also after a resume (see `remaining`)."""
@@ -291,6 +296,9 @@ class Iteration:
         self._engine = engine
         self._epoch, self._position = engine._cursor.begin()
         first, starts = engine._begin(self._epoch, self._position)
+        if not engine._was_compared:
+            engine._was_compared = True
+            engine._compare_ranks(starts)
         self._steps, self._handed_out = engine._steps(self._position), 0
         self._number = engine._control.begin(first, self._steps, starts)
         self.batches = self._take()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
 from shardflow._wording import plural
-from shardflow.dataset.open_dataset import Split, open_dataset
+from shardflow.dataset.open_dataset import Dataset, Split, open_dataset
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.geometry.objects import CroppedBoxes
@@ -236,7 +236,6 @@ class Loader(Engine):
         )
         self.dataset = MapDataset(opened, chosen, epochs.samples, epochs.sampler.chosen)
         self._streams = epochs.default_streams(world_size)
-        self._is_new = True
         super().__init__(
             WholeBatches([self.source], Shares([1])),
             fields=self.source.returns,
@@ -267,16 +266,9 @@ class Loader(Engine):
         self.check_group()
         if self._is_sampled:
             check_sampler_on_ranks(self.source)
-        if self._is_new:
-            self._is_new = False
-            self.compare_ranks(*self._cursor.next)
 
-    def compare_ranks(self, epoch: int, position: int) -> None:
-        """Warn if another rank begins its first iteration at another place, or over other samples."""
-        partition, plan = self.source.partition, checkpoint.identity(self.dataset.dataset, self.source, self._streams)
-        plan |= {"batch_size": partition.batch_size, "tail": partition.tail, "epoch": epoch, "position": position}
-        what = f"{plan.pop('fingerprint')}/{self.split.name}"
-        warn_of_other_settings(what, plan, partition.world_size)
+    def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
+        compare_start_on_ranks(self.dataset.dataset, self.source, starts[0])
 
     def check_group(self) -> None:
         """Raise ConfigError if the loader was made before torch.distributed was initialised, for another rank."""
@@ -447,6 +439,14 @@ def check_sampler_on_ranks(source: Source) -> None:
     """Check that all ranks, which call this together, have the same sampler; ConfigError if not."""
     identity = json.dumps(source.epochs.sampler.identity, sort_keys=True)
     check_equal_on_ranks("sampler", identity, source.partition.world_size)
+
+
+def compare_start_on_ranks(dataset: Dataset, source: Source, start: EpochStart) -> None:
+    """Warn if the rank that began first started elsewhere, or over other samples of the split."""
+    settings = checkpoint.save(dataset, source, start)
+    settings |= {"batch_size": source.partition.batch_size, "tail": source.partition.tail}
+    what = f"{settings.pop('fingerprint')}/{source.split.name}"
+    warn_of_other_settings(what, settings, source.partition.world_size)
 
 
 def _check_callables(transform: Transforms, batch_transform: object) -> None:

@@ -25,7 +25,7 @@ from . import checkpoint
 from .batch_sampler import BatchPlan, Rows, WholeBatches
 from .checkpoint import compare, saved_integers
 from .engine import Engine
-from .loader import Loader, check_sampler_on_ranks
+from .loader import Loader, check_sampler_on_ranks, compare_start_on_ranks
 from .source import IMAGES, EpochStart, Source
 from .stages import check_mixable
 from .whole_sample import WholeSample
@@ -120,7 +120,6 @@ class Mix(Engine):
             raise ConfigError(f"the loaders' rules for boxes differ: {shown}; make them equal")
         _check_new(self.loaders)
         self._given = [loader.source for loader in self.loaders]
-        self._is_new = True
         numbers = self.loaders[0].batch_size if by == "sample" else 1  # per step
         later = [(step * numbers, weights) for step, weights in self._weights[1:]]
         self._shares = Shares(self._weights[0][1], later)
@@ -188,9 +187,10 @@ class Mix(Engine):
                 )
             loader.check_group()
             check_sampler_on_ranks(source)
-            if self._is_new:
-                loader.compare_ranks(*self._cursor.next)
-        self._is_new = False
+
+    def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
+        for loader, start in zip(self.loaders, starts, strict=True):
+            compare_start_on_ranks(loader.dataset.dataset, loader.source, start)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that identify the data of a run, for its log: those of each loader, and the weights."""
