@@ -124,7 +124,7 @@ def _check_quarantine(dataset: Dataset) -> list[Finding]:
 def _check_receipts(dataset: Dataset) -> list[Finding]:
     """Return the damage of receipts, which extending and repairing need."""
     findings = []
-    shards = {shard.receipt_name: shard for split in dataset.manifest.splits.values() for shard in split}
+    shards = {shard.receipt_name: shard for shard in dataset.shards}
     for name in dataset.manifest.receipt_names:
         try:
             if name in shards:

@@ -69,7 +69,7 @@ class BaseVersion:
     receipts: Mapping[str, Receipt]  # job name → receipt
     skipped: Sequence[Quarantined]  # images that were left out because their kind was unsupported
     parts: frozenset[str]  # the parts that all samples have, except image and label
-    labelled: Mapping[str, bool]  # split with samples → whether they have labels
+    labelled: Mapping[str, bool]  # split with samples → whether they have labels: in a packed split, all or none
 
     @classmethod
     def read(cls, dataset: Dataset) -> BaseVersion:
@@ -94,9 +94,15 @@ class BaseVersion:
             message = f"{storage} lacks its quarantine, which names {plural(made.skipped, 'skipped image')}"
             raise NotFoundError(f"{message}; restore it from the machine that packed the dataset")
         may_lack = set(map(image_stem, made.annotations.images))
-        parts = frozenset.intersection(*(_parts(split) for split in dataset.values() if len(split)))
-        parts = frozenset(part for part in parts if image_stem(part) not in may_lack)
-        labelled = labelled_splits(dataset)
+        counts = {name: _part_counts(split) for name, split in dataset.items() if len(split)}
+        parts = frozenset.intersection(
+            *(
+                frozenset(part for part in found if found[part] == dataset[name].shard_samples[0])
+                for name, found in counts.items()
+            )
+        )
+        parts = frozenset(part for part in parts - IMAGE_PARTS - {*LABEL_PARTS} if image_stem(part) not in may_lack)
+        labelled = {name: not found.keys().isdisjoint(LABEL_PARTS) for name, found in counts.items()}
         return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts, labelled=labelled)
 
     def shard_names(self) -> list[str]:
@@ -233,19 +239,10 @@ def _is_same(found: Items, receipt: Receipt, reader: Reader) -> bool:
     return all(_state_by_content(found[row], known, reader) == State.KNOWN for row in (0, -1))
 
 
-def labelled_splits(dataset: Dataset) -> dict[str, bool]:
-    """Return the splits that have samples, and whether these have labels: in a packed split, all or none."""
-    parts = {name: {*split.reader.index(0)["part"].tolist()} for name, split in dataset.items() if len(split)}
-    return {name: any(part.encode() in found for part in LABEL_PARTS) for name, found in parts.items()}
-
-
-def _parts(split: Split) -> frozenset[str]:
-    """Return the parts that all samples of the first shard have, except image and label."""
+def _part_counts(split: Split) -> dict[str, int]:
+    """Return the parts of the first shard's samples, with their numbers."""
     names, counts = np.unique(split.reader.index(0)["part"], return_counts=True)
-    parts = {
-        name.decode() for name, count in zip(names.tolist(), counts, strict=True) if count == split.shard_samples[0]
-    }
-    return frozenset(parts - IMAGE_PARTS - {*LABEL_PARTS})
+    return {name.decode(): count for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
 
 
 def _tars(paths: Iterable[str], mark: str) -> set[str]:

@@ -116,7 +116,7 @@ class Reader:
                 text = isinstance(place, str)
                 parts[part] = place.encode(errors="replace") if text else self._bytes(place, item.identity)
             except OSError as error:  # name the part, because the reason is listed under the name of the image
-                named = "" if list(place[1:]) else f" {public_name(place[0])!a}"
+                named = "" if place[1:] else f" {public_name(place[0])!a}"
                 raise SampleError(f"{part}{named}: {error.strerror or error}") from error
         return Input(image, parts, tuple(more["size"]) if "size" in more else None, bool(location))
 
