@@ -131,8 +131,9 @@ def _check_receipts(dataset: Dataset) -> list[Finding]:
                 read_receipt(dataset.storage, name, shards[name])
             else:  # of a job without a tar, or whose samples were all removed
                 receipt.from_bytes(dataset.storage.read(name, most_bytes=receipt.MAX_BYTES))
-        except NotFoundError:
-            continue
+        except NotFoundError as error:
+            if dataset.manifest.sharding is not None:
+                findings.append(Finding(name, str(error)))
         except (StoreError, IntegrityError, FormatError) as error:
             findings.append(Finding(name, str(error)))
     return findings

@@ -170,8 +170,10 @@ def test_receipts_that_are_none(packed: Path, dst: Path) -> None:
     assert f"{path} is not the receipt" in found.problem
     assert [each.file for each in sf.verify(dst)] == ["train/000003.json"]
     path.unlink()
-    (found,) = sf.verify(dst, sources=[packed / "src"])
+    (damage, found) = sf.verify(dst, sources=[packed / "src"])
     assert "train/000003.json does not exist" in found.problem
+    assert [damage] == sf.verify(dst)
+    assert "train/000003.json does not exist" in damage.problem
 
 
 def test_damage_is_reported_once(packed: Path, dst: Path) -> None:
