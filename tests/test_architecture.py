@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 3490,
     "geometry": 450,
     "interop": 640,
-    "loading": 7350,
+    "loading": 7360,
     "native": 5850,
     "order": 2230,
     "packing": 8460,
