@@ -38,6 +38,7 @@ from .sources.source import Source
 logger = logging.getLogger(__name__)
 
 _TAR = re.compile(r"([^/]+\.tar)(?=[/#])")
+_RECORD = re.compile(r"\.tar#\d+$")
 
 _READS = 32
 """Inputs that are read at the same time, as most of the time is spent waiting for a disk or server."""
@@ -208,13 +209,13 @@ class BaseVersion:
             )
 
     def _refuse_other_dataset(self, source: Source) -> None:
-        """Refuse another dataset than the one in the receipts, as samples of all datasets have the same names."""
+        """Refuse another dataset than the one in the receipts, if both name samples by shard and record."""
         for split, items in source.splits.items():
-            rows = {item.path: row for row, item in enumerate(items)}
+            rows = {item.path: row for row, item in enumerate(items) if _RECORD.search(item.path)}
             for name, receipt in self._of_split(split):
                 if receipt.removed:
                     continue  # its digest includes unknown inputs
-                paths = receipt.inputs()
+                paths = [path for path in receipt.inputs() if _RECORD.search(path)]
                 found = items.take(np.array([rows[path] for path in paths if path in rows], dtype=np.int64))
                 if not len(found) or (len(found) == len(paths) and _is_same(found, receipt, source.reader)):
                     continue

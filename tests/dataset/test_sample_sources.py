@@ -51,6 +51,27 @@ def test_sources_in_views(photos: Path, tmp_path: Path) -> None:
         check_sources(tmp_path / name, photos)
 
 
+def test_sources_of_a_dataset_packed_again(photos: Path, tmp_path: Path) -> None:
+    """A dataset packed from a dataset, or from a part of one, names the files that the first one was packed from."""
+    packed = photos.parent / "packed"
+    sf.subset(packed, tmp_path / "subset", classes=["dog", "elk"])
+    for old, name in ((packed, "all"), (tmp_path / "subset", "part")):
+        sf.pack(old, tmp_path / name, preset="original", executor="serial")
+        check_sources(tmp_path / name, photos)
+        assert sorted(sf.open(tmp_path / name)["train"].sources()) == sorted(sf.open(old)["train"].sources())
+
+
+def test_extending_a_dataset_packed_again(photos: Path, tmp_path: Path) -> None:
+    """The same dataset adds nothing, a larger one its further images, and their first source then nothing."""
+    packed = photos.parent / "packed"
+    sf.subset(packed, tmp_path / "part", classes=["dog", "elk"])
+    sf.pack(tmp_path / "part", tmp_path / "again", short_side=32, executor="serial")
+    assert sf.extend(tmp_path / "part", tmp_path / "again", executor="serial").packed == 0
+    assert sf.extend(packed, tmp_path / "again", executor="serial").packed == 8
+    report = sf.extend(photos, tmp_path / "again", max_errors=1, executor="serial")
+    assert (report.packed, report.quarantined) == (0, 1)
+
+
 def test_without_receipts(photos: Path, tmp_path: Path) -> None:
     """Tars of other tools, a lost, a damaged and a wrong receipt are told apart by type, and the file is named."""
     with pytest.raises(NotFoundError, match="other tools") as raised:

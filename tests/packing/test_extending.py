@@ -300,14 +300,16 @@ def test_dry_run(tmp_path: Path) -> None:
 
 
 def test_another_dataset(packed: Path, tmp_path: Path) -> None:
-    """Of datasets, whose samples have the same names, the one that was packed may grow; no other is taken for it."""
+    """A packed dataset may grow; of datasets without receipts, whose samples have the same names, one is refused."""
     whole = shutil.copytree(packed / "dst", tmp_path / "whole")
     other = make_dataset(tmp_path / "other", [shard.samples for shard in sf.open(whole)["train"].shards])
-    sf.pack(whole, tmp_path / "dst", **{**SETTINGS, "short_side": 16})
-    before = contents(tmp_path / "dst")
+    nameless = shutil.copytree(whole, tmp_path / "nameless", ignore=shutil.ignore_patterns("0*.json"))
+    sf.pack(nameless, tmp_path / "again", **{**SETTINGS, "short_side": 16})
+    before = contents(tmp_path / "again")
     with pytest.raises(ConfigError, match=r"'train/0000.*same name.*`shardflow merge`"):
-        sf.extend(other, tmp_path / "dst", executor="serial")
-    assert contents(tmp_path / "dst") == before
+        sf.extend(other, tmp_path / "again", executor="serial")
+    assert contents(tmp_path / "again") == before
+    sf.pack(whole, tmp_path / "dst", **{**SETTINGS, "short_side": 16})
     sf.extend(packed / "src", whole, executor="serial")
     assert sf.extend(whole, tmp_path / "dst", executor="serial").packed == 25
     assert sf.extend(whole, tmp_path / "dst", executor="serial").inputs == 0

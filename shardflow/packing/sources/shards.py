@@ -1,8 +1,9 @@
 """Existing shards: the samples of WebDataset tars, or of a shardflow dataset, packed again.
 
 The manifest and indexes of a shardflow dataset give its splits, classes and the locations of all parts, and each part
-is checked by its CRC-32 when it is read; its tars are opened only for labels, or if an index is lost. For other tars,
-the listing reads the headers; a remote tar is read as a whole, and then again, sample by sample, for packing.
+is checked by its CRC-32 when it is read; its tars are opened only for labels, for the keys of a selection of a tar's
+samples, or if an index is lost. Its receipts give the paths from which the samples were packed. For other tars, the
+listing reads the headers; a remote tar is read as a whole, and then again, sample by sample, for packing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import numpy as np
 from shardflow._wording import first_few, plural
 from shardflow.dataset.finding_tars import find_tars, matching, split_pattern, splits_of_files
 from shardflow.dataset.label_numbering import Named
-from shardflow.dataset.shard_rows import read_index
+from shardflow.dataset.receipts import find_receipt
+from shardflow.dataset.shard_rows import member_key, read_index
 from shardflow.dataset.tar_file import open_tar
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
@@ -29,6 +31,7 @@ from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, MAX_LABEL_BYTES, p
 from shardflow.formats.shard import Shard
 from shardflow.formats.tar_members import TarBytes, crc32
 from shardflow.formats.tar_samples import read_samples
+from shardflow.formats.ustar import BLOCK
 from shardflow.formats.virtual_roots import split_shard_name
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
@@ -48,8 +51,8 @@ class Shards(SourceKind):
     """The samples of existing shards.
 
     The image of a sample is its first part with an image extension (`jpg`, `png`, ...); `.cls` is its label; all other
-    parts are kept. The quarantine names a damaged sample, or one without an image, by tar and key; in a shardflow
-    dataset by shard and record: "train/000003.tar#17".
+    parts are kept. A sample is named by tar and key: "03.tar/17"; in a shardflow dataset by the path in its receipt,
+    `Split.source`, or without receipts by shard and record: "train/000003.tar#17".
 
     Args:
         url: A shardflow dataset; or a directory or URL with tars; or a pattern with braces or wildcards:
@@ -169,10 +172,15 @@ def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
 
 def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Item]:
     """Yield the samples of a shard of a dataset, whose tar is at `place`."""
+    made = find_receipt(storage, shard.receipt_name, shard)
+    paths = made.sources if made is not None and len(made.sources) == shard.samples else ()
+    # A virtual dataset may have only some of the tar's samples.
+    by_key = {} if made is None or paths else dict(zip(made.keys(), made.sources, strict=True))
     index: shard_index.Index | None
     try:
         index = read_index(storage, shard)
-        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
+        has_labels = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
+        tar_is_read = has_labels or bool(by_key)
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
     with open_tar(storage, shard.name) if tar_is_read else contextlib.nullcontext() as tar:
@@ -181,8 +189,14 @@ def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> 
             index = _rebuilt(storage, shard, tar)
         rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
-            locations = {row.part.decode(): [place, row.offset, row.size, row.crc32] for row in parts}
-            yield _unlabelled_input(tar, split, f"{shard.name}#{record}", locations, 0, own=True)
+            members = list(parts)
+            path = paths[record] if paths else f"{shard.name}#{record}"
+            if by_key:
+                assert tar is not None
+                with contextlib.suppress(IntegrityError):
+                    path = by_key.get(member_key(bytes(tar.read(members[0].offset - BLOCK, BLOCK)), members[0]), path)
+            locations = {row.part.decode(): [place, row.offset, row.size, row.crc32] for row in members}
+            yield _unlabelled_input(tar, split, path, locations, 0, own=True)
 
 
 def _rebuilt(storage: Storage, shard: Shard, tar: TarBytes) -> shard_index.Index:

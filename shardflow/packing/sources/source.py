@@ -44,7 +44,7 @@ class Source:
         skipped: Images of unsupported kinds, which are not in `splits`; see `refuse_skipped`.
         ignored: Extension → number of files that are not images.
         annotations: The annotations that the source declares.
-        is_dataset: Whether it is a shardflow dataset, in which the content of a name never changes.
+        is_dataset: Whether it is a shardflow dataset.
         resources: Closed with the source.
     """
 
