@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
 from shardflow.packing.removing import contents_of
 from shardflow.storage.cache import LIMIT, Cache
+from shardflow.storage.cache_directory import CachedFile
 
 from .options import PathOrUrl, json_option
 from .output import print_result, total_bytes
@@ -30,6 +32,10 @@ def _existing(cache_dir: str | None) -> Cache:
     if cache_dir is not None and not Path(cache_dir).is_dir():
         raise NotFoundError(f"{cache_dir} does not exist; check --cache-dir")
     return Cache(cache_dir)
+
+
+def _files(files: Sequence[CachedFile]) -> str:
+    return f"{plural(len(files), 'file')}, {size_text(sum(file.bytes for file in files))}"
 
 
 _directory = click.option(
@@ -67,8 +73,8 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
     }
     lines = {
         "directory": found.directory,
-        "shards": f"{plural(len(blobs), 'file')}, {size_text(described['bytes'])}",
-        "decoded": f"{plural(len(decoded), 'file')}, {size_text(described['decoded_bytes'])}",
+        "shards": _files(blobs),
+        "decoded": _files(decoded),
         "limit": f"{size_text(found.limit_bytes)}, unless a loader sets another limit",
         "disk": f"{size_text(described['disk_free_bytes'])} free",
     }
@@ -78,7 +84,7 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
 @cache.command()
 @click.option("--limit", callback=_size, metavar="SIZE", help="Size to keep at most, such as 10GB; 0 removes all.")
 @click.option(
-    "--dataset", metavar="URL", type=PathOrUrl(), help="Remove the files of a dataset, including removed samples."
+    "--dataset", metavar="URL", type=PathOrUrl(), help="Remove the files of a dataset's version, and removed samples."
 )
 @click.option("--damaged", is_flag=True, help="Read all files, and remove damaged ones.")
 @_directory
@@ -103,7 +109,9 @@ def prune(limit: int | None, dataset: str | None, damaged: bool, cache_dir: str 
             removed = found.remove_contents(contents)
         else:
             removed = found.prune_damaged() if damaged else found.prune(limit or 0)
-    say(f"removed {plural(len(removed), 'file')}, {size_text(sum(blob.bytes for blob in removed))}")
+    say(f"removed {_files(removed)}")
+    if dataset is not None and (others := found.blobs()):
+        say(f"kept {_files(others)}, of other datasets or earlier versions of this one; --limit 0 removes all")
 
 
 @cache.command()

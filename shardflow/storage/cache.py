@@ -36,8 +36,8 @@ MOST_COPIES = 3
 """Copies that a reader tries. Each was verified when it was cached, so repeated damage means a broken disk."""
 
 _NO_ROOM = (
-    "the cache %s is full (limit %d bytes), so each process downloads shards into private temporary files; free some "
-    "space, raise the limit of the cache, or choose a cache directory on another disk"
+    "the cache %s has no room, on its disk or within its limit of %d bytes, so each process downloads shards into "
+    "private temporary files; free some space, raise the limit of the cache, or choose a directory on another disk"
 )
 
 _EXCEEDED = (

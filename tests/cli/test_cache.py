@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pwd
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def test_prune(far: str, directory: Path) -> None:
     assert len(list(directory.glob("blobs/*"))) == 5
     assert "removed 5 files" in run("prune", "--limit", "0")
     assert not list(directory.glob("blobs/*"))
+
+
+def test_pruning_a_dataset_says_what_stays(far: str, tmp_path: Path) -> None:
+    """After a dataset was packed again, the files of the earlier one cannot be told from others: they are counted."""
+    run("warm", far)
+    shutil.rmtree(tmp_path / "set")
+    make_dataset(tmp_path / "set", [4])
+    run("warm", far)
+    printed = run("prune", "--dataset", far)
+    assert "removed 2 files" in printed
+    assert re.search(r"kept 6 files, [\d.]+ [kM]B, of other datasets or earlier versions .* --limit 0", printed)
+    assert "kept" not in run("prune", "--limit", "0")
 
 
 def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
