@@ -45,6 +45,7 @@ _FILES_AT_A_TIME = 8
 _NAMED = 3
 _KEEP = -2
 _FIELDS_OF_ANNOTATIONS = ("mask", "masks", "boxes", "keypoints", "images")
+_BY_JSON = "columns.compute(URL, NAME, FUNCTION, field='json')"
 _IS_THERE = "the dataset has it; --replace replaces it in a new version"
 
 _Rows = dict[str, npt.NDArray[np.int64]]
@@ -128,7 +129,8 @@ def add(
     loaded = load_table(table, key or path or "", only, storage_options)
     _check_names(dataset, loaded, replace, to)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
-    counts = _count(loaded, rows, allow, example)
+    by_json = f"; ids in the samples' json are joined by {_BY_JSON}" if "json" in _first_parts(dataset) else ""
+    counts = _count(loaded, rows, allow, example, by_json)
     if key is not None and all(root.fingerprint for root in dataset.manifest.roots.values()):  # keys made by `pack`
         _refuse_own_ids(dataset, loaded, rows, key)
     return _added(dataset, loaded, rows, counts, replace, to, storage_options, progress)
@@ -271,8 +273,7 @@ def drop(url: str | os.PathLike[str], names: Sequence[str], *, storage_options: 
 
 def _check_names(dataset: Dataset, table: Table, replaces: bool, to: str | os.PathLike[str] | None) -> None:
     has_all = to is None and table.columns.keys() <= dataset.manifest.columns.keys()  # possibly the same columns
-    first = [split.reader.rows(0) for split in dataset.values() if len(split)]
-    parts = {part for rows in first if rows for part in rows.parts()}
+    parts = _first_parts(dataset)
     parts |= {mask_field(part) for part in dataset.manifest.annotations.masks}
     for name in table.columns:
         if not NAME.fullmatch(name):
@@ -288,6 +289,12 @@ def _check_names(dataset: Dataset, table: Table, replaces: bool, to: str | os.Pa
         else:
             continue
         raise _refusal(name, problem)
+
+
+def _first_parts(dataset: Dataset) -> set[str]:
+    """Return the parts of the first shard of each split."""
+    first = [split.reader.rows(0) for split in dataset.values() if len(split)]
+    return {part for rows in first if rows for part in rows.parts()}
 
 
 def _refusal(name: str, problem: str) -> ConfigError:
@@ -379,8 +386,9 @@ def _refuse_own_ids(dataset: Dataset, table: Table, rows: _Rows, field: str) -> 
             found = json.loads(dataset.storage.read_range(split.shards[shard].name, offset, offset + size))
         if isinstance(found, dict) and str(found.get(field, key)) != key:
             message = f"the sample with pack's key {key!r} has {field!r} {found[field]!r:.30} in its json"
-            remedy = "join by the json with columns.compute(URL, NAME, FUNCTION, field='json')"
-            raise ConfigError(f"{message}; {remedy}, or write '{split.name}:{key}' for pack's key")
+            raise ConfigError(
+                f"{message}; join by the json with {_BY_JSON}, or write '{split.name}:{key}' for pack's key"
+            )
 
 
 def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:
@@ -397,8 +405,8 @@ def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:
         raise ConfigError(f"{message}; join by key (--key)")
 
 
-def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict[str, Any]:
-    """Return the counts of a report; refuse rows that the caller does not allow."""
+def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str, by_json: str) -> dict[str, Any]:
+    """Return the counts of a report; refuse rows that the caller does not allow, with the remedy `by_json`."""
     from pyarrow import compute
 
     used = np.concatenate([*rows.values(), np.empty(0, dtype=np.int64)])
@@ -412,12 +420,12 @@ def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict
         example = table.keys[0].as_py() if total else "nothing"
         raise ConfigError(
             f"no row belongs to a sample: the table has keys such as {example!r}, samples such as {ours!r}; join by "
-            "another column of the table"
+            f"another column of the table{by_json}"
         )
     if unmatched and "unmatched" not in allow:
         some = ", ".join(repr(table.keys[int(row)].as_py()) for row in unused[:_NAMED]) or "null"
         message = f"{plural(unmatched, 'row')} of {total} belong to no sample, such as {some}"
-        raise ConfigError(f"{message}; leave them out with allow= or --allow unmatched")
+        raise ConfigError(f"{message}; leave them out with allow= or --allow unmatched{by_json}")
     if repeated and "repeated" not in allow:
         keys = Counter(table.keys.drop_null().to_pylist()).most_common(1)
         message = f"{plural(repeated, 'row')} of {total} have the key of an earlier row, such as {keys[0][0]!r}"

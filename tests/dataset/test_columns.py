@@ -25,7 +25,7 @@ from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
 from tests.helpers.examples import examples
 from tests.helpers.folders import contents, image_folder, photo, write_tree
-from tests.helpers.making import flip, make_dataset, write_dataset
+from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
 
 SPLITS = {"train": [4, 3], "val": [2]}
 KEYS = [f"train:{n:09}" for n in range(7)] + [f"val:{n:09}" for n in range(2)]
@@ -235,6 +235,16 @@ def test_ids_without_extension_are_paths(tmp_path: Path) -> None:
     ]
     with pytest.raises(ConfigError, match="different images were packed from 'b'"):
         sf.columns.add(tmp_path / "dst", pa.table({"id": ["a", "b", "c.d"], "m": [1, 2, 3]}), path="id")
+
+
+def test_ids_of_the_json_name_the_remedy(tmp_path: Path) -> None:
+    """A table of ids in the samples' `.json` is refused with the call that joins by them, also if some are keys."""
+    samples = [(f"{n:09}", {"jpg": jpeg(n), "json": b'{"id": "p%d"}' % n}) for n in range(2)]
+    write_dataset(tmp_path / "set", {"train": [samples]})
+    for ids in (["p0", "p1"], ["000000000", "p1"]):
+        table = pa.table({"id": ids, "score": [1, 2]})
+        with pytest.raises(ConfigError, match=r"ids in the samples' json are joined by columns\.compute\(.*'json'\)"):
+            sf.columns.add(tmp_path / "set", table, key="id")
 
 
 def test_rows_are_counted(dataset: Path) -> None:
