@@ -42,6 +42,8 @@ def split_pattern(url: str | os.PathLike[str]) -> RootAndPattern:
     A `?` begins the query of a web URL, which stays with the root: it can be the signature of every request.
     """
     text, query = divide_query(strip_file_scheme(url))
+    if ".tar::" in text and text.endswith(".tar") and not os.path.exists(text):
+        raise ConfigError(f"{text!r} has '::', which webdataset divides; name the tars by braces: {{a,b}}.tar")
     special = None if os.path.exists(text) else _SPECIAL.search(text)
     if special or text.endswith(".tar"):
         folder, slash, _ = text[: special.start() if special else None].rpartition("/")

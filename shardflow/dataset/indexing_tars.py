@@ -111,6 +111,7 @@ def index(
             if progress is not None:
                 progress(len(scans), len(tars))
     indexes, bad = _usable_samples(tars, scans)
+    _warn_of_copies(tars, scans)
     _check_labels(tars, scans)
     _check_annotations(indexes, annotations)
     lost = sum(map(_lost_samples, scans))
@@ -219,6 +220,14 @@ def _usable_samples(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> tu
                     kept[at][place] = False
                     bad.add(Quarantined(f"{tars[at].url}/{end.key}", "read", reason))
     return [select_rows(scan.index, records) for scan, records in zip(scans, kept, strict=True)], sorted(bad)
+
+
+def _warn_of_copies(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> None:
+    first: dict[str, str] = {}
+    filled = [(tar.url, scan.sha256) for tar, scan in zip(tars, scans, strict=True) if len(scan.index)]
+    if copies := [(url, same) for url, sha256 in filled if (same := first.setdefault(sha256, url)) != url]:
+        message = "%s with the bytes of another, such as %s of %s: their samples come again; leave copies out"
+        logger.warning(message, plural(len(copies), "tar"), *copies[0])
 
 
 def _check_labels(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> None:

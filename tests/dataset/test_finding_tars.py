@@ -49,6 +49,12 @@ def test_names_that_exist_are_no_patterns(tmp_path: Path) -> None:
     assert split_pattern(tmp_path / "b{1}.tar") == (str(tmp_path), "b{1}.tar")
 
 
+def test_two_names_in_one_are_refused() -> None:
+    """Names that are joined as webdataset joins them are refused with the pattern to write."""
+    with pytest.raises(ConfigError, match=r"'a\.tar::s3://b/c\.tar' has '::'.*\{a,b\}\.tar"):
+        split_pattern("a.tar::s3://b/c.tar")
+
+
 def test_hidden_tars_are_left_out(tmp_path: Path) -> None:
     """Wildcards match no name that begins with a dot, such as macOS's `._a.tar`, unless the pattern has the dot."""
     storage = LocalStorage(tmp_path)

@@ -231,6 +231,14 @@ def test_tars_joined_with_cat(tmp_path: Path) -> None:
     assert report.samples == {"train": 2}  # of the third it is not known whether it is whole
 
 
+def test_equal_tars_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Copies of a tar under other names are indexed with a warning, so that no sample comes again without a word."""
+    for name, first in (("a", 0), ("b", 0), ("c", 2), ("d", 0)):
+        write_tar(tmp_path / f"{name}.tar", members_of(range(first, first + 2)))
+    assert sf.index(tmp_path).samples == {"train": 8}
+    assert f"2 tars with the bytes of another, such as {tmp_path}/b.tar of {tmp_path}/a.tar" in caplog.text
+
+
 def test_tars_on_a_web_server(tmp_path: Path) -> None:
     """Tars at a URL without a listing are indexed by a pattern with braces, and read through the cache."""
     for number in range(2):
