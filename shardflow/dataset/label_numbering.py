@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shardflow._wording import plural
 from shardflow.errors import ConfigError
@@ -90,7 +90,7 @@ class LabelNumbering:
         unknown = sorted(names - self._numbers.keys())
         if unknown:
             parts = re.split("[ ,;|]+", unknown[0])
-            remedy = f"; if it is several, write a JSON list, such as {json.dumps(parts)}" * (len(parts) > 1)
+            remedy = f"; if it is several, {as_json_list(parts)}" * (len(parts) > 1)
             remedy *= self._numbers.keys() >= {*parts}
             raise ConfigError(f"{where} has the class {unknown[0]!r}, not one of the {len(known)} given{remedy}")
         if numbers and max(numbers) >= len(known):
@@ -104,6 +104,11 @@ class LabelNumbering:
         if isinstance(label, str):
             return self._numbers[label]
         return tuple(sorted({self._numbers[one] if isinstance(one, str) else one for one in label}))
+
+
+def as_json_list(classes: Sequence[Any]) -> str:
+    """Return the remedy for several classes in one text."""
+    return f"write a JSON list, such as {json.dumps(classes)}"
 
 
 def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[str, ...] | None:

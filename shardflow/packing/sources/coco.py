@@ -270,6 +270,10 @@ def _sample(
         if not _are_numbers(box, 4):
             raise SampleError(f"annotation {own!r}: bbox is {box!r:.60}, not four numbers")
         left, top, width, height = box
+        if width < 0 or height < 0:
+            raise SampleError(
+                f"annotation {own!r}: bbox is {box!r:.60}, with a side below 0 as left, top, width, height"
+            )
         if type(category) is not int or category not in numbers:
             raise SampleError(f"annotation {own!r}: category {category!r:.60} is not listed")
         area, crowd = annotation.get("area", width * height), annotation.get("iscrowd", 0)

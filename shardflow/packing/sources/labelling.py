@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named, refuse_lookalikes
+from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named, as_json_list, refuse_lookalikes
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.labels import Label
@@ -86,8 +86,8 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
                 message = f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}"
                 why = "not all labels are numbers; write numbers only, or list the classes in a file for --classes"
                 if several := next((each for each in numbering.classes or () if _NUMBERS.fullmatch(each)), None):
-                    why = f"{several!r} is not a number; write a JSON list of several classes, such as "
-                    why += json.dumps([*map(int, re.findall("[0-9]+", several))])
+                    numbers = [*map(int, re.findall("[0-9]+", several))]
+                    why = f"{several!r} is not a number; {as_json_list(numbers)}"
                 if not NUMBER.fullmatch(name):
                     why = "it is not a class number; a measured number belongs in a column that is not the label, so "
                     why += "that it goes to .json"
@@ -107,10 +107,10 @@ def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:
         parts = {one.strip() for name in joined for one in name.split(separator)}
         if len(parts.union(classes) - {*joined}) < len(classes) and not parts.isdisjoint(classes):
             logger.warning(
-                "%s has the class %r, which may be several; if it is, write a JSON list, such as %s, into each cell",
+                "%s has the class %r, which may be several; if it is, %s, into each cell",
                 where,
                 joined[0],
-                json.dumps([one.strip() for one in joined[0].split(separator)]),
+                as_json_list([one.strip() for one in joined[0].split(separator)]),
             )
             return
 

@@ -207,7 +207,7 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
         ({"category_id": [18]}, "annotation 5: category .18. is not listed"),
         ({"area": "large"}, "annotation 5: area, iscrowd or id is not a number"),
         ({"keypoints": [1, 2]}, "annotation 5: keypoints are not a flat list of x, y, visibility"),
-        ({"bbox": [9, 9, -5, 5]}, "side below 0"),
+        ({"bbox": [9, 9, -5, 5]}, r"annotation 5: bbox is \[9, 9, -5, 5\], with a side below 0"),
     ],
 )
 def test_bad_annotations(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
