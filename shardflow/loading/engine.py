@@ -15,12 +15,13 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import webdataset as wds
 
 from shardflow._wording import plural
 from shardflow.errors import ConfigError, IntegrityError, ShardflowError, WorkerError
+from shardflow.formats.image_types import IMAGE_PARTS
 
 from .annotation_fields import AnnotationFields
 from .batch import Batch
@@ -166,6 +167,12 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         >>> samples = loader.unbatched().shuffle(1000).with_epoch(500)
         """
         return _Chain(self).compose(*stages)
+
+    def to_tuple(self, *names: str) -> NoReturn:
+        """Raise ConfigError: batches are tuples already, of the `fields` of a loader."""
+        words = [name.split(";")[0] for name in " ".join(names).split()]
+        fields = tuple("image" if name in IMAGE_PARTS else {"cls": "label"}.get(name, name) for name in words)
+        raise ConfigError(f"batches of a loader are tuples of its fields; leave to_tuple out, and pass fields={fields}")
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> wds.DataPipeline:
         """Return a WebDataset pipeline whose iterations have this many batches, taken from successive epochs.

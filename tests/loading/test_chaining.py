@@ -9,6 +9,7 @@ import torch
 import webdataset as wds
 
 import shardflow
+from shardflow.errors import ConfigError
 from tests.helpers.making import make_dataset
 
 
@@ -45,6 +46,13 @@ def test_webdatasets_methods_go_on_from_the_batches(dataset: Path, workers: int)
     assert list(first) == [label + 1000 for label in flat(expected)]
     assert flat(some.unbatched().batched(5)) == flat(expected)  # the next epoch
     assert (some.epoch, some.remaining) == (2, 5)
+
+
+def test_to_tuple_names_the_fields(dataset: Path) -> None:
+    """The call that webdataset needs before batches is refused with the fields to name, in any form of its names."""
+    for names in (("jpg;png", "cls", "txt"), ("jpg cls txt",)):
+        with pytest.raises(ConfigError, match=r"pass fields=\('image', 'label', 'txt'\)"):
+            loader(dataset).to_tuple(*names)
 
 
 def test_with_epoch_runs_across_epochs(dataset: Path) -> None:
