@@ -86,13 +86,15 @@ class _Commands(click.Group):
 
 def _refuse_repeated_options(ctx: click.Context, command: click.Command, arguments: Sequence[str]) -> None:
     """Refuse an option of one value that is given twice, of which click would take the last."""
+    ctx = click.Context(command, ctx, command.name)
     if isinstance(command, click.Group):
         command = next((each for name in arguments if (each := command.get_command(ctx, name))), command)
+        ctx = click.Context(command, ctx, command.name)
     options = [each for each in command.params if isinstance(each, click.Option)]
     single = {name for each in options if not (each.multiple or each.is_flag or each.count) for name in each.opts}
     given = [argument.partition("=")[0] for argument in itertools.takewhile("--".__ne__, arguments)]
     if repeated := [name for name in given if name in single and given.count(name) > 1]:
-        raise click.UsageError(f"{repeated[0]} takes one value, but is given twice")
+        raise click.UsageError(f"{repeated[0]} takes one value, but is given twice", ctx)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -176,7 +176,7 @@ def _read_quarantine(url: str, name: str) -> list[Quarantined]:
 def _quarantine_sheet(inputs: Sequence[Quarantined], count: int, source: Any, of: str) -> ContactSheet:
     with contextlib.nullcontext() if source is None else list_source(source) as opened:
         tiles = list(quarantine_tiles(inputs[:count], opened))
-    subtitle = f"{len(tiles)} of {plural(len(inputs), 'input')} that were not packed{of}"
+    subtitle = f"{len(tiles)} of {plural(len(inputs), 'quarantined input')}{of}"
     return ContactSheet("Quarantine", subtitle, tiles)
 
 

@@ -214,8 +214,9 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         return f"{none} be packed: {listed}; {remedy}"
     allowed = f"{plan.max_errors} {'is' if plan.max_errors == 1 else 'are'} allowed"
     return (
-        f"{len(bad)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove them, or allow them "
-        f"with max_errors= or --max-errors {len(bad)}, then run the same command again, which keeps the packed ones"
+        f"{len(bad)} of {plural(inputs, 'input')} could not be packed, {allowed}: {listed}. Repair or remove them, or "
+        f"allow them with max_errors= or --max-errors {len(bad)}, then run the same command again, which keeps the "
+        "packed ones"
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -46,7 +47,9 @@ def test_an_option_that_is_given_twice_is_refused(
 ) -> None:
     """An option of one value does not take the last of two without a word."""
     assert exit_code(*words.split()) == 2
-    assert f"{repeated} takes one value, but is given twice" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"{repeated} takes one value, but is given twice" in printed
+    assert re.match(rf"Usage: shardflow {re.match('cache prune|[a-z]+', words)[0]} \[OPTIONS\]", printed)
 
 
 def test_options_of_several_values_are_repeated(capsys: pytest.CaptureFixture[str]) -> None:
