@@ -1,7 +1,7 @@
 """The headers of JPEGs: their segments, the frame that says how large an image is, and which JPEGs are plain.
 
-A plain JPEG says in its headers how it is coded, and perhaps has a colour profile and a comment: as most tools write
-them. All that could turn an image or end in an error is not plain: Exif and XMP, several pictures, damage. Pillow opens
+A plain JPEG says in its headers how it is coded, and perhaps has a colour profile, a comment and a seek table: as most
+tools write them, and packing. All that could turn an image or end in an error is not plain: Exif and XMP, several pictures, damage. Pillow opens
 those.
 
 Sources: ITU-T T.81, B.2; ICC.1:2022, B.4 (a profile in a JPEG).
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 BASELINE, SOS = 0xC0, 0xDA
+APP9, SEEK_TABLE = 0xE9, b"sf-seek\0"  # the segment of a seek table, and how its content begins
 _SOI, _EOI, _APP0, _APP2, _APP14 = 0xD8, 0xD9, 0xE0, 0xE2, 0xEE
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among the SOFn codes
 _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
@@ -112,7 +113,7 @@ def plain_header(data: bytes) -> JpegHeader | None:
     size, mode, profile = (0, 0), "", None
     for segment in header_segments(data):
         marker, begin, end = segment
-        if marker in _TABLES_AND_COMMENTS:
+        if marker in _TABLES_AND_COMMENTS or (marker == APP9 and data.startswith(SEEK_TABLE, begin + 4)):
             pass
         elif marker in _LEAST_BYTES:
             if end - begin - 2 < _LEAST_BYTES[marker]:

@@ -7,13 +7,10 @@ bytes.
 
 from __future__ import annotations
 
-from .jpeg_header import header_segments
+from .jpeg_header import APP9, SEEK_TABLE, header_segments
 
 VERSION = 1
 """The version of the segment and of the choice of stretches. A change of either changes packed bytes, and raises it."""
-
-_APP9 = 0xE9
-_NAME = b"sf-seek\0"
 
 
 def find(jpeg: bytes | memoryview) -> bytes | None:
@@ -21,7 +18,7 @@ def find(jpeg: bytes | memoryview) -> bytes | None:
 
     A JPEG with bytes before its scan that do not belong to a segment does not have a usable table.
     """
-    name = _NAME + bytes([VERSION])
+    name = SEEK_TABLE + bytes([VERSION])
     found = (bytes(jpeg[start:end]) for _, start, end in header_segments(jpeg) if _is_table(jpeg[start:end]))
     return next((segment for segment in found if segment[4:].startswith(name)), None)
 
@@ -39,4 +36,4 @@ def insert(jpeg: bytes, segment: bytes) -> bytes:
 
 
 def _is_table(segment: bytes | memoryview) -> bool:
-    return segment[1] == _APP9 and bytes(segment[4:12]) == _NAME
+    return segment[1] == APP9 and bytes(segment[4:12]) == SEEK_TABLE

@@ -12,6 +12,7 @@ from PIL import Image, ImageCms
 from shardflow import native
 from shardflow._pillow import open_image
 from shardflow.errors import SampleError
+from shardflow.formats import seek_table
 from shardflow.formats.jpeg_header import plain_header
 from shardflow.packing.image import pipeline
 from shardflow.packing.image.pipeline import pack_image
@@ -27,6 +28,7 @@ PLAIN = {
     "grey": encoded(PICTURE.convert("L"), "JPEG"),
     "profile": encoded(PICTURE, "JPEG", icc_profile=PROFILE),
     "comment": encoded(PICTURE, "JPEG", comment=b"text \xff\xc0"),
+    "seek table": seek_table.insert(encoded(PICTURE, "JPEG"), b"\xff\xe9\0\x0csf-seek\0\1\0"),
     "restarts": encoded(PICTURE, "JPEG", restart_marker_blocks=1),
 }
 OTHERS = {
