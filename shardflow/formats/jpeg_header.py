@@ -1,8 +1,8 @@
 """The headers of JPEGs: their segments, the frame that says how large an image is, and which JPEGs are plain.
 
 A plain JPEG says in its headers how it is coded, and perhaps has a colour profile, a comment and a seek table: as most
-tools write them, and packing. All that could turn an image or end in an error is not plain: Exif and XMP, several pictures, damage. Pillow opens
-those.
+tools write them, and packing. All that could turn an image or end in an error is not plain: Exif and XMP, several
+pictures, damage. Pillow opens those.
 
 Sources: ITU-T T.81, B.2; ICC.1:2022, B.4 (a profile in a JPEG).
 """

@@ -31,7 +31,7 @@ ROWS = (
     Row("webdataset, PIL", "webdataset", "common", "webdataset", "pil", "shardflow"),
     Row("webdataset, tensors", "webdataset", "common", "webdataset", "tensors", "shardflow"),
     Row("webdataset, tensors, DataLoader's batches", "webdataset", "common", "webdataset", "collated", "shardflow"),
-    Row("webdataset pipeline over shardflow.samples", "shardflow", "common", "webdataset", "samples", "shardflow"),
+    Row("webdataset over shardflow.samples", "shardflow", "common", "webdataset", "samples", "shardflow"),
     Row("MosaicML Streaming, tensors", "mosaicml-streaming", "mosaicml-litdata", "mosaicml", "tensors"),
     Row("LitData, tensors", "litdata", "mosaicml-litdata", "litdata", "tensors"),
     Row("HF datasets, tensors", "datasets", "common", "huggingface", "tensors"),
