@@ -27,14 +27,8 @@ MAX_PIXELS = 110_000_000
 REMEDY = "raise max_pixels if the image is meant to be so large"
 """The advice of messages about the limit."""
 
-_BYTES_PER_PIXEL = 9
-_SCANS_PER_PIXEL = 15
-_MAX_SCANS = 500
-
-
-def limits(max_pixels: int) -> tuple[int, int, int, int]:
-    """Return the limits that follow from `max_pixels`: pixels, bytes of memory, pixels of all scans, and scans."""
-    return max_pixels, _BYTES_PER_PIXEL * max_pixels, _SCANS_PER_PIXEL * max_pixels, _MAX_SCANS
+BYTES_PER_PIXEL, SCANS_PER_PIXEL, MAX_SCANS = 9, 15, 500
+"""The limits of memory and of the pixels of all scans, for each pixel that is allowed; and the limit of scans."""
 
 
 def check_size(kind: ImageType, width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
@@ -66,7 +60,7 @@ def check_image(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> No
 def _check(width: int, height: int, memory_bytes: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise TooLargeError(f"has {width:,} x {height:,} pixels; the limit is {max_pixels:,} pixels; {REMEDY}")
-    most = _BYTES_PER_PIXEL * max_pixels
+    most = BYTES_PER_PIXEL * max_pixels
     if memory_bytes > most:
         raise TooLargeError(
             f"has {width:,} x {height:,} pixels, which take {memory_bytes:,} bytes to decode in this coding; the limit "
@@ -89,9 +83,9 @@ def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -
             # Two bytes of each component are kept between scans; the estimate ignores what subsampling saves.
             bytes_per_pixel = kind.decode_bytes + 2 * frame.components
             _check(frame.width, frame.height, bytes_per_pixel * frame.pixels, max_pixels)
-            size, most = f"{frame.width:,} x {frame.height:,} pixels", _SCANS_PER_PIXEL * max_pixels
-            if scans > _MAX_SCANS:
-                raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it again")
+            size, most = f"{frame.width:,} x {frame.height:,} pixels", SCANS_PER_PIXEL * max_pixels
+            if scans > MAX_SCANS:
+                raise TooLargeError(f"has {size} in more than {MAX_SCANS} scans, which is the limit; encode it again")
             if scans * frame.pixels > most:
                 problem = f"has {size} in {scans} scans or more; the limit for all scans is {most:,} pixels"
                 raise TooLargeError(f"{problem}; {REMEDY}")

@@ -166,6 +166,7 @@ IMAGE_PARTS = frozenset(part for each in IMAGE_TYPES if each.in_shards for part 
 
 _BY_PART = {part: each for each in IMAGE_TYPES for part in each.parts}
 _BY_NAME = {each.name: each for each in IMAGE_TYPES}
+_BY_NAME["MPO"] = _BY_NAME["JPEG"]  # a JPEG that is followed by further pictures
 
 
 def type_named(name: str) -> ImageType | None:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardflow.errors import ConfigError
-from shardflow.formats.image_limits import MAX_PIXELS, limits
+from shardflow.formats.image_limits import MAX_PIXELS
 
 from . import binding
 from .binding import FILTERS, Header, ImageInFile, Payload, Problem
@@ -166,7 +166,7 @@ def decode_views(
             resized=address(view.resized),
             flips=address(view.flips),
             out=view.out.ctypes.data,
-            limits=binding.Limits(*limits(max_pixels)),
+            limits=binding.Limits(max_pixels),
             count=count,
             **_layout(view, address),
             filter=FILTERS[interpolation],
@@ -268,7 +268,7 @@ def seek_table(payload: bytes | memoryview, *, max_pixels: int = MAX_PIXELS) -> 
     None if the JPEG can have no table, because it is damaged or progressive, has restart markers or several scans, or
     `decode_views` cannot decode it; or if the table would exceed 1 % of the scan.
     """
-    return binding.thread_decoder().seek_table(payload, binding.Limits(*limits(max_pixels))) or None
+    return binding.thread_decoder().seek_table(payload, binding.Limits(max_pixels)) or None
 
 
 def _decoded_sizes(payloads: Sequence[Payload]) -> NDArray[np.int32] | None:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardflow.errors import ConfigError, DecodeError, ShardflowError
+from shardflow.formats.image_limits import BYTES_PER_PIXEL, MAX_SCANS, SCANS_PER_PIXEL
 
 Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 """An encoded image, or a decoded one: uint8 [H, W, 3], RGB, contiguous."""
@@ -107,9 +108,12 @@ class ImageInFile:
 
 
 class Limits(ctypes.Structure):
-    """sf_limits of kernel.h: `formats.image_limits.limits`."""
+    """sf_limits of kernel.h: the limits that follow from `max_pixels`, see `formats.image_limits`."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("pixels", "memory_bytes", "scan_pixels", "scans"))
+
+    def __init__(self, max_pixels: int) -> None:
+        super().__init__(max_pixels, BYTES_PER_PIXEL * max_pixels, SCANS_PER_PIXEL * max_pixels, MAX_SCANS)
 
 
 class Batch(ctypes.Structure):
@@ -277,6 +281,12 @@ def thread_decoder() -> Decoder:
             raise ShardflowError(kernel)
         decoder = _threads.decoder = Decoder(kernel)
     return decoder
+
+
+def why_missing() -> str:
+    """Return why the kernel cannot be used in this process; "" if it can."""
+    kernel = load()
+    return kernel if isinstance(kernel, str) else ""
 
 
 @functools.cache

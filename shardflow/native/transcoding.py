@@ -14,9 +14,9 @@ import ctypes
 from typing import Literal, NamedTuple
 
 from shardflow.errors import ConfigError
-from shardflow.formats.image_limits import MAX_PIXELS, limits
+from shardflow.formats.image_limits import MAX_PIXELS
 
-from .binding import FILTERS, Limits, Problem, addresses, thread_decoder
+from .binding import FILTERS, Limits, Problem, Status, addresses, thread_decoder, why_missing
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
@@ -89,22 +89,23 @@ def transcode(
         max_pixels: As for `decode_views`.
 
     Returns:
-        The image, or its problem.
+        The image, or its problem: without a kernel, `Status.UNSUPPORTED`.
 
     Raises:
         ConfigError: An argument is out of its range.
-        ShardflowError: There is no kernel.
     """
     if interpolation not in FILTERS or subsampling not in SAMPLINGS:
         raise ConfigError(f"expected a filter and a subsampling, found {interpolation!r} and {subsampling!r}")
     if not (1 <= orientation <= 8 and 1 <= quality <= 100 and min(resized) >= 1):
         raise ConfigError(f"out of range: orientation {orientation}, quality {quality}, or size {resized}")
+    if missing := why_missing():
+        return Problem(0, Status.UNSUPPORTED, missing)
     left, top, right, bottom = window
     images, sizes = addresses([payload])
     asked = _Transcoding(
         image=ctypes.cast(images, ctypes.POINTER(ctypes.c_void_p))[0],
         size=sizes[0],
-        limits=Limits(*limits(max_pixels)),
+        limits=Limits(max_pixels),
         stored=stored,
         resized=resized,
         orientation=orientation,

@@ -1,7 +1,7 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
-A recipe holds the settings, and derives the format, size and crop of an image from them. `image.pipeline` does the
-work.
+A recipe holds the settings. `image.encoded_image` derives the size and crop of an image from them, and `image.pipeline`
+does the work.
 
 To add a setting, add a field to `Recipe` and an argument to `pack`; the command line then has it too. A preset is a
 recipe for a common case. docs/performance.md measures the costs and gains of presets.
@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 import PIL
@@ -25,14 +24,12 @@ from shardflow import native
 from shardflow._colour import CONVERSION
 from shardflow._pillow import PLUGIN_VERSIONS
 from shardflow._validation import check_integer
-from shardflow.errors import ConfigError, EncodeError
+from shardflow.errors import ConfigError
 from shardflow.formats import seek_table
 from shardflow.formats.image_limits import MAX_PIXELS
-from shardflow.formats.image_types import PACKED_TYPES, ImageType, type_named
+from shardflow.formats.image_types import PACKED_TYPES, ImageType
 from shardflow.formats.manifest import Manifest
 from shardflow.native.transcoding import SAMPLINGS, TRANSCODING, Interpolation
-
-from .image.encoded_image import Geometry, Size, Window, upright_size
 
 logger = logging.getLogger(__name__)
 
@@ -178,63 +175,22 @@ class Recipe:
         }
         return replace(self, format="png", seek_tables="encoded", **defaults)
 
-    # ---- What `image.pipeline` and its routes ask ----
+    # ---- For the routes of `image.pipeline` ----
 
     @property
     def _has_seek_tables(self) -> bool:
         return self.seek_tables != "none" and self.format in _WITH_SEEK_TABLES
 
-    def can_transcode(self, geometry: Geometry) -> bool:
-        """Return whether a JPEG may be transcoded in its own colours."""
-        # If only chroma is enlarged, it is rounded once more than by Pillow, which costs up to 0.5 dB.
-        return min(geometry.resized) < min(geometry.stored) or self.subsampling == "4:2:0"
-
-    def wants_seek_table(self, *, copied: bool) -> bool:
-        """Return whether a copied or an encoded JPEG gets a seek table."""
-        return self.seek_tables in (("all",) if copied else ("all", "encoded"))
-
-    def target(self, found: str) -> ImageType:
-        """Return the format that an image is packed in; `found` is Pillow's name of its source format."""
+    def target(self, found: ImageType | None) -> ImageType:
+        """Return the format that an image of this format is packed in."""
         if self.format != KEEP:
             return PACKED_TYPES[self.format]
-        kind = type_named("JPEG" if found == "MPO" else found)
-        return kind if kind is not None and kind.packed_as else PACKED_TYPES["png"]
+        return found if found is not None and found.packed_as else PACKED_TYPES["png"]
 
     def encoder_settings(self, target: ImageType) -> dict[str, Any]:
         """Return the settings of an encoder by Pillow's names."""
         known = settings().items()
         return {name: getattr(self, name) for name, (_, setting) in known if target.packed_as in setting.encoders}
-
-    def geometry(self, stored: Size, orientation: int, target: ImageType) -> Geometry:
-        """Return the geometry of a packed image; raise EncodeError if the image would be too large."""
-        resized = self._fitted(upright_size(stored, orientation))
-        if resized[0] * resized[1] > self.max_pixels:
-            raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {self.max_pixels}")
-        geometry = Geometry(stored, orientation, resized, self._window(resized))
-        width, height = geometry.size
-        if max(width, height) > target.longest:
-            raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.name}'s limit")
-        return geometry
-
-    def _fitted(self, size: Size) -> Size:
-        """Return the resized size of an image, by the side limit that makes it smallest."""
-        short, long = min(size), max(size)
-        limits = [(most, side) for most, side in ((self.short_side, short), (self.long_side, long)) if most is not None]
-        if not limits or not short:
-            return size
-        most, side = min(limits, key=lambda limit: Fraction(*limit))
-        if most >= side and not self.enlarge:
-            return size
-        width, height = (max(1, (2 * own * most + side) // (2 * side)) for own in size)
-        return width, height
-
-    def _window(self, size: Size) -> Window:
-        """Return the crop of a resized image."""
-        if not self.square:
-            return (0, 0, *size)
-        side = min(size)
-        left, top = ((own - side) // 2 for own in size)
-        return left, top, left + side, top + side
 
 
 class Preset(NamedTuple):

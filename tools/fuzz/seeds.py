@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from shardflow.formats import seek_table
-from shardflow.formats.image_limits import MAX_PIXELS, limits
+from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.native import binding
 
 
@@ -53,7 +53,7 @@ def main(directory: Path) -> None:
     for number, ((mode, how), (width, height)) in enumerate(cases):
         jpeg, choice = encode(width, height, mode, **how), rng.randbytes(16)
         (corpus / f"seed{number:03}").write_bytes(choice + jpeg)
-        if table := decoder.seek_table(jpeg, binding.Limits(*limits(MAX_PIXELS))):
+        if table := decoder.seek_table(jpeg, binding.Limits(MAX_PIXELS)):
             for copy in range(3):
                 # A table is read for a crop alone, of a batch of one, within wide limits: not one of the upper left.
                 crop = bytearray(rng.randbytes(16))

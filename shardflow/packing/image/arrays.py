@@ -37,11 +37,11 @@ from shardflow.errors import DecodeError, TooLargeError
 from shardflow.formats import image_array
 from shardflow.formats.image_array import MOST_CHANNELS, Array
 from shardflow.formats.image_limits import check_array, check_image
-from shardflow.formats.image_types import PACKED_TYPES, image_type
+from shardflow.formats.image_types import PACKED_TYPES, image_type, type_named
 from shardflow.formats.statistics import PixelSums
 from shardflow.packing.recipe import FILTERS, Recipe
 
-from .encoded_image import EncodedImage, Size, describe, upright_size
+from .encoded_image import EncodedImage, Geometry, Size, describe, upright_size
 from .pillow import has_more_frames
 
 _EXACT_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B")
@@ -61,7 +61,7 @@ def pack_array(data: bytes, recipe: Recipe) -> EncodedImage:
     with map_codec_errors(DecodeError):
         found = _read_array(data, recipe.max_pixels)
     target, stored = PACKED_TYPES["npy"], (found.pixels.shape[1], found.pixels.shape[0])
-    geometry = recipe.geometry(stored, found.orientation, target)
+    geometry = Geometry.of(stored, found.orientation, recipe, target)
     resized = _resize_array(found.pixels, upright_size(geometry.resized, found.orientation), FILTERS[recipe.filter])
     left, top, right, bottom = geometry.window
     image = image_array.to_bytes(turn_array(resized, found.orientation)[top:bottom, left:right])
@@ -127,7 +127,7 @@ def _read_pillow(data: bytes, max_pixels: int) -> _StoredArray | None:
             return None
         channels = Image.getmodebands(mode)
         check_array(image.height, image.width, channels, 2 if is_deep else 1, max_pixels)
-        more_frames = has_more_frames(image, data, max_pixels)
+        more_frames = has_more_frames(image, type_named(image.format or ""), data, max_pixels)
         turned = image.format == "TIFF" and load_tiff(image)
         image.load()
         check_palette(image)

@@ -11,11 +11,14 @@ continuous: (0, 0) is the corner of the top left pixel, not its centre, and (wid
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
+from shardflow.errors import EncodeError
 from shardflow.formats.image_types import ImageType
 from shardflow.formats.statistics import PixelSums
 from shardflow.geometry.crops import Crops
+from shardflow.packing.recipe import Recipe
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -32,6 +35,18 @@ class Geometry:
     orientation: int  # 1 … 8, as in EXIF; 1 is upright
     resized: Size  # of the whole upright image
     window: Window  # of the packed image in the resized one
+
+    @classmethod
+    def of(cls, stored: Size, orientation: int, recipe: Recipe, target: ImageType) -> Geometry:
+        """Return the geometry of an image by a recipe; raise EncodeError if the packed image would be too large."""
+        resized = _resized(upright_size(stored, orientation), recipe)
+        if resized[0] * resized[1] > recipe.max_pixels:
+            raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {recipe.max_pixels}")
+        width, height = size = (min(resized),) * 2 if recipe.square else resized
+        if max(size) > target.longest:
+            raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.name}'s limit")
+        left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
+        return cls(stored, orientation, resized, (left, top, left + width, top + height))
 
     @property
     def upright(self) -> Size:
@@ -58,6 +73,19 @@ class Geometry:
 def upright_size(stored: Size, orientation: int) -> Size:
     """Return the upright size of an image, from its stored size and orientation."""
     return (stored[1], stored[0]) if orientation >= 5 else stored
+
+
+def _resized(size: Size, recipe: Recipe) -> Size:
+    """Return the resized size of an image, by the side limit of a recipe that makes it smallest."""
+    sides = (recipe.short_side, min(size)), (recipe.long_side, max(size))
+    limits = [(most, side) for most, side in sides if most is not None]
+    if not limits or not min(size):
+        return size
+    most, side = min(limits, key=lambda limit: Fraction(*limit))
+    if most >= side and not recipe.enlarge:
+        return size
+    width, height = (max(1, (2 * own * most + side) // (2 * side)) for own in size)
+    return width, height
 
 
 class EncodedImage(NamedTuple):

@@ -38,20 +38,22 @@ from shardflow.formats.statistics import PixelSums
 from shardflow.native.binding import Status
 from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
-from .encoded_image import EncodedImage, Size, describe
+from .encoded_image import EncodedImage, Geometry, Size, describe
 
 
 def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> EncodedImage:
     """Pack an image file that Pillow has opened; call this in `map_codec_errors(DecodeError)`."""
     loaded_upright = image.format == "TIFF" and load_tiff(image)
-    stored, target = image.size, recipe.target(image.format or "")
-    resized = recipe.geometry(stored, 1, target).resized
+    stored, kind = image.size, type_named(image.format or "")
+    target = recipe.target(kind)
+    geometry = Geometry.of(stored, 1, recipe, target)
     conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
-    more_frames = has_more_frames(image, data, recipe.max_pixels)
-    pixels = _decode_resized(image, data, resized, recipe, as_cmyk=conversion.mode == "CMYK")
-    geometry = recipe.geometry(stored, 1 if loaded_upright else orientation_of(image), target)
+    more_frames = has_more_frames(image, kind, data, recipe.max_pixels)
+    pixels = _decode_resized(image, data, geometry.resized, recipe, as_cmyk=conversion.mode == "CMYK")
+    if not loaded_upright and (orientation := orientation_of(image)) != 1:  # known once it is loaded
+        geometry = Geometry.of(stored, orientation, recipe, target)
     is_changed = geometry.is_change or conversion.transform is not None or more_frames
-    kept = recipe.format == KEEP and not is_changed and _can_copy(image, data)
+    kept = recipe.format == KEEP and not is_changed and _can_copy(image, data, target)
     with map_codec_errors(EncodeError):
         pixels = apply_orientation(conversion.apply(pixels), geometry.orientation)
         if geometry.size != pixels.size:
@@ -98,10 +100,9 @@ def _decode_resized(
     return unsized.resize(size, FILTERS[recipe.filter], box=drafted[1] if drafted else None)
 
 
-def has_more_frames(image: Image.Image, data: bytes, max_pixels: int) -> bool:
-    """Return whether an opened image is the first of several in its file."""
+def has_more_frames(image: Image.Image, kind: ImageType | None, data: bytes, max_pixels: int) -> bool:
+    """Return whether an opened image of this format is the first of several in its file."""
     # Never for JPEGs: phones store a gain map or a second view after the image.
-    kind = type_named(image.format or "")
     if kind is None or not kind.animated:
         return False
     try:
@@ -112,16 +113,14 @@ def has_more_frames(image: Image.Image, data: bytes, max_pixels: int) -> bool:
         return False
 
 
-def _can_copy(image: Image.Image, data: bytes) -> bool:
+def _can_copy(image: Image.Image, data: bytes, target: ImageType) -> bool:
     """Return whether every reader takes the file as it is: opaque 8-bit RGB; a JPEG must also be baseline."""
-    if image.mode != "RGB" or image.has_transparency_data:
+    if image.format != target.name or image.mode != "RGB" or image.has_transparency_data:
         return False
     if image.format == "JPEG":
         return (frame := frame_of(data)) is not None and frame.marker == BASELINE
-    if image.format == "PNG":
-        return data[24] == 8  # bits per channel (W3C PNG 11.2.2); Pillow delivers 16 bits as 8
-    kind = type_named(image.format or "")
-    return kind is not None and bool(kind.packed_as)
+    # The bits per channel of a PNG (W3C PNG 11.2.2): Pillow delivers 16 bits as 8.
+    return image.format != "PNG" or data[24] == 8
 
 
 def _encode(pixels: Image.Image, target: ImageType, recipe: Recipe) -> bytes:
@@ -139,7 +138,7 @@ def _with_seek_table(file: bytes, target: ImageType, recipe: Recipe, *, copied: 
     """
     if target.name != "JPEG":
         return file
-    is_made = recipe.wants_seek_table(copied=copied) and native.available()
+    is_made = recipe.seek_tables in (("all",) if copied else ("all", "encoded")) and native.available()
     segment = native.seek_table(file, max_pixels=recipe.max_pixels) if is_made else None
     return seek_table.insert(file, segment or b"")
 

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[bytes, Recipe, list[str]]] = {
     "a JPEG that becomes a PNG": (photo(1), Recipe(short_side=32, format="png"), ["pack_opened"]),
     "a PNG": (encoded(RGB, "PNG"), Recipe(short_side=32), ["pack_opened"]),
     "an array": (photo(1), Recipe(short_side=32, format="npy"), ["pack_array"]),
-    "a JPEG that is copied": (photo(1), ORIGINAL, ["pack_opened"]),
+    "a JPEG that is copied": (photo(1), ORIGINAL, ["transcode", "pack_opened"]),
     "a JPEG that is turned": (encoded(RGB, "JPEG", exif=turned(3)), ORIGINAL, ["transcode"]),
     "a JPEG that is kept and resized": (photo(1), Recipe(short_side=32, format="keep"), ["transcode"]),
 }
@@ -64,4 +64,4 @@ def test_route(case: str) -> None:
 def test_without_the_kernel() -> None:
     """Where the kernel is missing, Pillow packs JPEGs as well."""
     with without_kernel():
-        assert routes(photo(1), Recipe(short_side=32)) == ["pack_opened"]
+        assert routes(photo(1), Recipe(short_side=32)) == ["transcode", "pack_opened"]
