@@ -23,11 +23,10 @@ from .formats.image_types import IMAGE_TYPES, ImageType, image_type, type_named
 def _load_plugins() -> dict[str, str]:
     """Import the installed plug-ins of Pillow, which registers their formats; return their versions."""
     versions = {}
-    for plugin in filter(None, (each.plugin for each in IMAGE_TYPES)):
-        package = plugin.partition(".")[0]
+    for package, plugin in filter(None, (each.plugin for each in IMAGE_TYPES)):
         with contextlib.suppress(ImportError):
             import_large(plugin)
-            versions[package.replace("_", "-")] = str(import_large(package).__version__)
+            versions[package] = str(import_large("importlib.metadata").version(package))
     return versions
 
 
@@ -37,7 +36,7 @@ PLUGIN_VERSIONS = _load_plugins()
 
 def _missing_codec(kind: ImageType) -> str:
     """Return why Pillow cannot read a format here, and the remedy; "" if it can."""
-    if kind.extra is not None and kind.name not in Image.OPEN:
+    if kind.plugin is not None and kind.plugin[0] not in PLUGIN_VERSIONS:
         return f"{kind.name} is read after pip install 'shardflow[{kind.extra}]'"
     if kind.pillow_feature is not None and not features.version(kind.pillow_feature):
         return f"this build of Pillow cannot read {kind.name}; install a newer Pillow"

@@ -36,7 +36,7 @@ class ImageType:
     decode_bytes: int = 10
     pillow_feature: str | None = None  # Pillow's name of the codec, if some builds of Pillow lack it
     extra: str | None = None  # the extra of shardflow without which Pillow cannot read the format: "heic"
-    plugin: str = ""  # the module that registers the format with Pillow: "pillow_heif.HeifImagePlugin"
+    plugin: tuple[str, str] | None = None  # a package, and its module that registers the format with Pillow
     by_pillow: bool = True  # whether Pillow decodes it
     packed_as: str = ""  # what a recipe calls the format: "jpeg"; empty where `pack` does not write it
     longest: int = 0  # the longest side in pixels that a packed image can have
@@ -132,7 +132,7 @@ IMAGE_TYPES = (
         animated=True,
         decode_bytes=16,
         extra="heic",
-        plugin="pillow_heif.HeifImagePlugin",
+        plugin=("pillow-heif", "pillow_heif.HeifImagePlugin"),
         is_lossy=True,
     ),
     ImageType(

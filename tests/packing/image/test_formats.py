@@ -193,3 +193,14 @@ def test_a_format_is_read_with_its_extra(tmp_path: Path, kind: ImageType) -> Non
     images = [Image.open(io.BytesIO(sample["jpg"])) for sample in sf.open(tmp_path / "dst")["train"]]
     for image, expected in zip(images, (RGB, RGB.rotate(180)), strict=True):
         assert np.abs(np.asarray(image).astype(int) - np.asarray(expected).astype(int)).mean() < 6
+
+
+def test_a_plugin_need_not_state_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version of a plug-in of Pillow, which recipes name, is that of its installed package."""
+    files = {"plain_codec/plugin.py": b"", "plain_codec-1.5.dist-info/METADATA": b"Name: plain-codec\nVersion: 1.5\n"}
+    monkeypatch.syspath_prepend(write_tree(tmp_path, files))
+    found, absent = (
+        replace(IMAGE_TYPES[0], plugin=(f"{name}-codec", f"{name}_codec.plugin")) for name in ("plain", "no")
+    )
+    monkeypatch.setattr(_pillow, "IMAGE_TYPES", (found, absent))
+    assert _pillow._load_plugins() == {"plain-codec": "1.5"}
