@@ -26,13 +26,12 @@ from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.cached import CachedStorage
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import remote_options
 from shardflow.storage.virtual import virtual_storage
 
 from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
 from .purged_tars import purged_tars
-from .reader import ShardReader, are_local
+from .reader import ShardReader
 from .receipts import find_receipt, read_receipt
 from .unpacked import packing_command
 
@@ -55,7 +54,7 @@ class Split:
         storage: Storage,
         name: str,
         shards: Sequence[Shard],
-        cache: Cache | None = None,
+        cache: Cache | str | os.PathLike[str] | None = None,
         tables: manifest.PackedTables = manifest.PackedTables(),  # noqa: B008 - immutable
         columns: Mapping[str, Column] | None = None,
     ) -> None:
@@ -63,7 +62,7 @@ class Split:
         self.shards = ShardTable.of(shards)
         self.shard_samples = self.shards.samples
         self.reader = ShardReader(storage, self.shards, cache, tables)
-        self.columns = ColumnReader(storage, name, self.shards, columns or {}, cache)
+        self.columns = ColumnReader(storage, name, self.shards, columns or {}, self.reader.cache)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
         self._storage = storage
         self._receipt: tuple[int, Receipt, dict[str, int]] | None = None  # of the last shard in `source`
@@ -219,14 +218,19 @@ class Dataset(Mapping[str, Split]):
         manifest: The manifest.
     """
 
-    def __init__(self, storage: Storage, content: manifest.Manifest, cache: Cache | None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        content: manifest.Manifest,
+        cache: Cache | str | os.PathLike[str] | None = None,
+    ) -> None:
         self.url = str(storage)
         self.storage = storage
         self.manifest = content
-        self._splits = {
-            name: Split(storage, name, shards, cache, content.packed_tables, content.columns)
-            for name, shards in content.splits.items()
-        }
+        self._splits, tables = dict[str, Split](), content.packed_tables
+        for name, shards in content.splits.items():
+            split = self._splits[name] = Split(storage, name, shards, cache, tables, content.columns)
+            cache = split.reader.cache or cache  # the splits share it
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -353,7 +357,7 @@ def open_dataset(
         StoreError: The dataset cannot be reached.
         ConfigError: An argument is wrong.
     """
-    storage = open_storage(url, remote_options(url, storage_options))
+    storage = open_storage(url, storage_options, may_be_local=True)
     shared = as_cache(cache) if storage.local_path("") is None else None
     reading = storage if shared is None else CachedStorage(storage, shared)
     try:
@@ -379,8 +383,7 @@ def open_dataset(
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)
     storage = virtual_storage(storage, url, content.roots, storage_options, must_exist=True)
-    is_local = all(are_local(storage, shards) for shards in content.splits.values())
-    return Dataset(storage, content, None if is_local else shared or as_cache(cache))
+    return Dataset(storage, content, shared or cache)
 
 
 def _similar(path: Path) -> str:

@@ -8,11 +8,12 @@ and its writer may start over: samples are copied out of it and checked against 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -46,13 +47,6 @@ _POLL_S = 0.01
 _POLLS_WITHOUT_DOWNLOAD = 3  # a prefetcher may be about to begin one
 
 
-def are_local(storage: Storage, shards: Sequence[Shard]) -> bool:
-    """Return whether all of these shards are files of this machine."""
-    names = ShardTable.of(shards).names
-    name_in_folder = {name.rpartition("/")[0]: name for name in names}  # the shards of a folder share a root
-    return all(storage.local_path(name) is not None for name in name_in_folder.values())
-
-
 class ShardReader:
     """Reads the samples of local and remote shards.
 
@@ -67,12 +61,11 @@ class ShardReader:
     Args:
         storage: Where the shards are.
         shards: Their entries in the manifest.
-        cache: Where to keep downloaded shards; by default the one in the user's cache directory.
+        cache: Where to keep downloaded shards, a cache or its directory; by default in the user's cache directory.
         tables: The shards whose seek tables may be used.
 
     Attributes:
         cache: None if all shards are on a local disk.
-        stall_timeout_s: How long to wait for a download of another process that does not grow.
 
     Raises:
         StoreError: By every method that reads: a shard is missing or unreachable.
@@ -83,18 +76,24 @@ class ShardReader:
     def __init__(
         self,
         storage: Storage,
-        shards: Sequence[Shard],
-        cache: Cache | None = None,
+        shards: ShardTable,
+        cache: Cache | str | os.PathLike[str] | None = None,
         tables: PackedTables = PackedTables(),  # noqa: B008 - immutable
     ) -> None:
-        self.shards = ShardTable.of(shards)
+        self.shards = shards
         self._storage, self._tables = storage, tables
         self._has_tables: dict[int, bool] = {}  # of the shards that were read
-        self.cache = None if are_local(storage, self.shards) else as_cache(cache)
-        self.stall_timeout_s = stall_timeout_s(storage)
+        name_in_folder = {name.rpartition("/")[0]: name for name in shards.names}  # the shards of a folder share a root
+        is_local = all(map(self._is_file, name_in_folder.values()))
+        self.cache = None if is_local else as_cache(cache)
         self._opened: OrderedDict[int, OpenShard] = OrderedDict()
         self._downloads: deque[int] = deque()  # bytes of each; any thread may append to it
         self._partial: dict[int, ShardRows | None] = {}  # the rows of shards that are being downloaded
+
+    @functools.cached_property
+    def stall_timeout_s(self) -> float:
+        """How long to wait for a download of another process that does not grow."""
+        return stall_timeout_s(self._storage)
 
     def read(
         self,
@@ -211,7 +210,7 @@ class ShardReader:
     def rows(self, shard: int) -> ShardRows | None:
         """Return the rows of a shard's index; None if it is missing or damaged."""
         try:
-            return ShardRows.from_index(self.index(shard), self.shards[shard].samples)
+            return ShardRows.from_index(self.index(shard), int(self.shards.samples[shard]))
         except (NotFoundError, IntegrityError):
             return None
 

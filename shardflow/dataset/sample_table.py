@@ -28,7 +28,7 @@ from shardflow.formats.shard import OnShard
 from shardflow.formats.shard_index import KEY_PART
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.staging import temporary_staging
-from shardflow.storage.urls import remote_options, split_name, strip_file_scheme
+from shardflow.storage.urls import split_name, strip_file_scheme
 
 from .class_labels import shard_labels
 from .column_files import Values, import_pyarrow, no_values, to_arrow
@@ -183,7 +183,7 @@ def to_parquet(
     if lacking := [each for each in names if each not in known]:
         hint = did_you_mean(lacking[0], known)
         raise ConfigError(f"{dataset.url} has no column {lacking[0]!r}{hint}; there are {', '.join(known)}")
-    storage = open_storage(folder, remote_options(folder, storage_options), to_write=True)
+    storage = open_storage(folder, storage_options, may_be_local=True, to_write=True)
     if storage.version(name) is not None:
         raise DatasetExistsError(f"{storage.url(name)} exists; remove it, or choose another name")
     with temporary_staging() as (staging, _):

@@ -100,7 +100,7 @@ def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: Prog
         raise
     _warn_of_boxes_beyond(plan, results.totals)
     made = commit(plan, results)
-    warn_of_copies(Dataset(plan.ledger.storage, made, None))
+    warn_of_copies(Dataset(plan.ledger.storage, made))
     _warn_of_untrained_classes(made)
     return report(plan, made, results.totals, resumed=results.resumed, started=started)
 

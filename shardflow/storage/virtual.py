@@ -15,7 +15,7 @@ from shardflow.formats.virtual_roots import Root, split_shard_name
 from .file_names import is_below
 from .interface import Storage
 from .resolve import open_storage
-from .urls import divide_query, is_remote, remote_options, shown_url, url_text
+from .urls import divide_query, is_remote, shown_url, url_text
 from .wrapper import StorageWrapper
 
 
@@ -64,22 +64,21 @@ def virtual_storage(
         ConfigError: `storage_options` are given, but the tars are in several places or all in directories.
         NotFoundError: With `must_exist`, a root on this machine has moved or is gone.
     """
-    where = url_text(url) if is_remote(url) else str(storage)
-    urls = {name: root_url(where, root) for name, root in roots.items()}
-    hosts = {urlsplit(url)[:2] for url in urls.values() if is_remote(url)}
+    places = {name: root_url(url_text(url) if is_remote(url) else str(storage), root) for name, root in roots.items()}
+    hosts = {urlsplit(place)[:2] for place in places.values() if is_remote(place)}
     if storage_options and storage.local_path("") is not None and len(hosts) != 1:
         found = f"its tars are in {len(hosts)} places" if hosts else "leave them out for a directory"
         raise ConfigError(f"{storage}: storage_options are for one place such as s3://bucket/prefix; {found}")
     if not roots:
         return storage
-    for place in urls.values():
+    for place in places.values():
         if must_exist and not is_remote(place) and not os.path.isdir(place):
             remedy = (
                 "put that back, or make the view again with its new place (`shardflow index`, `subset`, `split`, …)"
             )
             message = f"{storage} is a view of {os.path.abspath(place)}, which was moved or removed"
             raise NotFoundError(f"{message}; {remedy}")
-    opened = {name: open_storage(url, remote_options(url, storage_options)) for name, url in urls.items()}
+    opened = {name: open_storage(place, storage_options, may_be_local=True) for name, place in places.items()}
     return VirtualStorage(storage, opened)
 
 

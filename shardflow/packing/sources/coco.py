@@ -40,7 +40,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
-from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
+from shardflow.storage.urls import divide_query, is_remote, strip_file_scheme
 
 from .detection import bad_input, detection_input
 from .items import Item, Items
@@ -99,7 +99,7 @@ class Coco(SourceKind):
             raise ConfigError(f"split is {split!r}; splits are named {', '.join(SPLITS)}")
         numbering = LabelNumbering(content.names if self.classes is None else self.classes, content.names, self)
         numbers = {category: numbering.number(name) for category, name in content.categories.items()}
-        images = open_storage(base, remote_options(base, self.storage_options))
+        images = open_storage(base, self.storage_options, may_be_local=True)
         reader = Reader.at(images, base, self.storage_options)
         unlabelled = Items.of(_unlabelled_inputs(content, numbers, split, folder, reader.base))
         if not unlabelled:
@@ -133,7 +133,7 @@ class Coco(SourceKind):
         first = [image.get("file_name") for image in content.images[:_TRIED_IMAGES]]
         tried = [each for each in first if isinstance(each, str) and not refusal(each, folder)]
         for found in folders:
-            images = open_storage(found + query, remote_options(found, self.storage_options))
+            images = open_storage(found + query, self.storage_options, may_be_local=True)
             if any(images.version(each) is not None for each in tried):
                 return found + query
         raise ConfigError(

@@ -116,7 +116,7 @@ class Parquet(SourceKind):
     def list(self) -> Source:
         """List the rows, in the order of the files' names."""
         root, splits = self._files()
-        storage = open_storage(root, remote_options(root, self.storage_options))
+        storage = open_storage(root, self.storage_options, may_be_local=True)
         first = ParquetFile(storage, next(iter(splits)))
         columns = self._columns(first.schema)
         names = {**class_names(first.schema), **object_class_names(first.schema)}
@@ -159,7 +159,7 @@ class Parquet(SourceKind):
         if pattern is None and root.lower().endswith(EXTENSION) and not os.path.isdir(root):
             _, root, name = open_folder_of(self.url, self.storage_options)
             return root, splits_of_files(root, [name])
-        storage = open_storage(root, remote_options(root, self.storage_options))
+        storage = open_storage(root, self.storage_options, may_be_local=True)
         patterns = ["**/*" + EXTENSION] if pattern is None else expand_braces(pattern)
         listing = storage.listing() if any(map(has_wildcards, patterns)) else {}
         names = {name for one in patterns for name in (matching(listing, one) if has_wildcards(one) else [one])}

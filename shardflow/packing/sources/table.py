@@ -33,7 +33,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
-from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
+from shardflow.storage.urls import divide_query, is_remote, strip_file_scheme
 
 from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, unlabelled_input
@@ -114,7 +114,7 @@ class Table(SourceKind):
         is_text = name.lower().endswith(_TEXT_TABLES)
         rows = _read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name)
         unused: list[str] = []
-        images = open_storage(base, remote_options(base, self.storage_options))
+        images = open_storage(base, self.storage_options, may_be_local=True)
         files = None if self.images is None else _Files(images)
         listed = self._unlabelled_inputs(rows, folder, base, files, unused, is_text)
         unlabelled = Items.of(counted(listed))

@@ -35,7 +35,7 @@ from shardflow.packing.progress import counted
 from shardflow.storage.file_names import is_hidden
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import remote_options, strip_file_scheme
+from shardflow.storage.urls import strip_file_scheme
 
 from .detection import bad_input, detection_input, number
 from .items import Item, Items
@@ -73,7 +73,7 @@ class Voc(SourceKind):
 
     def list(self) -> Source:
         """List the images."""
-        storage = open_storage(self.url, remote_options(self.url, self.storage_options))
+        storage = open_storage(self.url, self.storage_options, may_be_local=True)
         files = {name: found for name, found in storage.listing().items() if not is_hidden(name)}
         begin, end = f"{_ANNOTATIONS}/", ".xml"
         stems = sorted(name[len(begin) : -len(end)] for name in files if name.startswith(begin) and name.endswith(end))

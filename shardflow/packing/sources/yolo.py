@@ -32,7 +32,7 @@ from shardflow.packing.progress import counted
 from shardflow.storage.file_names import is_hidden
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
-from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
+from shardflow.storage.urls import divide_query, is_remote, strip_file_scheme
 
 from .detection import bad_input, detection_input, number
 from .items import Item, Items
@@ -79,7 +79,7 @@ class Yolo(SourceKind):
         if not folders:
             raise ConfigError(f"{self} names no folder of images as train, val or test")
         base, files = self._images(folder, str(content.get("path") or "."), folders)
-        images = open_storage(base, remote_options(base, self.storage_options))
+        images = open_storage(base, self.storage_options, may_be_local=True)
         found = [
             (split, place)
             for split, below in folders.items()
@@ -147,7 +147,7 @@ class Yolo(SourceKind):
                 continue
             if not is_remote(base) and not os.path.isdir(base):
                 continue
-            files = open_storage(base, remote_options(base, self.storage_options)).listing()
+            files = open_storage(base, self.storage_options, may_be_local=True).listing()
             if any(name.startswith(wanted) for name in files):
                 return base, dict(sorted(files.items()))
         raise ConfigError(
