@@ -145,8 +145,7 @@ def check_columns(columns: Mapping[str, Column], splits: Mapping[str, Sequence[S
         if not NAME.fullmatch(name):
             raise ManifestError(f"a column is named {name!r}; a name must consist of A-Z a-z 0-9 _")
         for split, files in column.splits.items():
-            # A manifest is first read without its shards, see `manifest.from_bytes`.
-            if split not in splits or 0 < len(splits[split]) < len(files.bytes):
+            if split not in splits or len(splits[split]) < len(files.bytes):
                 raise ManifestError(f"column {name!r} has more files in split {split!r} than there are shards")
     if len({column.stem for column in columns.values()}) < len(columns):
         raise ManifestError("two columns have files of the same names; restore the manifest")
