@@ -127,8 +127,7 @@ def _first_rows(split: Split) -> ShardRows | None:
 
 def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str | None:
     """Return why samples with these parts lack a field; None if they have it."""
-    names = [*COMPUTED_FIELDS, *dataset.manifest.columns]
-    part, remedy = field, f"{did_you_mean(field, [*names, *parts])}; fields are {', '.join(names)}, and any part"
+    part = field
     if field == "image":
         is_there, part, remedy = bool(parts & IMAGE_PARTS), "jpg", "; leave 'image' out of fields"
     elif field == "label":
@@ -145,10 +144,19 @@ def _problem(field: str, parts: set[str], dataset: Dataset, split: Split) -> str
             return "the field 'labels' needs a dataset with class names; use 'label'"
     else:
         is_there = field in COMPUTED_FIELDS or field in parts
-        remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy + split.json_remedy(field)
-        if field in _CAPTIONS and "txt" in parts:
-            remedy = "; captions are the part 'txt', unless `shardflow.columns.add` added a column"
+        remedy = "" if is_there else _missing_part(field, parts, dataset, split)
     return None if is_there else f"field {field!r}: no part {part!r} among {', '.join(sorted(parts))}{remedy}"
+
+
+def _missing_part(field: str, parts: set[str], dataset: Dataset, split: Split) -> str:
+    """Return the remedy for a field that is neither computed nor a part."""
+    if field in _CAPTIONS and "txt" in parts:
+        return "; captions are the part 'txt', unless `shardflow.columns.add` added a column"
+    if (remedy := _undeclared(field, parts, dataset.manifest.annotations)) is not None:
+        return remedy
+    names = [*COMPUTED_FIELDS, *dataset.manifest.columns]
+    hint = did_you_mean(field, [*names, *parts])
+    return f"{hint}; fields are {', '.join(names)}, and any part{split.json_remedy(field)}"
 
 
 def _undeclared(field: str, parts: set[str], declared: Annotations) -> str | None:

@@ -183,9 +183,9 @@ class Loader(Engine):
         max_errors = check_integer("max_errors", max_errors, 0)
         _check_callables(transform, batch_transform)
         opened = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
-        chosen, (rank, world_size) = opened[split], resolve_group(group)
+        chosen, classes, (rank, world_size) = opened[split], opened.classes, resolve_group(group)
         self._facts = split_facts(
-            chosen, opened.classes, shuffle=shuffle, limit=limit, batch_size=batch_size, world_size=world_size
+            chosen, classes, shuffle=shuffle, limit=limit, batch_size=batch_size, world_size=world_size
         )
         self._is_sampled, self._has_default_group = sampler is not None, group is None
         epochs = Epochs(self._facts, sampler, seed=seed, samples_per_epoch=samples_per_epoch)
@@ -224,7 +224,7 @@ class Loader(Engine):
             epochs=epochs,
             partition=partition,
             fields=names,
-            classes=len(opened.classes or ()),
+            classes=len(classes or ()),
             images=images,
             decoder=decoder,
             pixel_cache=_pixel_cache(cache, names, chosen, decoder),
