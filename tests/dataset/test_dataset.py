@@ -19,7 +19,7 @@ import pytest
 
 import shardflow
 from shardflow.dataset import reader as reader_module
-from shardflow.dataset.open_dataset import Split
+from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, ShardflowError, StoreError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME
@@ -64,6 +64,16 @@ def test_samples_by_number(root: Path) -> None:
     assert [split[number] for number in range(TOTAL)] == [expected(number, root) for number in range(TOTAL)]
     assert list(split) == [expected(number, root) for number in range(TOTAL)]
     assert {type(value) for value in split[0].values()} == {str, bytes}
+
+
+def test_splits_share_a_cache(root: Path, tmp_path: Path) -> None:
+    """The splits of a remote dataset have one cache, and those of a local one none."""
+    content = shardflow.open(root).manifest
+    far = Dataset(CountingStorage(root, tmp_path / "log"), content, tmp_path / "cache")
+    caches = {split.reader.cache for split in far.values()}
+    assert [cache and cache.directory for cache in caches] == [tmp_path / "cache"]
+    near = Dataset(LocalStorage(root), content, tmp_path / "cache")
+    assert {split.reader.cache for split in near.values()} == {None}
 
 
 def test_no_shard_is_mapped(tmp_path: Path) -> None:

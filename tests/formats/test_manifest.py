@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError, ManifestError
 from shardflow.formats import manifest
+from shardflow.formats.columns import Column, ColumnFiles
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_layout import Sharding
@@ -456,3 +457,12 @@ def test_any_bytes_are_a_manifest_error(data: bytes) -> None:
     """Any bytes are a ManifestError and nothing else."""
     with pytest.raises(ManifestError):
         manifest.from_bytes(data)
+
+
+def test_a_column_has_at_most_a_file_per_shard() -> None:
+    """A column with more files than its split has shards is refused, also in a split without shards."""
+    files = ColumnFiles(bytes=(100,), sha256=ZERO, nulls=0)
+    columns = {"score": Column(kind="int64", stem="score", splits={"train": files})}
+    assert manifest.from_bytes(example(columns=columns).to_bytes()).columns == columns
+    with pytest.raises(ManifestError, match="more files in split 'train'"):
+        example(columns=columns, splits={"train": ()})

@@ -55,6 +55,7 @@ def test_options_are_those_of_the_url() -> None:
 
 
 def test_a_directory_takes_no_options(tmp_path: Path) -> None:
-    """storage_options for a local path are a ConfigError: they were meant for something else."""
+    """storage_options for a local path are a ConfigError, unless they are known to be for remote places alone."""
     with pytest.raises(ConfigError, match="leave them out"):
         open_storage(tmp_path, {"key": "x"})
+    assert str(open_storage(tmp_path, {"key": "x"}, may_be_local=True)) == str(tmp_path)
