@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -70,6 +71,9 @@ def test_a_node_is_lost_and_comes_back(tmp_path: Path, port: int) -> None:
             kept = [step for step in kept if step[0] <= line["begins"]]
         else:
             kept.append((line["position"], line["labels"]))
-    assert [run["world"] for run in runs][-3:] == [2, 1, 2]
-    assert 0 < runs[-2]["begins"] < runs[-1]["begins"] < TOTAL
+    # On a busy machine, torchrun may start the same nodes twice.
+    starts = [(world, next(same)["begins"]) for world, same in itertools.groupby(runs, key=lambda run: run["world"])]
+    assert [world for world, _ in starts[-3:]] == [2, 1, 2]
+    _, (_, alone), (_, together) = starts[-3:]
+    assert 0 < alone < together < TOTAL
     assert sorted(label for _, labels in kept for label in labels) == list(range(TOTAL))
