@@ -174,6 +174,7 @@ def test_half_surrogates_are_refused(tmp_path: Path, name: str, capsys: pytest.C
 
 def test_a_log_gets_few_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In a file or a pipe, a bar writes whole lines, one now and then, and none of work that is soon done."""
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # a trainer's test may have imported it
     for pause_s, lines in ((60.0, []), (0.0, ["packing:   0%", "packing:  50%", "packing: 100%", "packing: 100%"])):
         monkeypatch.setattr("shardflow.packing.progress.LOG_S", pause_s)
         with progress_bar(total=2, desc="packing") as bar:

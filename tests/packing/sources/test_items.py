@@ -81,7 +81,7 @@ def test_items_are_divided() -> None:
 
 def test_memory_of_many_inputs(tmp_path: Path) -> None:
     """Listing and planning hold less than a hundred bytes per input, and at their peak half as much again."""
-    inputs = 8192
+    inputs = 20_000
     folder = tmp_path / "class"
     folder.mkdir()
     (folder / "0.jpg").write_bytes(b"")
@@ -92,7 +92,7 @@ def test_memory_of_many_inputs(tmp_path: Path) -> None:
         source = list_source(tmp_path)
         sharding = Sharding(shard_samples=2048, seed=0, shuffle=True, jobs={}, inputs={})
         jobs = plan_jobs(source, SampleRecipe(image=Recipe()), sharding, "dst")
-        assert len({job.items_sha256 for job in jobs}) == 4
+        assert len({job.items_sha256 for job in jobs}) == 10
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
