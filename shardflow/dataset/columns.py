@@ -129,8 +129,7 @@ def add(
     loaded = load_table(table, key or path or "", only, storage_options)
     _check_names(dataset, loaded, replace, to)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
-    by_json = f"; ids in the samples' json are joined by {_BY_JSON}" if "json" in _first_parts(dataset) else ""
-    counts = _count(loaded, rows, allow, example, by_json)
+    counts = _count(dataset, loaded, rows, allow, example)
     if key is not None and all(root.fingerprint for root in dataset.manifest.roots.values()):  # keys made by `pack`
         _refuse_own_ids(dataset, loaded, rows, key)
     return _added(dataset, loaded, rows, counts, replace, to, storage_options, progress)
@@ -297,6 +296,11 @@ def _first_parts(dataset: Dataset) -> set[str]:
     return {part for rows in first if rows for part in rows.parts()}
 
 
+def _or_by_json(dataset: Dataset) -> str:
+    """Return the remedy for ids that may stand in the samples' json; "" if the samples have none."""
+    return f"; ids in the samples' json are joined by {_BY_JSON}" if "json" in _first_parts(dataset) else ""
+
+
 def _refusal(name: str, problem: str) -> ConfigError:
     return ConfigError(f"column {name!r}: {problem}. Rename it in the table, or choose others with --only")
 
@@ -405,8 +409,8 @@ def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:
         raise ConfigError(f"{message}; join by key (--key)")
 
 
-def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str, by_json: str) -> dict[str, Any]:
-    """Return the counts of a report; refuse rows that the caller does not allow, with the remedy `by_json`."""
+def _count(dataset: Dataset, table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict[str, Any]:
+    """Return the counts of a report; refuse rows that the caller does not allow."""
     from pyarrow import compute
 
     used = np.concatenate([*rows.values(), np.empty(0, dtype=np.int64)])
@@ -420,12 +424,12 @@ def _count(table: Table, rows: _Rows, allow: Collection[str], ours: str, by_json
         example = table.keys[0].as_py() if total else "nothing"
         raise ConfigError(
             f"no row belongs to a sample: the table has keys such as {example!r}, samples such as {ours!r}; join by "
-            f"another column of the table{by_json}"
+            f"another column of the table{_or_by_json(dataset)}"
         )
     if unmatched and "unmatched" not in allow:
         some = ", ".join(repr(table.keys[int(row)].as_py()) for row in unused[:_NAMED]) or "null"
         message = f"{plural(unmatched, 'row')} of {total} belong to no sample, such as {some}"
-        raise ConfigError(f"{message}; leave them out with allow= or --allow unmatched{by_json}")
+        raise ConfigError(f"{message}; leave them out with allow= or --allow unmatched{_or_by_json(dataset)}")
     if repeated and "repeated" not in allow:
         keys = Counter(table.keys.drop_null().to_pylist()).most_common(1)
         message = f"{plural(repeated, 'row')} of {total} have the key of an earlier row, such as {keys[0][0]!r}"

@@ -48,7 +48,7 @@ of each light."""
 
 def available() -> bool:
     """Return whether the kernel can be used in this process."""
-    return not isinstance(binding.load(), str)
+    return not binding.why_missing()
 
 
 def describe() -> str:

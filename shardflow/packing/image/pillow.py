@@ -138,8 +138,8 @@ def _with_seek_table(file: bytes, target: ImageType, recipe: Recipe, *, copied: 
     """
     if target.name != "JPEG":
         return file
-    is_made = recipe.seek_tables in (("all",) if copied else ("all", "encoded")) and native.available()
-    segment = native.seek_table(file, max_pixels=recipe.max_pixels) if is_made else None
+    is_wanted = recipe.seek_tables == "all" or (recipe.seek_tables == "encoded" and not copied)
+    segment = native.seek_table(file, max_pixels=recipe.max_pixels) if is_wanted and native.available() else None
     return seek_table.insert(file, segment or b"")
 
 
