@@ -24,6 +24,7 @@ from shardflow.formats.quarantine import FILE_NAME as QUARANTINE_NAME
 from shardflow.packing.sample_recipe import PackedSample, SampleRecipe
 from shardflow.packing.sources.reader import Input
 from tests.helpers.making import jpeg
+from tests.helpers.processes import parents
 
 
 def photo(number: int, width: int = 96, height: int = 64) -> bytes:
@@ -120,14 +121,13 @@ def quarantined(dst: Path) -> list[dict[str, str]]:
 
 def workers_of(pid: int) -> list[int]:
     """Return the process ids of the packing workers that a process has."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [child for task in tasks for child in map(int, task.read_text().split()) if _is_worker(child)]
+    return sorted(child for child, parent in parents().items() if parent == pid and _is_worker(child))
 
 
 def _is_worker(pid: int) -> bool:
     try:
         return b"shardflow.packing.executors.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
+    except OSError:  # it has ended
         return False
 
 

@@ -44,8 +44,11 @@ def _parent(pid: int) -> int | None:
 
 
 def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += map(int, thread.read_text().split())
+    return found
 
 
 def descendants(ancestors: Iterable[int]) -> set[int]:
