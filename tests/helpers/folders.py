@@ -114,6 +114,16 @@ def contents(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+def cached_bytes(cache: Path) -> int:
+    """Return the bytes of the shards in a cache at one moment, while processes may still fetch and remove some."""
+    while True:
+        names = set(cache.glob("blobs/*"))
+        with contextlib.suppress(FileNotFoundError):
+            held = sum(path.stat().st_size for path in names)
+            if set(cache.glob("blobs/*")) == names:
+                return held
+
+
 def quarantined(dst: Path) -> list[dict[str, str]]:
     """Return the lines of a dataset's quarantine: path, stage and reason of each input that was not packed."""
     return [json.loads(line) for line in (dst / QUARANTINE_NAME).read_text().splitlines()]

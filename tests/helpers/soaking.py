@@ -43,6 +43,7 @@ import torch
 
 import shardflow
 from shardflow.errors import WorkerError
+from tests.helpers.folders import cached_bytes
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_proxy import Proxy, proxying
 from tests.helpers.s3_server import running
@@ -295,7 +296,7 @@ def _train(local: Path, url: str, options: dict[str, Any], folder: Path, epochs:
         except WorkerError:
             continue  # from the last batch that arrived
         assert sorted(labels) == list(range(SHARDS * SHARD_SAMPLES)), f"epoch {epoch}: not each sample once"
-        held = sum(path.stat().st_size for path in cache.glob("blobs/*"))
+        held = cached_bytes(cache)
         assert held <= limit, f"epoch {epoch}: {held} bytes in a cache of {limit}"
         state, labels = far.state_dict(), []
         _save(checkpoint, [state, labels])

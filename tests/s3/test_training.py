@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import DeadlineError, IntegrityError, NotFoundError, WorkerError
+from tests.helpers.folders import cached_bytes
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import Server
@@ -156,7 +157,7 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
     for epoch in range(1, 4):
         assert sorted(label for _, labels in some for label in labels.tolist()) == list(range(8 * shards))
         assert sum(transfers(proxy).values()) <= epoch * (shards + 2)  # two streams: a shard can end one, begin another
-        assert sum(path.stat().st_size for path in tmp_path.glob("cache/blobs/*")) <= limit
+        assert cached_bytes(tmp_path / "cache") <= limit
     assert sum(transfers(proxy).values()) > 2 * (shards - 8)
 
 
