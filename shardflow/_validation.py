@@ -27,7 +27,9 @@ def check_integer(name: str, value: SupportsIndex, least: int | None = None, mos
     try:
         number = operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} must be a whole number, found {value!r}") from None
+        number = None
+    if number is None or isinstance(value, bool):  # True is 1 for Python, and a mistake here
+        raise ConfigError(f"{name} must be a whole number, found {value!r}")
     if least is not None and number < least:
         raise ConfigError(f"{name} must be {least} or more, found {number}")
     if most is not None and number > most:

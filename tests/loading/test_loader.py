@@ -523,6 +523,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"limit": 0}, ConfigError, "limit must be 1 or more"),
         ({"num_workers": -1}, ConfigError, "num_workers must be 0 or more"),
         ({"seed": "a"}, ConfigError, "seed must be a whole number, found 'a'"),
+        ({"batch_size": True}, ConfigError, "batch_size must be a whole number, found True"),
         ({"limit": 1.5}, ConfigError, "limit must be a whole number, found 1.5"),
         ({"max_errors": -1}, ConfigError, "max_errors must be 0 or more"),
         ({"decoder": "device"}, ConfigError, "decoder must be one of shardflow.decoders"),

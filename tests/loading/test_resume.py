@@ -214,6 +214,7 @@ def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> N
         ({"position": -5}, "position must be 0 or more"),
         ({"position": 61}, "position 61 in an epoch of 60 samples"),
         ({"epoch": "x"}, "epoch must be a whole number"),
+        ({"epoch": True}, "epoch must be a whole number"),
         ({"epoch": 2**63}, "epoch must be 2,147,483,647 or less"),
         ({"streams": None}, "streams must be a whole number"),
         ({"streams": 0}, "streams must be 1 or more"),
