@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from shardflow._version import __version__
@@ -27,6 +28,7 @@ from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.shard import Shard
 from shardflow.formats.statistics import Statistics
 from shardflow.storage.interface import Writer
+from shardflow.storage.staging import temporary_staging
 
 from .executors import Executor
 from .pack_plan import PackPlan
@@ -100,7 +102,9 @@ def carry_out(plan: PackPlan, writer: Writer, executor: Executor, progress: Prog
         raise
     _warn_of_boxes_beyond(plan, results.totals)
     made = commit(plan, results)
-    warn_of_copies(Dataset(plan.ledger.storage, made))
+    is_remote = results.lock.blob is not None
+    with temporary_staging() if is_remote else nullcontext((None, None)) as (cache, _):  # the user's is not needed
+        warn_of_copies(Dataset(plan.ledger.storage, made, cache))
     _warn_of_untrained_classes(made)
     return report(plan, made, results.totals, resumed=results.resumed, started=started)
 

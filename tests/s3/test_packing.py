@@ -89,6 +89,17 @@ def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server
     assert (again.returncode, again.stdout) == (3, "")
 
 
+def test_packing_needs_no_cache(
+    tmp_path: Path, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user without a home directory, as in some containers, packs to a bucket, and copies are found there too."""
+    monkeypatch.setattr("shardflow.storage.cache.default_directory", lambda: pytest.fail("asked for"))
+    src = image_folder(tmp_path / "src", 4)
+    shutil.copy(src / "a/0000.jpg", src / "b/copy.jpg")
+    sf.pack(src, server.url(prefix), **SETTINGS, storage_options=server.options())
+    assert "1 image packed with different labels, such as 'a/0000.jpg' (train:" in caplog.text
+
+
 def test_requests_of_a_pack(src: Path, server: Server, proxy: Proxy, prefix: str) -> None:
     """A pack lists the destination twice, reads its receipts before the commit, twice on a resume, then its indexes."""
     settings = {**SETTINGS, "storage_options": server.options(proxy.endpoint)}
