@@ -22,6 +22,7 @@ from .terminal import say
 _MOST_CLASSES = 20
 
 _OPERATIONS = {
+    "again": "encoded again",
     "boxes_outside": "boxes outside of the packed image, which became zeros",
     "converted": "converted from their profile to sRGB",
     "enlarged": "enlarged",
@@ -75,7 +76,9 @@ def skipped_text(skipped: Sequence[Quarantined]) -> str:
 
 def operation_counts(counts: Mapping[str, int]) -> str:
     """Return the operations of packing with their numbers of images or boxes; "" if there are none."""
-    return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
+    again = counts.get("images", 0) - counts["kept"] if counts.get("kept") else 0
+    shown = {**counts, "again": again}
+    return "; ".join(f"{shown[name]:,} {words}" for name, words in _OPERATIONS.items() if shown.get(name))
 
 
 def print_report(

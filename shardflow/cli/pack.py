@@ -45,7 +45,7 @@ _GROWN = 1.2  # growth from which the report gives the reason
 @annotation_options
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below.")
 @recipe_options
-@click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of the source.")
+@click.option("--no-shuffle", is_flag=True, help="Keep train in the order of the source too.")
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options

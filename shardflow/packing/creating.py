@@ -84,7 +84,8 @@ def pack(
         annotations: The masks among the parts, and the places of boxes and keypoints, so that they follow the pixels. A
             table's mask column, a COCO, YOLO or VOC set and a shardflow dataset declare theirs. Other parts are kept
             byte for byte.
-        shuffle: Whether to shuffle the inputs of each split before they are divided into shards.
+        shuffle: Whether to shuffle the inputs of "train" before they are divided into shards. Other splits keep the
+            order of the source: a folder's paths sorted, a table's rows.
         seed: Seed of the shuffle.
         shard_samples: Inputs per shard, 1 or more; the last shard of a split may have fewer.
         max_errors: Number of inputs that may be left out: quarantined, or skipped because their kind is unsupported.

@@ -27,6 +27,7 @@ from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import check_bytes, least_bytes
 from shardflow.formats.shard_layout import Sharding, job_name
 from shardflow.order import keyed_rng
+from shardflow.order.shuffle_settings import TRAIN
 
 from .base_version import BaseVersion
 from .jobs import Job
@@ -114,10 +115,14 @@ def plan_jobs(
     dst: str,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Job]:
-    """Divide the inputs of each split, shuffled if the sharding says so, into jobs numbered after its jobs."""
+    """Divide the inputs of each split into jobs numbered after its jobs.
+
+    Those of the training split are shuffled if the sharding says so. Others are read in order, without a shuffle, and
+    their predictions are expected in the order of the source.
+    """
     jobs: list[Job] = []
     for split, items in source.splits.items():
-        if sharding.shuffle:
+        if sharding.shuffle and split == TRAIN:
             key = keyed_rng.key(sharding.seed, "pack", split)
             items = items.take(_shuffled(key, len(items), source.reader.chunk_items))
         jobs += [

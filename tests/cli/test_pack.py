@@ -259,6 +259,8 @@ def test_original_preset_copies(tmp_path: Path) -> None:
     images = [sample["jpg"] for sample in shardflow.open(tmp_path / "dst")["train"]]
     assert sorted(images) == sorted(path.read_bytes() for path in src.rglob("*.jpg"))
     assert Image.open(io.BytesIO(images[0])).size == (700, 500)
+    write_tree(src, {"a/progressive.jpg": encoded(Image.open(io.BytesIO(images[0])), "JPEG", progressive=True)})
+    assert "1 encoded again; 2 kept as encoded" in _packed(src, tmp_path / "again", "--preset", "original").output
 
 
 def test_extend(tmp_path: Path) -> None:

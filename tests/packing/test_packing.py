@@ -116,6 +116,21 @@ def test_shuffle(tmp_path: Path) -> None:
     assert len({tuple(first), tuple(other), tuple(plain)}) == 3
 
 
+def test_only_training_inputs_are_shuffled(tmp_path: Path) -> None:
+    """Other splits have the order of the source, so that predictions in order are those of its files or rows."""
+    folder = image_folder(tmp_path / "test", 30)
+    sf.pack(folder, tmp_path / "one", **SMALL)
+    sources = sf.open(tmp_path / "one")["test"].sources()
+    assert sources == sorted(sources)
+    rows = [{"path": path, "split": split} for split in ("train", "val") for path in reversed(sources)]
+    table = tmp_path / "t.jsonl"
+    table.write_text("\n".join(map(json.dumps, rows)))
+    sf.pack(sf.sources.Table(table, images=folder), tmp_path / "two", **SMALL)
+    made = sf.open(tmp_path / "two")
+    assert made["val"].sources() == sources[::-1] != made["train"].sources()
+    assert sorted(made["train"].sources()) == sorted(sources)
+
+
 def test_key_is_the_slot(tmp_path: Path) -> None:
     """A sample's key does not depend on what became of the inputs before it."""
     src = image_folder(tmp_path / "src", 12)

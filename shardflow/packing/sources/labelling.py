@@ -22,6 +22,11 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 _LIKE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?")
 
+_WHOLE_NUMBER = re.compile(r"(0|[1-9][0-9]*)\.0*")
+"""A class number as pandas writes it in a column that has empty cells."""
+
+_MISSING = {"nan", "na", "n/a", "none", "null"}
+
 _NUMBERS = re.compile(r"[0-9]+([ ,;|]+[0-9]+)+")
 
 _LIKE_LIST = re.compile(r"""[\[(]\s*(['"].*['"]|\d[\d\s,]*),?\s*[\])]""", re.DOTALL)
@@ -66,6 +71,7 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
             )
         _refuse_lists_as_text(numbering.classes or (), where)
         _warn_of_joined_names(numbering.classes or (), where)
+        _warn_of_missing(numbering.classes or (), where)
         _refuse_moved_numbers(numbering, labels, where)
     labelled = {split for split, label in unlabelled.labels if label is not None}
     if any(split in labelled for split, label in unlabelled.labels if label is None):
@@ -80,18 +86,31 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
 
 def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], where: object) -> None:
     """Refuse names that are numbers but would get another number: a single "NA" turns all numbers into names."""
-    for label in labels:
-        for name in label if isinstance(label, list | tuple) else (label,):
-            if isinstance(name, str) and _LIKE_NUMBER.fullmatch(name) and numbering.number(name) != float(name):
-                message = f"{where} has the label {name!r} as text, which would become class {numbering.number(name)}"
-                why = "not all labels are numbers; write numbers only, or list the classes in a file for --classes"
-                if several := next((each for each in numbering.classes or () if _NUMBERS.fullmatch(each)), None):
-                    numbers = [*map(int, re.findall("[0-9]+", several))]
-                    why = f"{several!r} is not a number; {as_json_list(numbers)}"
-                if not NUMBER.fullmatch(name):
-                    why = "it is not a class number; a measured number belongs in a column that is not the label, so "
-                    why += "that it goes to .json"
-                raise ConfigError(f"{message}, because {why}")
+    several = (label if isinstance(label, list | tuple) else (label,) for label in labels)
+    names = dict.fromkeys(one for label in several for one in label if isinstance(one, str))
+    whole = next(filter(_WHOLE_NUMBER.fullmatch, names), None)
+    if whole and all(NUMBER.fullmatch(name) or _WHOLE_NUMBER.fullmatch(name) for name in names):
+        message = f"{where} has the label {whole!r}; write class numbers without a point, as pandas does after "
+        raise ConfigError(message + "`.astype('Int64')`, also with empty cells")
+    like_numbers = filter(_LIKE_NUMBER.fullmatch, names)
+    if (moved := next((name for name in like_numbers if numbering.number(name) != float(name)), None)) is None:
+        return
+    message = f"{where} has the label {moved!r} as text, which would become class {numbering.number(moved)}"
+    other = next((name for name in names if not NUMBER.fullmatch(name) and not _WHOLE_NUMBER.fullmatch(name)), moved)
+    why = f"{other!r} is not a class number; write numbers only, or list the classes in a file for --classes"
+    if joined := next(filter(_NUMBERS.fullmatch, names), None):
+        why = f"{joined!r} is not a number; {as_json_list([*map(int, re.findall('[0-9]+', joined))])}"
+    elif _LIKE_NUMBER.fullmatch(other) and "." in other:
+        why = f"{other!r} is not a class number; a measured number belongs in a column that is not the label, so that "
+        why += "it goes to .json"
+    raise ConfigError(f"{message}, because {why}")
+
+
+def _warn_of_missing(classes: Sequence[str], where: object) -> None:
+    """Warn of names that programs write for a missing value, such as "nan"."""
+    if missing := next((name for name in classes if name.strip("<>").casefold() in _MISSING), None):
+        remedy = "if it stands for a missing label, leave the cell empty"
+        logger.warning("%s has the class %r; %s", where, missing, remedy)
 
 
 def _refuse_lists_as_text(classes: Sequence[str], where: object) -> None:

@@ -194,6 +194,22 @@ def test_lists_as_python_prints_them_are_not_classes(tmp_path: Path, text: str) 
         _items(_write(tmp_path / "t.csv", rows))
 
 
+@pytest.mark.parametrize("missing", ["nan", "NA", "<NA>", "None"])
+def test_a_class_that_may_be_a_missing_label_is_named(
+    tmp_path: Path, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What programs write for a missing value is a class by its name, and a warning says so, unless it was listed."""
+    table = _write(tmp_path / "t.csv", [{"path": f"{label}.jpg", "label": label} for label in ("0", "1", missing)])
+    _items(table)
+    assert [message.partition("has the class ")[2] for message in caplog.messages] == [
+        f"{missing!r}; if it stands for a missing label, leave the cell empty"
+    ]
+    caplog.clear()
+    (tmp_path / "classes.txt").write_text(f"0\n1\n{missing}\n")
+    list_source(sf.sources.Table(table, classes=tmp_path / "classes.txt"))
+    assert not caplog.messages
+
+
 def test_numbers_in_one_text_name_the_list(tmp_path: Path) -> None:
     """Several numbers in a cell are refused with the JSON list to write, also where the classes are given."""
     table = _write(tmp_path / "t.csv", [{"path": f"{label}.jpg", "label": label} for label in ("0 3", "0", "1", "3")])
@@ -281,6 +297,9 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         ("t.csv", "path;label\nx.jpg;a,b\n", {}, "line 2: .*; separate the columns by commas"),
         ("t.csv", "path\n", {}, "has no rows"),
         ("t.csv", "path,label\nx,1.5\ny,2.25\n", {}, r"'1.5' as .* a measured number belongs in a col.*\.json"),
+        ("t.csv", "path,label\nx,5.0\ny,2.5\n", {}, r"'5.0' as .* because '2.5' is not a class number; a measured"),
+        ("t.csv", "path,label\nx,1.0\ny,0.0\n", {}, r"the label '1.0'; write class numbers without a point.*Int64"),
+        ("t.csv", "path,label\nx,5\ny,-1\n", {}, "'5' as text, which would become class 1, because '-1' is not a cl"),
         ("t.csv", "path,label\nx\n", {}, "line 2: expected 2 columns, found 1"),
         ("t.csv", "path\n\xff\n", {}, "line .*save it as UTF-8"),
         ("t.tsv", 'path\tcaption\nx\ty\nx\t"y\nz\ty\n', {}, "line 3: .*; perhaps because a text begins with a quote"),
