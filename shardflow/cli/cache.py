@@ -128,9 +128,10 @@ def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None
     Example:
       shardflow cache warm s3://bucket/photos256 --split train
     """
-    dataset = shardflow.open(url, cache=Cache(cache_dir, limit))
+    kept = Cache(cache_dir, limit)
+    dataset = shardflow.open(url, cache=kept)
     splits = [dataset[split]] if split is not None else list(dataset.values())
     shards = [shard for each in splits for shard in each.shards]
     with shard_bar(shards, "warming") as progress:
         warm_splits(splits, progress=progress)
-    say(f"in the cache: {plural(len(shards), 'shard')}, {size_text(total_bytes(shards))}")
+    say(f"in {kept.directory}: {plural(len(shards), 'shard')}, {size_text(total_bytes(shards))}")

@@ -135,6 +135,12 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
                 f"have numbers; run `shardflow pack {url} NEW --preset original --classes FILE` for each, with all "
                 "class names in FILE (with boxes, pack their source)"
             )
+    if longest and [*longest] == [*map(str, range(len(longest)))] and len({url for url, _ in datasets}) > 1:
+        logger.warning(
+            "the classes of %s are numbers without names, so whether a number means the same class in all is not "
+            "checked; `shardflow index` and `shardflow pack` name the classes with `--classes FILE`",
+            " and ".join(dict.fromkeys(url for url, _ in datasets)),
+        )
     return None if longest is None else tuple(longest)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from shardflow._rgb import is_plain_jpeg, upright_size
 from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError, TarError, TooLargeError
 from shardflow.formats import shard_index, ustar
-from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.annotations import NOTHING, Annotations, image_stem
 from shardflow.formats.coordinates import parse_json, read_coordinates
 from shardflow.formats.image_types import IMAGE_PARTS, image_type, is_jpeg
 from shardflow.formats.labels import CLASS_PART, parse_labels
@@ -107,7 +107,7 @@ class _Scan:
             if (before := self._keys.setdefault(sample.key, parts := frozenset(sample.parts))) is not parts:
                 is_twice = not before.isdisjoint(parts)
                 raise SampleError("its key comes twice in the tar" if is_twice else "its members do not stand together")
-            rows, labels = _rows(sample, self._tar), _labels(sample, self._tar)
+            rows, labels = _rows(sample, self._tar, self._annotations), _labels(sample, self._tar)
             other_size = _other_size(sample, self._tar, self._annotations)
         except (SampleError, ShardIndexError, IntegrityError) as error:
             self._bad[sample.key] = str(error)
@@ -141,13 +141,14 @@ class _Scan:
         )
 
 
-def _rows(sample: TarSample, tar: TarFile) -> list[Row]:
+def _rows(sample: TarSample, tar: TarFile, annotations: Annotations) -> list[Row]:
     """Return the rows of a sample, with record 0: the record's number is not known yet."""
     if sample.problem:
         raise SampleError(sample.problem)
     images = [part for part in sample.parts if part in IMAGE_PARTS]
-    if not images:
-        raise SampleError(f"has no image among its parts: {', '.join(sample.parts)}")
+    if not images and not annotations.images:
+        named = "; declare an image of another name by --image" * any(map(image_stem, sample.parts))
+        raise SampleError(f"has no image among its parts: {', '.join(sample.parts)}{named}")
     if len(images) > 1:
         raise SampleError(f"has the images {' and '.join(images)}; write one as another part, such as mask.{images[1]}")
     for part, (offset, size) in sample.parts.items():
@@ -166,9 +167,9 @@ def _rows(sample: TarSample, tar: TarFile) -> list[Row]:
 
 
 def _is_image(rows: list[Row], tar: TarFile) -> bool:
-    """Return whether the image of a sample has the signature of any image format, whatever its name says."""
-    row = next(row for row in rows if row.part.decode() in IMAGE_PARTS)
-    return bool(row.width) or image_type(tar.read(row.offset, min(row.size, _HEAD_BYTES))) is not None
+    """Return whether the image of a sample, if it has one, has the signature of any image format."""
+    row = next((row for row in rows if row.part.decode() in IMAGE_PARTS), None)
+    return row is None or bool(row.width) or image_type(tar.read(row.offset, min(row.size, _HEAD_BYTES))) is not None
 
 
 def _has_key(header: bytes, row: Row, key: str) -> bool:

@@ -55,7 +55,7 @@ def test_shows_what_it_holds(far: str, directory: Path) -> None:
 
 def test_warm_fetches_what_is_missing(far: str, directory: Path, tmp_path: Path) -> None:
     """Warming fetches the shards of one split, or of all; afterwards they can be read without the source."""
-    assert "2 shards" in run("warm", far, "--split", "train")
+    assert f"in {directory}: 2 shards" in run("warm", far, "--split", "train")
     assert len(list(directory.glob("blobs/*"))) == 4
     assert "3 shards" in run("warm", far)
     dataset = shardflow.open(far)

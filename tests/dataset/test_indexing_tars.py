@@ -7,8 +7,10 @@ import os
 import tarfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import webdataset as wds
 
 import shardflow as sf
@@ -310,6 +312,25 @@ def test_our_own_tars_give_what_was_packed(tmp_path: Path) -> None:
     (packed / "shardflow.json").unlink()
     sf.index(f"{packed}/train/*.tar", tmp_path / "virtual")
     assert (tmp_path / "virtual/train/0/000000.npy").read_bytes() == (packed / "train/000000.npy").read_bytes()
+
+
+def test_samples_of_further_images_alone(tmp_path: Path) -> None:
+    """Samples need no first image if further ones are declared, read in place as packed; if not, a message says how."""
+    declared = sf.annotations.Annotations(images=("before.jpg", "after.jpg"))
+    pairs = [(f"{n}.{part}.jpg", jpeg(2 * n + (part == "after"))) for n in range(4) for part in ("after", "before")]
+    write_tar(tmp_path / "tars/a.tar", pairs)
+    with pytest.raises(ConfigError, match=r"no image among its parts: after\.jpg, before\.jpg; declare .* by --image"):
+        sf.index(tmp_path / "tars", max_errors=4)
+    sf.index(tmp_path / "tars", annotations=declared)
+    assert sf.verify(tmp_path / "tars") == []
+    settings: dict[str, Any] = {"preset": "original", "executor": "serial", "shuffle": False}
+    sf.pack(tmp_path / "tars", tmp_path / "packed", annotations=declared, **settings)
+    options: dict[str, Any] = {"batch_size": 4, "fields": ("images",), "num_workers": 0, "shuffle": False}
+    in_place, packed = (
+        next(iter(sf.Loader(url, decoder=sf.decoders.CenterCrop(24), **options)))
+        for url in (tmp_path / "tars", tmp_path / "packed")
+    )
+    assert all(map(torch.equal, in_place[0], packed[0]))
 
 
 def test_numbers_as_others_write_them(tmp_path: Path) -> None:

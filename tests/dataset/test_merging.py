@@ -77,6 +77,23 @@ def test_no_sample_is_merged_into_two_splits(tmp_path: Path) -> None:
     sf.split(tmp_path / "whole", tmp_path / "held-out", val=0.5)
 
 
+def test_numbers_without_names_are_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A merge or a mix of datasets whose classes are numbers alone says that they are not compared."""
+    one, two = make_dataset(tmp_path / "one", [3]), make_dataset(tmp_path / "two", [5])
+    sf.merge([one, two], tmp_path / "named")
+    assert not caplog.messages
+    rename_classes(one, ("0", "1", "2"))
+    rename_classes(two, ("0", "1", "2", "3", "4"))
+    options = {"batch_size": 2, "decoder": sf.decoders.CenterCrop(8), "num_workers": 0}
+    for combine in (lambda: sf.merge([one, two], tmp_path / "both"), lambda: sf.Mix([(one, 1), (two, 1)], **options)):
+        combine()
+        (warning,) = caplog.messages
+        assert f"the classes of {one} and {two} are numbers without names" in warning
+        caplog.clear()
+    sf.Mix([(one, 1), (one, 1)], **options)
+    assert not caplog.messages
+
+
 def test_classes_must_mean_the_same(tmp_path: Path) -> None:
     """Lists of classes that begin alike are merged; different names of a number, and labels in only one dataset, are
     refused, and the remedy in the message works.

@@ -250,6 +250,8 @@ SIDES = st.floats(0, 1000).map(lambda number: round(number, 3))
 @examples(100)
 def test_moved_coordinates_are_read_as_moved(boxes: Any, text: str, points: Any, flat: bool) -> None:
     """Reading after moving is moving after reading, in any format, to the digits that are written."""
+    # Packing refuses coordinates that all lie within one pixel, as if they were fractions.
+    boxes, points = [*boxes, [4, 4, 4, 4]], [*points, [[4, 4, 2]] * 2]
     if text.endswith("normalized"):
         boxes = [[number / 1000 for number in box] for box in boxes]
     stored = [[number for point in each for number in point] for each in points] if flat else points
