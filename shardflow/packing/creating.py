@@ -25,7 +25,14 @@ from .sources.resolve import list_source, shared_options
 SHARD_SAMPLES = 2048
 
 
-@explain_unknown_arguments({"size": "short_side is the size of the shorter side, in pixels"})
+_OF_SOURCES = {
+    argument: f"the source has it, such as shardflow.sources.Table(src, {name}=...)"
+    for name in ("image", "label", "split", "caption", "mask", "images", "classes")
+    for argument in (name, f"{name}_column", *(["image_folder"] if name == "images" else []))
+}
+
+
+@explain_unknown_arguments({"size": "short_side is the size of the shorter side, in pixels", **_OF_SOURCES})
 def pack(
     src: Any,
     dst: str | os.PathLike[str],

@@ -82,8 +82,10 @@ class Collection:
             raise ConfigError(f"the samples have the split {unknown!r}; splits are named {', '.join(SPLITS)}")
         for samples in splits.values():
             if hasattr(samples, "columns") and hasattr(samples, "__dataframe__"):
-                remedy = "Collection(frame.to_dict('records')), or of polars `frame.to_dicts()`, or write it to a file"
-                raise ConfigError(f"a {type(samples).__name__} is not a collection of samples; pass {remedy}")
+                rows = "Collection(frame.to_dict('records')), or of polars `frame.to_dicts()`"
+                remedy = "write it to a file and pass shardflow.sources.Table(file, image=...) if it names files"
+                remedy += f", or {rows}, if it has the images"
+                raise ConfigError(f"a {type(samples).__name__} is not a collection of samples; {remedy}")
             if not hasattr(samples, "__iter__") and not hasattr(samples, "__getitem__"):
                 raise ConfigError(f"expected a path, a URL, a dataset or samples, found {type(samples).__name__}")
         with contextlib.ExitStack() as stack:

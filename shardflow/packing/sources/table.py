@@ -180,7 +180,7 @@ class Table(SourceKind):
         image = self.image or next((column for column in IMAGE_COLUMNS if column in row), None)
         if image is None:
             message = f"{self} has none of the columns {', '.join(IMAGE_COLUMNS)}, but {', '.join(row)}"
-            raise ConfigError(f"{message}; {_header_hint(row)}")
+            raise ConfigError(f"{message}; {_header_hint(row, str(self))}")
         if not isinstance(row[image], str | None):
             kind = "their bytes" if isinstance(row[image], bytes | dict) else type(row[image]).__name__
             message = f"{self}: expected paths or URLs of images in column {image!r}, found {kind}"
@@ -239,13 +239,14 @@ def _extension(value: Any) -> str:
     return os.path.splitext(value)[1].lower()[1:] if isinstance(value, str) else ""
 
 
-def _header_hint(row: Row) -> str:
+def _header_hint(row: Row, url: str) -> str:
     """Return the remedy for a table without an image column."""
     if hint := _separator_hint([*row]):
         return hint
     if any(_extension(name) in SOURCE_PARTS for name in row):
         return "the first line must name the columns"
-    return "name the column of the images' paths or URLs with image= or --image-column"
+    table = f"shardflow.sources.Table({url!r}, image=...)"
+    return f"name the column of the images' paths or URLs with {table} or --image-column"
 
 
 def _separator_hint(columns: Sequence[str]) -> str:

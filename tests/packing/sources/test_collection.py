@@ -344,7 +344,8 @@ class _Named(list[Any]):
         (3, "expected a path, a URL, a dataset or samples, found int"),
         (
             pd.DataFrame({"image": ["1.jpg"]}),
-            r"a DataFrame is not .*; pass Collection\(frame.to_dict\('records'\)\)",
+            r"a DataFrame is not .*; write it to a file and pass shardflow\.sources\.Table\(file, image=\.\.\.\) if it "
+            r"names files, or Collection\(frame.to_dict\('records'\)\), .* if it has the images",
         ),
     ],
 )

@@ -329,6 +329,19 @@ def test_wrong_tables(tmp_path: Path, name: str, text: str, options: dict[str, s
     assert not (tmp_path / "dst").exists()
 
 
+def test_columns_are_named_in_python(tmp_path: Path) -> None:
+    """`pack` of a path without a known column of images, and with the column as its own argument, names `Table`."""
+    table = tmp_path / "t.csv"
+    table.write_text("image_id,species\n1,a\n")
+    named = rf"with shardflow\.sources\.Table\('{table}', image=\.\.\.\) or --image-column"
+    with pytest.raises(ConfigError, match=named):
+        sf.pack(table, tmp_path / "dst", **SMALL)
+    pairs = ("image", "image"), ("image_column", "image"), ("label_column", "label"), ("image_folder", "images")
+    for argument, name in pairs:
+        with pytest.raises(ConfigError, match=rf"no argument '{argument}'; .* shardflow\.sources\.Table\(src, {name}="):
+            sf.pack(table, tmp_path / "dst", **SMALL, **{argument: "image_id"})
+
+
 def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Labels and splits in columns of other names are said to be unused, unless they are named."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
