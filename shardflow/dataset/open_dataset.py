@@ -36,6 +36,7 @@ from .receipts import find_receipt, read_receipt
 from .unpacked import packing_command
 
 _VALIDATION = ("val", "valid", "validation")
+_LOOKED_AT = 20  # samples whose value shows whether a field has numbers as text
 
 
 class Split:
@@ -192,8 +193,22 @@ class Split:
             rows = self.reader.rows(0) if len(self.shards) else None
         if rows is None or "json" not in rows.parts():
             return ""
-        call = f"compute({str(self._storage)!r}, {name!r}, lambda rows: [row[{name!r}] for row in rows], field='json')"
+        value = f"row[{name!r}]"
+        if self._has_number_as_text(name):
+            value = f"{value} and float({value})"  # an empty cell is null
+        call = f"compute({str(self._storage)!r}, {name!r}, lambda rows: [{value} for row in rows], field='json')"
         return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
+
+    def _has_number_as_text(self, name: str) -> bool:
+        """Return whether the first value of a field of the samples' `.json` is a number as text, as from a CSV."""
+        if not self.reader.is_local(0):
+            return False
+        with contextlib.suppress(ShardflowError, AttributeError, KeyError, TypeError, ValueError):
+            records = range(min(_LOOKED_AT, int(self.shard_samples[0])))
+            rows = (self.reader.read(0, record).value("json") for record in records)
+            value = next(filter(None, (row.get(name) for row in rows)), None)
+            return isinstance(value, str) and np.isfinite(float(value))
+        return False
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image from the indexes: int64 [N, 2], 0 if unknown or missing."""

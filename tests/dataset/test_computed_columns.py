@@ -153,3 +153,22 @@ def test_a_field_of_the_json_is_not_a_column_yet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as plain:
         shardflow.Loader(bare, batch_size=1, fields=("fold",))
     assert "compute" not in str(plain.value)
+
+
+def test_numbers_of_a_csv_become_a_column_of_numbers(tmp_path: Path) -> None:
+    """The cells of a CSV are texts in `.json`: the call that makes a column of them converts numbers, gaps included."""
+    for number in range(4):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    cells = [("", "cat"), ("2.5", "1 cat"), ("40", ""), ("-1e3", "cat")]
+    rows = [f"{number}.jpg,{score},{note}\n" for number, (score, note) in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("path,score,note\n" + "".join(rows))
+    dataset = tmp_path / "set"
+    shardflow.pack(tmp_path / "t.csv", dataset, short_side=32, shuffle=False, executor="serial")
+    for name in ("score", "note"):
+        with pytest.raises(ConfigError) as caught:
+            shardflow.Loader(dataset, batch_size=1, num_workers=0, fields=("image", name))
+        eval(re.search(r"`(shardflow\.columns\.compute\(.*\))` makes", str(caught.value))[1])  # type: ignore[index]
+    train = shardflow.open(dataset)["train"]
+    assert train.column("score").values.tolist() == [0, 2.5, 40, -1000]
+    assert train.column("score").present.tolist() == [False, True, True, True]
+    assert train.column("note").values.tolist() == ["cat", "1 cat", "", "cat"]
