@@ -140,7 +140,8 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     yield from Annotations.from_json(described["annotations"]).describe(counts).items()
     yield from column_lines(described["columns"])
     classes = described["classes"]
-    no_labels = "none: the samples have no labels"
+    has_json = any("json" in (each or ()) for each in described["parts"].values())
+    no_labels = "none: the samples have no labels" + "; a table's other columns are in the part json" * has_json
     yield "classes", no_labels if classes is None else f"{len(classes):,}: {first_few(classes, _CLASSES_SHOWN)}"
     yield "recipe", _pairs(described["recipe"])
     yield "mean", _numbers(described["mean"])

@@ -71,6 +71,17 @@ def test_counts_the_samples_that_lack_a_part(tmp_path: Path) -> None:
     assert json.loads(_printed(tmp_path / "data", "--json"))["lacking"] == {"train": {"json": 2, "txt": 1}, "val": {}}
 
 
+def test_says_where_the_columns_of_a_table_are(tmp_path: Path) -> None:
+    """Without labels, the part with the columns of a table is named, if there is one."""
+    for name, more in (("table", {"json": b'{"score": "1"}'}), ("folder", {})):
+        write_dataset(tmp_path / name, {"train": [[("0", {"jpg": photo(1), **more})]]})
+        said = (
+            "classes       none: the samples have no labels"
+            + "; a table's other columns are in the part json" * bool(more)
+        )
+        assert f"\n{said}\n" in _printed(tmp_path / name)
+
+
 def _printed(*arguments: object) -> str:
     result = CliRunner().invoke(info, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0
