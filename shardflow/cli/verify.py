@@ -114,7 +114,7 @@ def verify(
             say(f"{file}: {plural(more, 'more finding')}; --json lists all")
     if sources:
         compared_with = ", ".join(map(shown_url, sources))
-        how = f"{plural(compared.compared, 'image')} compared with {compared_with}"
+        how = f"{compared.compared:,} of {plural(samples, 'image')} compared with {compared_with}"
         differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
         say(differing or f"as its source: {how}")
         absent = [finding for finding in compared.findings if finding.problem.startswith(NOT_IN_SOURCES)]
@@ -125,7 +125,7 @@ def verify(
     kind = "tar" if dataset.manifest.roots else "shard"
     read = f"{plural(tars, kind)}, {plural(samples, 'sample')}, {size_text(size)} in {seconds:.1f} s"
     if not findings:
-        say(read, label="no damage:", colour="green")
+        say(read + "; but not as its source" * bool(compared.findings), label="no damage:", colour="green")
         if not sources and dataset.manifest.sharding is not None:
             say("not checked: whether images and labels are the intended ones; --source SRC compares some with SRC")
         return 1 if compared.findings else 0

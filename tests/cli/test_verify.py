@@ -89,15 +89,20 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     answer = CliRunner().invoke(main.shardflow, ["verify", str(dst)], standalone_mode=False)
     assert "not checked: whether images and labels are the intended ones; --source SRC" in answer.stdout
     answer = run("verify", dst, "--source", src, "--images", 4)
-    assert (answer.returncode, answer.stdout.splitlines()[0]) == (0, f"as its source: 4 images compared with {src}")
+    assert (answer.returncode, answer.stdout.splitlines()[0]) == (
+        0,
+        f"as its source: 4 of 6 images compared with {src}",
+    )
+    assert answer.stdout.splitlines()[1].endswith(" s")
     assert "not checked" not in answer.stdout
     write_tree(src, {"a/0003.jpg": photo(9)})
     answer = CliRunner().invoke(main.shardflow, ["verify", str(dst), "--source", str(src)], standalone_mode=False)
     assert answer.return_value == 1
     lines = answer.stdout.splitlines()
     assert "part 'jpg' differs from the part that is packed from 'a/0003.jpg'" in lines[0]
-    assert lines[1] == f"not as its source: 1 finding in 6 images compared with {src}"
+    assert lines[1] == f"not as its source: 1 finding in 6 of 6 images compared with {src}"
     assert lines[2].startswith("no damage: ")
+    assert lines[2].endswith(" s; but not as its source")
     elsewhere = image_folder(tmp_path / "elsewhere/src", 6).parent
     answer = CliRunner().invoke(main.shardflow, ["verify", str(dst), "--source", str(elsewhere)], standalone_mode=False)
     hint = f"none of them is in {elsewhere}: --source takes the same SRC as `pack`, not a folder in or above it"
@@ -137,7 +142,10 @@ def test_the_columns_of_a_table(tmp_path: Path) -> None:
     columns = ["--image-column", "place", "--label-column", "species"]
     assert run("pack", table, dst, *columns, "--short-side", 32).returncode == 0
     answer = run("verify", dst, "--source", table, *columns)
-    assert (answer.returncode, answer.stdout.splitlines()[0]) == (0, f"as its source: 4 images compared with {table}")
+    assert (answer.returncode, answer.stdout.splitlines()[0]) == (
+        0,
+        f"as its source: 4 of 4 images compared with {table}",
+    )
     answer = run("verify", dst, "--source", table, *columns[:2])
     assert (
         "the source has none; both must have them, or neither. For a table, name the column of the classes"

@@ -166,7 +166,7 @@ def test_commands_show_no_signature_and_no_password(tmp_path: Path) -> None:
     sf.pack(tmp_path / "photos/t.csv", tmp_path / "dst", short_side=32, executor="serial")
     with serving(Folder(tmp_path / "photos")) as store:
         done = run("verify", tmp_path / "dst", "--source", f"{store.endpoint}/t.csv?{QUERY}")
-    assert "2 images compared with http://" in done.stdout
+    assert "2 of 2 images compared with http://" in done.stdout
     assert "sig" not in done.stdout + done.stderr
     done = run("pack", tmp_path / "photos", "memory://me:canary@place/dst", "--parts", "none", "--dry-run")
     assert done.returncode == 0
