@@ -25,7 +25,8 @@ class Subset:
     >>> sharp = shardflow.samplers.Subset("score > 0.5 and class in ('cat', 'dog')")
 
     Args:
-        indices: Numbers of samples, 0 … N-1: integers, shape [M]. Or a condition, as for `shardflow.subset(where=...)`,
+        indices: Numbers of samples, 0 … N-1: integers, shape [M]. They are not rows of a packed table, since `pack`
+            shuffles: `Split.sources()` lists the inputs in order. Or a condition, as for `shardflow.subset(where=...)`,
             evaluated when the loader is made. A checkpoint fits only the same samples.
 
     Raises:
@@ -37,7 +38,8 @@ class Subset:
         self.indices = as_numbers("Subset takes a list of sample numbers", [] if self.where is not None else indices)
         if self.indices.ndim != 1 or (self.indices.dtype.kind not in "iu" and len(self.indices)):
             found = f"dtype {self.indices.dtype} of shape {self.indices.shape}"
-            raise ConfigError(f"Subset takes a list of sample numbers, found {found}")
+            remedy = "; write np.flatnonzero(mask)" if self.indices.dtype == np.bool_ else ""
+            raise ConfigError(f"Subset takes a list of sample numbers, found {found}{remedy}")
 
     def __repr__(self) -> str:
         return f"Subset({self.where!r})" if self.where is not None else f"Subset({len(self.indices)} samples)"
@@ -48,7 +50,7 @@ class Subset:
         if len(bad):
             raise ConfigError(
                 f"Subset names sample {self.indices[bad[0]]}, but split {facts.split!r} has samples "
-                f"0 … {facts.split_samples - 1}"
+                f"0 … {facts.split_samples - 1}: numbers count packed samples, which Split.sources() lists in order"
             )
         numbers = self.indices.astype(np.int64)
         if self.where is not None:

@@ -110,6 +110,14 @@ def test_what_is_not_a_sampler_is_refused(sampler: Any, problem: str) -> None:
             Epochs(facts(), given, seed=0)
 
 
+def test_a_mask_is_not_a_list_of_numbers() -> None:
+    """A mask is refused with the call that makes numbers of it."""
+    with pytest.raises(
+        ConfigError, match=r"list of sample numbers, found dtype bool .*; write np\.flatnonzero\(mask\)"
+    ):
+        Subset(np.array([True, False]))
+
+
 @pytest.mark.parametrize("values", [[[1], [2, 3]], [1, [2]]])
 def test_ragged_lists_are_refused(values: Any) -> None:
     """Lists that make no array of numbers are a ConfigError that names the sampler, also within another one."""
