@@ -71,7 +71,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
 
 
 def _conflicting(count: int) -> str:
-    return f"{plural(count, 'input')} with a path of the dataset but other content"
+    return f"{plural(count, 'input')} with a path of the dataset but other content or label"
 
 
 def _plan_lines(plan: PackPlan, on_conflict: str) -> Iterator[tuple[str, Any]]:

@@ -200,7 +200,7 @@ def _refuse_other_labelling(split: str, new: Items, is_labelled: bool) -> None:
 def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
-        f"{len(paths)} of {plural(inputs, 'input')} with a path of the dataset but another content or split: {named}. "
-        "Pass on_conflict= or --on-conflict add to pack them too, or skip to leave them out; rename them; or remove "
-        "the earlier samples by `shardflow remove`"
+        f"{len(paths)} of {plural(inputs, 'input')} with a path of the dataset but another content, label or split: "
+        f"{named}. Pass on_conflict= or --on-conflict add to pack them too, or skip to leave them out; rename them; or "
+        "remove the earlier samples by `shardflow remove`"
     )
