@@ -5,6 +5,7 @@ Groups that share a sample are one group: if two patients have the same image, n
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
 from shardflow._wording import first_few, plural
-from shardflow.errors import ConfigError, DecodeError, IntegrityError
+from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
 from shardflow.formats.coordinates import parse_json
 from shardflow.formats.shard import OnShard, is_name
 from shardflow.order.keyed_rng import U64
@@ -65,7 +66,10 @@ def sample_folds(
     for number, name in enumerate(named):
         if not is_name(name) or "/" in name:
             remedy = "give each a number, or a text of A-Z a-z 0-9 . _ -"
-            raise ConfigError(f"training sample {number} is in the fold {name!r:.100}; {remedy}")
+            where = ""
+            with contextlib.suppress(ShardflowError):  # without its receipt
+                where = f", {split.source(number)!r},"
+            raise ConfigError(f"training sample {number}{where} is in the fold {name!r:.100}; {remedy}")
     names, fold_of = np.unique(named, return_inverse=True)
     order = sorted(range(len(names)), key=lambda place: (len(names[place]), names[place]))  # 2 before 10
     return [str(names[place]) for place in order], np.argsort(order)[fold_of]

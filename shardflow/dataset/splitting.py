@@ -179,10 +179,10 @@ def split_folds(
             raise ConfigError(
                 f"all training samples are in fold {', '.join(names)}; a cross-validation needs two folds"
             )
-        if np.unique(np.stack([samples.groups, fold_of]), axis=1).shape[1] > samples.groups.max() + 1:
-            logger.warning(
-                "copies of an image are in several existing folds; `--folds %d` would keep them together", len(names)
-            )
+        folds_of_groups = np.bincount(np.unique(np.stack([samples.groups, fold_of]), axis=1)[0])
+        if torn := int((folds_of_groups > 1)[samples.groups].sum()):
+            message = "%s of split 'train' have copies in other existing folds; `--folds %d` would keep them together"
+            logger.warning(message, plural(torn, "image"), len(names))
         made_by = f"of {len(names)} given{f', by {folds}' if isinstance(folds, str) else ''}"
     else:
         folds = check_integer("folds", folds, 2)

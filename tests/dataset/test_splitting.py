@@ -22,7 +22,7 @@ from shardflow.order import keyed_rng
 from tests.helpers.command import exit_code, run
 from tests.helpers.crashes import INSTRUMENT
 from tests.helpers.examples import examples
-from tests.helpers.folders import contents
+from tests.helpers.folders import contents, write_tree
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
@@ -335,7 +335,18 @@ def test_given_folds_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFix
     sf.split_folds(dataset, tmp_path / "folds", folds=[0, 0, 1, 1, 0, 0, 1, 1])
     assert "copies" not in caplog.text
     sf.split_folds(dataset, tmp_path / "torn", folds=[0, 1] * 4)
-    assert "copies" in caplog.text
+    assert "8 images of split 'train' have copies in other existing folds" in caplog.text
+    caplog.clear()
+    sf.split_folds(dataset, tmp_path / "one", folds=[0, 1, 0, 0, 1, 1, 1, 1])
+    assert "2 images of split 'train' have copies" in caplog.text
+
+
+def test_an_image_without_a_fold_is_named(tmp_path: Path) -> None:
+    """A missing fold is an error that names the image that was packed, where the dataset has its receipts."""
+    write_tree(tmp_path, {"1.jpg": jpeg(1), "2.jpg": jpeg(2), "t.csv": b"path,fold\n1.jpg,0\n2.jpg,\n"})
+    sf.pack(tmp_path / "t.csv", tmp_path / "set", executor="serial", shuffle=False)
+    with pytest.raises(ConfigError, match=r"^training sample 1, '2\.jpg', is in the fold ''; give each a number"):
+        sf.split_folds(tmp_path / "set", tmp_path / "folds", folds="fold")
 
 
 def test_val_and_test_are_held_out_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
