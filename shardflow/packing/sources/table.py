@@ -110,7 +110,8 @@ class Table(SourceKind):
         storage, folder, name = open_folder_of(self.url, self.storage_options)
         base = folder if self.images is None else str(self.images)
         if self.images is not None and not is_remote(base) and not os.path.isdir(strip_file_scheme(base)):
-            raise NotFoundError(f"the folder of images, {base}, does not exist; check --image-folder")
+            found = "is a file" if os.path.exists(strip_file_scheme(base)) else "does not exist"
+            raise NotFoundError(f"the folder of images, {base}, {found}; check --image-folder")
         is_text = name.lower().endswith(_TEXT_TABLES)
         rows = _read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name)
         unused: list[str] = []
@@ -326,9 +327,16 @@ def _read_rows(data: bytes, name: str) -> Iterator[Row]:
     if kind not in TABLES:
         raise ConfigError(f"{name} does not have the extension of a table; expected {', '.join(TABLES)}")
     if kind == ".parquet":
-        return _parquet(data, name)
+        yield from _parquet(data, name)
+        return
     text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
-    return _csv(text, name, kind) if kind in _TEXT_TABLES else _json_lines(text, name)
+    try:
+        yield from _csv(text, name, kind) if kind in _TEXT_TABLES else _json_lines(text, name)
+    except UnicodeDecodeError as error:
+        at = text.buffer.tell() - len(error.object) + error.start  # the text is decoded some lines ahead
+        line = data.count(b"\n", 0, at) + 1
+        message = f"{name}, line {line}: the byte {data[at]:#04x} is not UTF-8; save it as UTF-8 with a header"
+        raise ConfigError(message) from error
 
 
 def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
@@ -348,9 +356,8 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
                     "text begins with a quote; write the table as .csv"
                 )
             yield dict(row)
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         remedy = "perhaps because a text begins with a quote; write the table as .csv with a CSV library"
-        remedy = remedy if isinstance(error, csv.Error) else "save it as UTF-8 with a header"
         raise ConfigError(f"{name}, line {reader.line_num + 1}: {error}; {remedy}") from error
 
 
@@ -384,7 +391,7 @@ def _json_lines(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
             if row:
                 yield row
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError | UnicodeDecodeError):
             raise
         raise ConfigError(f"{name}, line {number or 1}: not JSON: {error}") from error
 

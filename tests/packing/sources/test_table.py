@@ -329,6 +329,23 @@ def test_wrong_tables(tmp_path: Path, name: str, text: str, options: dict[str, s
     assert not (tmp_path / "dst").exists()
 
 
+@pytest.mark.parametrize("end", [b"", b"2,b\n"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("lines", [0, 3000])
+def test_the_line_that_is_not_utf_8(tmp_path: Path, lines: int, mark: bytes, end: bytes) -> None:
+    """A table in another encoding is refused with the line of the byte, however far down it is."""
+    texts = {
+        "t.csv": (b"path,label\n", b"1.jpg,ab\n", b"1.jpg,caf\xe9"),
+        "t.jsonl": (b"", b'{"path": "1"}\n', b'{"a": "\xe9'),
+    }
+    for name, (header, line, bad) in texts.items():
+        (tmp_path / name).write_bytes(mark + header + line * lines + bad + end)
+        number = lines + 1 + bool(header)
+        message = f"^{name}, line {number}: the byte 0xe9 is not UTF-8; save it as"
+        with pytest.raises(ConfigError, match=message):
+            list_source(tmp_path / name)
+
+
 def test_columns_are_named_in_python(tmp_path: Path) -> None:
     """`pack` of a path without a known column of images, and with the column as its own argument, names `Table`."""
     table = tmp_path / "t.csv"
@@ -549,5 +566,7 @@ def test_wrong_folders_and_names_of_images(tmp_path: Path) -> None:
     write_tree(tmp_path, {"images/1.jpg": photo(1), "t.csv": b"image\n1\n"})
     with pytest.raises(NotFoundError, match=r"nowhere.*--image-folder"):
         list_source(sf.sources.Table(table, images=tmp_path / "nowhere"))
+    with pytest.raises(NotFoundError, match=r"images/1\.jpg, is a file; check --image-folder"):
+        list_source(sf.sources.Table(table, images=tmp_path / "images/1.jpg"))
     with pytest.raises(PackIncompleteError, match=r"no extension: .*leading zeros"):
         sf.pack(table, tmp_path / "dst", executor="serial")
