@@ -38,7 +38,7 @@ class Sharding(JsonObject):
     """
 
     shard_samples: int  # inputs per job, 1 or more. The last job of a `pack` or an `extend` may have fewer
-    shuffle: bool  # whether the inputs of a `pack` or an `extend` were shuffled before they were divided
+    shuffle: bool  # whether `pack` and `extend` shuffle the inputs of "train" before they are divided
     seed: int  # seed of the shuffle
     jobs: Mapping[str, int] = field(metadata=entry(**_COUNTS))  # split → number of jobs, 1 or more
     inputs: Mapping[str, int] = field(metadata=entry(**_COUNTS))  # split → inputs, quarantined and removed ones too
