@@ -121,7 +121,8 @@ class Loader(Engine):
         tail: Rule for samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
             samples from the start of the epoch, "short" distributes them (a rank may get an empty batch). All ranks
             make the same number of steps in each case. By default "drop" when shuffling, else "short".
-        limit: Use only the first `limit` samples of the split, for a trial run.
+        limit: Use only the first `limit` samples of the split, for a trial run. Those of an evaluation split, which
+            keeps the order of its source, may be of one class.
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps. Each iteration yields this many
             samples, and the next one continues after them. By default an epoch is one pass over the split.
         sampler: Chooses the samples of an epoch and their batches; by default each sample comes once. One of
