@@ -142,6 +142,19 @@ def test_index(tmp_path: Path) -> None:
     assert run("verify", tmp_path)[0] == 0
 
 
+def test_verify_says_that_images_of_an_index_are_not_decoded(tmp_path: Path) -> None:
+    """`verify` of an index says that an image may be damaged since before it was indexed; a subset says it too."""
+    members = members_of(range(4))
+    name, image = next(member for member in members if member[0].endswith(".jpg"))
+    write_tar(tmp_path / "00.tar", [(name, image[:200]) if each == name else (each, data) for each, data in members])
+    run("index", tmp_path)
+    run("subset", tmp_path, tmp_path / "few", "--limit", 2)
+    for place in (tmp_path, tmp_path / "few"):
+        code, printed = run("verify", place)
+        assert code == 0
+        assert "not checked: whether images can be decoded; a Loader with max_errors= replaces damaged ones" in printed
+
+
 def test_index_without_labels(tmp_path: Path) -> None:
     """`index` says that tars have no labels, and the error of a loader where those of their json can go."""
     write_tar(tmp_path / "00.tar", members_of(range(4), label=False))
