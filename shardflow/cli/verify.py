@@ -11,6 +11,7 @@ import click
 
 import shardflow
 from shardflow._wording import plural, size_text
+from shardflow.dataset.shard_rows import LOST_INDEX
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.dataset.virtual_dataset import root_urls, tar_bytes
 from shardflow.packing.origin import NOT_IN_SOURCES, open_sources
@@ -140,5 +141,7 @@ def verify(
         remedy = "restore the tars; if tars were rewritten, index them again (`shardflow index`)"
         if owners:
             remedy = f"repair {', '.join(owners)}, or create this dataset again"
+        if files <= {dataset.storage.url(shard.index_name) for shard in shards}:
+            remedy = "run again with --repair, which rebuilds indexes of whole tars" if source is None else LOST_INDEX
     say(f"{found}, of {read}; {remedy}", label="damaged:", colour="red")
     return 1

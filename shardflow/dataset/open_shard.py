@@ -33,7 +33,7 @@ from shardflow.storage.local_files import is_shared, map_os_errors
 from shardflow.storage.retry import one_wait
 
 from .sample import Sample
-from .shard_rows import ShardRows, reader_of
+from .shard_rows import LOST_INDEX, ShardRows, reader_of
 from .tar_file import TarFile, of_descriptor, read_at
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class OpenShard:
         rows: Its index; None to rebuild the index from the tar.
         number: Number of the shard in its split.
         url: Path or URL of the shard, for messages.
+        index_url: Path or URL of its index, for messages.
         cache: The cache that holds the tar; None if the tar is read in place.
         download: Fetches the tar into the cache.
         stall_timeout_s: How long to wait for a download of another process that does not grow.
@@ -66,12 +67,13 @@ class OpenShard:
         *,
         number: int,
         url: str,
+        index_url: str,
         cache: Cache | None,
         download: Download,
         stall_timeout_s: float,
     ) -> None:
         self._shard, self._number, self._url, self._cache, self._download = shard, number, url, cache, download
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_timeout_s, self._index_url = stall_timeout_s, index_url
         self._is_mending = False
         self._open_tar(file)
         if rows is None:
@@ -161,10 +163,7 @@ class OpenShard:
 
     def _read_from_new_copy(self, cache: Cache, read: Callable[[], _Result]) -> _Result:
         for _ in range(MOST_COPIES):
-            found = ""
-            with contextlib.suppress(StoreError):  # the disk fails
-                found = self._file.tar(hashed=True).sha256()
-            if found == self._shard.sha256:
+            if self._is_intact():
                 return read()
             logger.warning("the copy of %s in the cache %s is damaged: downloading it", self._url, cache.directory)
             cache.discard(self._shard.sha256, self._file.status)
@@ -177,6 +176,12 @@ class OpenShard:
                 except (FormatError, IntegrityError):
                     pass
         raise cache.damaged_copies(self._url)
+
+    def _is_intact(self) -> bool:
+        """Return whether the tar has the bytes that the manifest says."""
+        with contextlib.suppress(StoreError):  # the disk fails
+            return self._file.tar(hashed=True).sha256() == self._shard.sha256
+        return False
 
     def _open_tar(self, file: IO[bytes]) -> None:
         path = Path(self._url)
@@ -199,6 +204,9 @@ class OpenShard:
             data = shard_index.rebuild(self._file.tar(), shard.index_sha256)
             index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
         except (FormatError, IntegrityError) as error:
+            if self._is_intact():  # the index has a part of its samples, or another tool wrote it
+                message = f"the tar is intact, but its index {self._index_url} is missing or damaged"
+                raise IntegrityError(f"{message}; {LOST_INDEX}").with_location(shard=self._url) from None
             raise error.with_location(shard=self._url) from None
         except StoreError as error:  # a copy in the cache is replaced for it, as where a sample cannot be read
             raise IntegrityError(f"its index cannot be made: {error}").with_location(shard=self._url) from error

@@ -239,6 +239,7 @@ class ShardReader:
                 self._partial.pop(shard, None) or self.rows(shard),
                 number=shard,
                 url=self.url(shard),
+                index_url=self._storage.url(entry.index_name),
                 cache=None if self._is_file(entry.name) else self.cache,
                 download=self._download(entry),
                 stall_timeout_s=self.stall_timeout_s,

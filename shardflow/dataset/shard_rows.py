@@ -24,6 +24,10 @@ from .sample import Sample
 Row = tuple[int, bytes, int, int, int, int, int]
 """A row of the index as a plain tuple: record, part, offset, size, CRC-32, width, height."""
 
+LOST_INDEX = (
+    "restore it from a copy, or make the dataset again in a new place (`shardflow index`, `subset`, `split`, …)"
+)
+"""The remedy for an index that cannot be rebuilt, as that of a virtual dataset with a part of a tar's samples."""
 
 _MAX_KEY_BYTES = 1 << 20
 

@@ -52,6 +52,11 @@ class Finding:
     problem: str
     key: str | None = None
 
+    def __post_init__(self) -> None:
+        # Errors of readers advise the command that makes these findings.
+        problem = self.problem.replace("run `shardflow verify` and ", "").replace("; run `shardflow verify`", "")
+        object.__setattr__(self, "problem", problem)
+
     @property
     def where(self) -> str:
         """The file, and the sample if there is one."""
@@ -185,7 +190,8 @@ class _ShardCheck:
     def __init__(self, storage: Storage, shard: Shard, manifest: Manifest) -> None:
         self.shard, self.manifest = shard, manifest
         self._has_tables = shard.name in manifest.packed_tables
-        self.index_findings, self.index = _read_index(storage, shard)
+        remedy = "--repair rebuilds it if its tar has no other samples" if manifest.roots else "readers rebuild it"
+        self.index_findings, self.index = _read_index(storage, shard, remedy)
         self.rows = None if self.index is None else ShardRows.from_index(self.index, shard.samples)
         self._found: list[Finding] = []
         self._keys: dict[int, str] = {}  # record → key
@@ -286,16 +292,17 @@ def _table_problem(image: memoryview, row: Row, recipe: Mapping[str, Any]) -> st
     return "" if is_right else "its seek table does not belong to its scan, so crops of it can be wrong"
 
 
-def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:
+def _read_index(storage: Storage, shard: Shard, remedy: str) -> tuple[list[Finding], Index | None]:
+    """Return the findings of an index, and its rows if it is the right one: a damaged one would accuse the tar."""
     try:
         data = storage.read(shard.index_name)
+    except NotFoundError:
+        return [Finding(shard.index_name, f"does not exist; {remedy}")], None
     except (StoreError, IntegrityError) as error:
         return [Finding(shard.index_name, str(error))], None
-    findings = []
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-        problem = "its SHA-256 differs from the manifest's; readers rebuild it from the shard"
-        findings.append(Finding(shard.index_name, problem))
+        return [Finding(shard.index_name, f"its SHA-256 differs from the manifest's; {remedy}")], None
     try:
-        return findings, shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
+        return [], shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except FormatError as error:
-        return [*findings, Finding(shard.index_name, str(error))], None
+        return [Finding(shard.index_name, str(error))], None

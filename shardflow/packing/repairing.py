@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ from typing import Any
 from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.receipts import find_receipt, read_receipt
-from shardflow.dataset.shard_rows import read_index_bytes
+from shardflow.dataset.shard_rows import LOST_INDEX, read_index_bytes
 from shardflow.dataset.tar_file import open_tar
+from shardflow.dataset.tar_scan import scan_tar
 from shardflow.dataset.verifying import Finding, verify_columns, verify_dataset, verify_records, verify_shard
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.dataset.write_lock import refuse_purged
@@ -73,7 +75,7 @@ def repair(
     workers: int | None = None,
     progress: OnShard = None,
 ) -> RepairReport:
-    """Read a whole dataset, and restore damaged and missing files.
+    """Read a whole dataset, and restore damaged and missing files; of a virtual dataset, only indexes of whole tars.
 
     >>> report = shardflow.repair("photos256", "s3://bucket/photos256")
 
@@ -88,13 +90,14 @@ def repair(
     Raises:
         NotFoundError: The dataset or `source` does not exist.
         ManifestError: The manifest is damaged.
-        ConfigError: `source` is neither a copy nor a source, the dataset is virtual, or `workers` is below 1.
+        ConfigError: `source` is neither a copy nor a source, or given for a virtual dataset, or `workers` is below 1.
         DatasetExistsError: The version was purged meanwhile.
         StoreError: The dataset cannot be reached, or another process is writing to it.
     """
     executor = make_executor("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
-    refuse_virtual(dataset, "shards", "create it again if an index is lost, or repair", "restore them, or index again")
+    if source is not None:
+        refuse_virtual(dataset, "shards", "repair", "restore them, or index again")
     found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
@@ -241,11 +244,11 @@ def _repair_shard(dataset: Dataset, shard: Shard, repair_source: RepairSource | 
         tars, name = storage, shard.name
         if lacks_tar := not _has_tar(storage, shard):
             if repair_source is None:
+                refuse_virtual(dataset, "shards", "repair", "restore them, or index again")
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or its source")
             tars, name = LocalStorage(folder), "shard.tar"
             repair_source(shard, folder / name)
-        with open_tar(tars, name) as tar:
-            rebuilt = shard_index.rebuild(tar, shard.index_sha256)
+        rebuilt = _rebuilt_index(dataset, shard, tars, name)
         if lacks_tar:
             _put(dataset, shard.name, folder / name)
             repaired.append(shard.name)
@@ -253,6 +256,17 @@ def _repair_shard(dataset: Dataset, shard: Shard, repair_source: RepairSource | 
             _put(dataset, shard.index_name, rebuilt)
             repaired.append(shard.index_name)
     return repaired
+
+
+def _rebuilt_index(dataset: Dataset, shard: Shard, tars: Storage, name: str) -> bytes:
+    """Return the index of a shard, rebuilt from the tar of that name in `tars`."""
+    if not dataset.manifest.roots:
+        with open_tar(tars, name) as tar:
+            return shard_index.rebuild(tar, shard.index_sha256)
+    data = shard_index.to_bytes(scan_tar(tars, name).index)
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        raise IntegrityError(f"its index has not all samples of the tar, so it cannot be rebuilt; {LOST_INDEX}")
+    return data
 
 
 def _has_tar(storage: Storage, shard: Shard) -> bool:

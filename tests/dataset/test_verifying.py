@@ -18,7 +18,7 @@ from shardflow.formats.shard import Shard
 from shardflow.storage.local import LocalStorage
 from tests.helpers.examples import stride
 from tests.helpers.making import flip, jpeg, make_dataset, write_shard
-from tests.helpers.tars import TarInMemory, plain_tar
+from tests.helpers.tars import TarInMemory, members_of, plain_tar, write_tar
 
 TRAIN, OTHER = "train/000000", "train/000001"
 PAGE = 4096
@@ -157,6 +157,22 @@ def test_every_flipped_bit_of_an_index_is_found(shared: Path) -> None:
         damaged = bytearray(data)
         damaged[position] ^= 1 << position % 8
         assert assert_found(shared, {f"{TRAIN}.npy": bytes(damaged)}, right) == right
+
+
+def test_a_damaged_index_does_not_accuse_its_tar(tmp_path: Path) -> None:
+    """Of a shard whose index has a flipped bit, only the index is a finding."""
+    flip(small(tmp_path) / f"{TRAIN}.npy", 300)
+    assert {finding.file for finding in shardflow.verify(tmp_path)} == {f"{TRAIN}.npy"}
+
+
+def test_findings_do_not_advise_to_verify(tmp_path: Path) -> None:
+    """The findings of `verify` leave out the advice to run it, which errors of readers have."""
+    write_tar(tmp_path / "0.tar", members_of(range(3)), mtime=1)
+    shardflow.index(tmp_path)
+    flip(tmp_path / "0.tar", 0)
+    findings = shardflow.verify(tmp_path)
+    assert any(finding.problem.startswith("record 0: ") for finding in findings)
+    assert not any("shardflow verify" in finding.problem for finding in findings)
 
 
 def test_every_truncation_of_a_shard_is_found(shared: Path) -> None:

@@ -17,7 +17,7 @@ from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, image_folder, write_tree
-from tests.helpers.making import flip, make_dataset
+from tests.helpers.making import flip, jpeg, make_dataset
 from tests.helpers.tars import members_of, write_tar
 
 
@@ -45,6 +45,41 @@ def test_verify_reports_damage(virtual: Path, tmp_path: Path) -> None:
     assert any(finding.file == "val/0/train/000001.npy" for finding in sf.verify(virtual))
     tar.unlink()
     assert any("does not exist" in finding.problem for finding in sf.verify(virtual))
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_a_lost_index_of_whole_tars(tmp_path: Path, damage: str) -> None:
+    """Of an index of tars, `verify` names the lost file alone, and `repair` rebuilds it; a lost tar stays lost."""
+    for name in ("0.tar", "1.tar"):
+        write_tar(tmp_path / name, [*members_of(range(3)), ("é.jpg", jpeg(7)), ("é.cls", b"1")])
+    sf.index(tmp_path)
+    index = tmp_path / "train/0/1.npy"
+    before = index.read_bytes()
+    (index.unlink if damage == "missing" else lambda: flip(index, 300, 400))()
+    (finding,) = sf.verify(tmp_path)
+    assert re.fullmatch(r"train/0/1\.npy: .*; --repair rebuilds it if its tar has no other samples", str(finding))
+    report = sf.repair(tmp_path)
+    assert (report.repaired, report.left, index.read_bytes()) == (("train/0/1.npy",), (), before)
+    with pytest.raises(ConfigError, match="was made by `shardflow index` from tars; restore them, or index again"):
+        sf.repair(tmp_path, tmp_path)
+    (tmp_path / "0.tar").unlink()
+    assert "restore them, or index again" in sf.repair(tmp_path).failed["train/0/0.tar"]
+
+
+def test_a_lost_index_of_some_samples(virtual: Path) -> None:
+    """The lost index of a split is named with a remedy by readers, `verify` and `repair`; its tar is not accused."""
+    index = virtual / "val/0/train/000001.npy"
+    index.unlink()
+    remedy = "make the dataset again in a new place"
+    with pytest.raises(IntegrityError, match=rf"the tar is intact, but its index {index} is missing or .*{remedy}"):
+        list(sf.open(virtual)["val"])
+    (finding,) = sf.verify(virtual)
+    assert finding.file == "val/0/train/000001.npy"
+    assert remedy in sf.repair(virtual).failed["val/0/train/000001.tar"]
+    shown = CliRunner().invoke(shardflow, ["verify", str(virtual)]).output
+    assert "rebuilds indexes of whole tars\n" in shown
+    shown = CliRunner().invoke(shardflow, ["verify", str(virtual), "--repair"]).output
+    assert re.search(rf"damaged: 1 finding in 1 file, .*; restore it from a copy, or {remedy}", shown)
 
 
 def test_missing_root(virtual: Path, tmp_path: Path) -> None:
@@ -122,7 +157,7 @@ def test_killed_sync_continues(virtual: Path, tmp_path: Path) -> None:
 
 def test_refusals(virtual: Path, tmp_path: Path) -> None:
     """Repair and extension are refused, and exports for readers that would see samples outside the dataset."""
-    with pytest.raises(ConfigError, match=rf"no shards; create it .* repair {tmp_path}/set$"):
+    with pytest.raises(ConfigError, match=rf"no shards; repair {tmp_path}/set$"):
         sf.repair(virtual, tmp_path / "set")
     with pytest.raises(ConfigError, match=r"extend the dataset of these tars.*`split --keep "):
         sf.extend(image_folder(tmp_path / "src", 3), virtual)
