@@ -124,10 +124,11 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         yield "" if number else "splits", line
     if described["roots"]:
         roots = ", ".join(root["url"] for root in described["roots"].values())
-        used = f"of which {min(1.0, described['bytes'] / max(described['tar_bytes'], 1)):.0%} are used"
+        share = min(1.0, described["bytes"] / max(described["tar_bytes"], 1))
+        used = f" with headers, of which the samples take {share:.0%}"
         if purged := {*described["purged"].values()}:  # several splits can share a tar
-            used = "not all of which are left"
-        yield "tars", f"{size_text(described['tar_bytes'])}, {used}, where they are: {roots}"
+            used = ", not all of which are left"
+        yield "tars", f"{size_text(described['tar_bytes'])}{used}, where they are: {roots}"
         if purged:
             yield "missing", f"{plural(len(purged), 'tar')}: {min(purged)}"
     else:

@@ -54,7 +54,9 @@ def test_subset(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "reading: 100%" in result.stderr
     _, printed = run("info", few)
     whole = sum(path.stat().st_size for path in dataset.rglob("*.tar"))
-    assert re.search(r"tars +[\d.]+ [kM]B, of which \d+% are used, where they are: \.\./set\n", printed)
+    assert re.search(
+        r"tars +[\d.]+ [kM]B with headers, of which the samples take \d+%, where they are: \.\./set\n", printed
+    )
     assert "made by subset of sha256:" in printed
     _, printed = run("info", few, "--json")
     described = json.loads(printed)
