@@ -10,6 +10,7 @@ from shardflow.errors import FormatError, IntegrityError, NotFoundError
 from shardflow.preview.augmentation import augment_sample, training_loader
 from tests.helpers.folders import write_tree
 from tests.helpers.making import jpeg, make_dataset
+from tests.helpers.tars import members_of, write_tar
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,14 @@ def test_without_receipts(photos: Path, tmp_path: Path) -> None:
     (copy / "train/000000.json").write_text("{}")
     with pytest.raises(FormatError, match=str(copy / "train/000000.json")):
         sf.open(copy)["train"].source(0)
+
+
+def test_sources_of_indexed_tars(tmp_path: Path) -> None:
+    """Samples of indexed tars have no source, and the error names the field with their keys."""
+    write_tar(tmp_path / "0.tar", members_of(range(3)))
+    sf.index(tmp_path)
+    with pytest.raises(NotFoundError, match=r"shardflow did not pack the tar, .*fields=\(\"image\", \"key\"\)"):
+        sf.open(tmp_path)["train"].sources()
 
 
 def test_preview_names_the_source(photos: Path) -> None:
