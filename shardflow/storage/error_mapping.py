@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
+from shardflow._validation import did_you_mean
 from shardflow.errors import (
     AccessDeniedError,
     ConfigError,
@@ -30,6 +31,7 @@ _CERTIFICATE = "the certificate is not trusted; check the endpoint URL"
 _ENDPOINT = "the endpoint must be a URL such as https://host:8333; check AWS_ENDPOINT_URL, or endpoint_url"
 _NO_TLS = "the server does not answer in https; write http:// in the URL or in the endpoint, such as AWS_ENDPOINT_URL"
 _NO_TLS_CODES = "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"  # the code depends on the version of OpenSSL
+_UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
 _ELSEWHERE = "choose another place"
 
 # The first row that matches an exception or one of its base classes counts.
@@ -110,6 +112,9 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
         kind, why = ConfigError, _NO_TLS
     elif isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
         kind, why = ConfigError, _ENDPOINT
+    elif isinstance(error, TypeError) and (found := _UNKNOWN_OPTION.search(str(error))) and not leaks(error):
+        hint = did_you_mean(found[1], store.harmless_options)
+        kind, why = ConfigError, f"there is no storage option {found[1]!r}{hint}"
     else:
         kind, why = _meaning(store, _class_names(error)) or (StoreError, "the client failed; see the cause")
     why = why.replace("{keys}", store.credentials).replace("{anonymous}", store.anonymous)

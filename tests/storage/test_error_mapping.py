@@ -97,6 +97,11 @@ def open_to_all(_: BaseException) -> bool:
         (NotImplementedError("x"), StoreError, "choose another place"),
         (ValueError("Invalid endpoint: host:1"), ConfigError, "check AWS_ENDPOINT_URL"),
         (ValueError("x"), StoreError, "see the cause"),
+        (
+            TypeError("got an unexpected keyword argument 'endpoint'"),
+            ConfigError,
+            "there is no storage option 'endpoint' (did you mean 'endpoint_url'?)",
+        ),
     ],
 )
 def test_permanent_failures(error: Exception, kind: type[ShardflowError], remedy: str) -> None:
