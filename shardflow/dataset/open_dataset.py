@@ -382,18 +382,20 @@ def open_dataset(
         raise
     except NotFoundError:
         root = storage.local_path("")
+        place, _, file = str(storage).rpartition("/")
+        is_file = file == manifest.FILE_NAME or file.endswith(".tar") if root is None else root.is_file()
+        if is_file:
+            command, inputs = ("index", "tars") if file.endswith(".tar") else ("pack", "images")
+            remedy = f"make a dataset of {inputs} with `shardflow {command}`"
+            if file == manifest.FILE_NAME:
+                remedy = f"name the dataset's folder, {place or '.'}"
+            raise NotFoundError(f"{storage} is a file; {remedy}") from None
         if root is None or root.is_dir():
             reason = f"has no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing was not finished"
             remedy = "check the path, run `shardflow pack` again to finish, or `shardflow index` on tars of other tools"
             if command := packing_command(storage):
                 reason, remedy = "is not a dataset", command
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
-        if root.exists():
-            command, inputs = ("index", "tars") if root.suffix == ".tar" else ("pack", "images")
-            remedy = f"make a dataset of {inputs} with `shardflow {command}`"
-            if root.name == manifest.FILE_NAME:
-                remedy = f"name the dataset's folder, {root.parent}"
-            raise NotFoundError(f"{storage} is a file; {remedy}") from None
         remedy = "`shardflow index` makes a dataset of tars" if root.suffix == ".tar" else _similar(root)
         raise NotFoundError(f"{storage} does not exist; {remedy or 'check the path'}") from None
     if version is not None and version != content.fingerprint:

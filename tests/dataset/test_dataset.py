@@ -261,6 +261,10 @@ def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
         shardflow.open(tmp_path / "photo.jpg")
     with pytest.raises(NotFoundError, match=r"file; make a dataset of tars with `shardflow index`"):
         shardflow.open(root / "train/000000.tar")
+    with pytest.raises(NotFoundError, match=r"file; name the dataset's folder, memory://set$"):
+        shardflow.open(f"memory://set/{FILE_NAME}")
+    with pytest.raises(NotFoundError, match=r"memory://tars/0\.tar is a file; .* with `shardflow index`"):
+        shardflow.open("memory://tars/0.tar")
     with pytest.raises(NotFoundError, match=rf"{root}x.*{root}\?"):
         shardflow.open(f"{root}x")
     (root / FILE_NAME).unlink()
