@@ -134,10 +134,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def size_in_bytes(size: int | str) -> int:
-    """Return the number of bytes of a size such as 10**9, "1GB", "1.5 TB" or "64GiB"."""
+    """Return the number of bytes of a size such as 10**9, "1GB", "1.5 TB" or "64GiB"; a text needs a unit."""
     if isinstance(size, int) and size >= 0:
         return size
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(size).strip().lower())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?=[kmgtb])([kmgt]?i?)b?", str(size).strip().lower())
     if found is None or found[2] not in _UNITS:
-        raise ConfigError(f"a size must be a number of bytes, or such as '500MB', '1.5TB', '64GiB', found {size!r}")
+        expected = "a size must be a number of bytes, or a text with a unit such as '500MB', '1.5TB', '64GiB'"
+        raise ConfigError(f"{expected}, found {size!r}")
     return int(float(found[1]) * _UNITS[found[2]])

@@ -25,7 +25,7 @@ from .terminal import say
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
-    return None if value is None else size_in_bytes(value)
+    return None if value is None else size_in_bytes(int(value) if value.isdecimal() else value)
 
 
 def _existing(cache_dir: str | None) -> Cache:

@@ -225,12 +225,12 @@ def test_a_disk_that_cannot_be_written_is_named(cache: Cache, monkeypatch: pytes
 
 
 def test_sizes() -> None:
-    """Sizes are numbers of bytes, or have a unit."""
-    sizes = {5: 5, 0: 0, "5": 5, "1kB": 1000, "500 MB": 5 * 10**8, "1.5TB": 15 * 10**11, "64GiB": 2**36}
+    """Sizes are numbers of bytes, or texts with a unit."""
+    sizes = {5: 5, 0: 0, "5B": 5, "1kB": 1000, "500 MB": 5 * 10**8, "1.5TB": 15 * 10**11, "64GiB": 2**36}
     assert {text: size_in_bytes(text) for text in sizes} == sizes
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1", -1, "1 GB more", "1.GB", "iB", "1eB", None, "0x10"])
+@pytest.mark.parametrize("text", ["", "much", "500", "0", "-1", -1, "1 GB more", "1.GB", "iB", "1eB", None, "0x10"])
 def test_invalid_sizes_are_refused(text: str, tmp_path: Path) -> None:
     """A limit that is not a size is a ConfigError with examples."""
     with pytest.raises(ConfigError, match="'64GiB', found"):
