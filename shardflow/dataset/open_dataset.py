@@ -383,8 +383,8 @@ def open_dataset(
     except NotFoundError:
         root = storage.local_path("")
         place, _, file = str(storage).rpartition("/")
-        is_file = file == manifest.FILE_NAME or file.endswith(".tar") if root is None else root.is_file()
-        if is_file:
+        is_named_as_file = file == manifest.FILE_NAME or file.endswith(".tar")
+        if is_named_as_file if root is None else root.exists() and not root.is_dir():
             command, inputs = ("index", "tars") if file.endswith(".tar") else ("pack", "images")
             remedy = f"make a dataset of {inputs} with `shardflow {command}`"
             if file == manifest.FILE_NAME:
