@@ -85,7 +85,11 @@ def virtual_storage(
 def root_url(url: str, root: Root) -> str:
     """Return the path or URL of a root of the dataset at `url`; that of a remote dataset is in its bucket or host."""
     if not is_remote(url):
-        return str(Path(url, root.url)) if root.is_relative else root.url
+        if not root.is_relative:
+            return root.url
+        place = os.path.join(url, root.url)
+        short = os.path.normpath(place)  # which is another place if a part of it before `..` is a link
+        return short if os.path.realpath(short) == os.path.realpath(place) else place
     place, query = divide_query(url)
     scheme, host, path, _, _ = urlsplit(place)
     parts = path.strip("/").split("/") if path.strip("/") else []

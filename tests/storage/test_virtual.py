@@ -61,9 +61,12 @@ def test_places_out_of_a_bucket(url: str) -> None:
 
 
 def test_places_from_a_disk(tmp_path: Path) -> None:
-    """A manifest on a disk leads to directories relative to it, and to URLs."""
+    """A manifest on a disk leads to directories relative to it, by short paths if no link is skipped, and to URLs."""
     root = str(tmp_path / "view")
-    assert root_url(root, Root(url="../set")) == str(tmp_path / "view/../set")
+    assert root_url(root, Root(url="../set")) == str(tmp_path / "set")
+    (tmp_path / "far/away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far/away")
+    assert root_url(str(tmp_path / "link"), Root(url="../set")) == str(tmp_path / "link/../set")
     assert root_url(root, Root(url="s3://bucket/set")) == "s3://bucket/set"
 
 
