@@ -263,7 +263,7 @@ def _rebuilt_index(dataset: Dataset, shard: Shard, tars: Storage, name: str) -> 
     if not dataset.manifest.roots:
         with open_tar(tars, name) as tar:
             return shard_index.rebuild(tar, shard.index_sha256)
-    data = shard_index.to_bytes(scan_tar(tars, name).index)
+    data = shard_index.to_bytes(scan_tar(tars, name, dataset.manifest.annotations).index)
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         raise IntegrityError(f"its index has not all samples of the tar, so it cannot be rebuilt; {LOST_INDEX}")
     return data

@@ -322,6 +322,8 @@ def test_samples_of_further_images_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no image among its parts: after\.jpg, before\.jpg; declare .* by --image"):
         sf.index(tmp_path / "tars", max_errors=4)
     sf.index(tmp_path / "tars", annotations=declared)
+    next((tmp_path / "tars").rglob("*.npy")).unlink()
+    assert sf.repair(tmp_path / "tars").left == ()
     assert sf.verify(tmp_path / "tars") == []
     settings: dict[str, Any] = {"preset": "original", "executor": "serial", "shuffle": False}
     sf.pack(tmp_path / "tars", tmp_path / "packed", annotations=declared, **settings)
