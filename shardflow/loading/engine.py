@@ -39,6 +39,9 @@ from .worker_settings import Workers
 
 logger = logging.getLogger(__name__)
 
+_FIXED = {"batch_transform", "limit", "sampler", "seed", "shuffle", "tail", "transform"}
+"""Settings of a loader that are not attributes, as far as a user could set them."""
+
 
 class EpochSetter(NamedTuple):
     """The attribute `batch_sampler` of a torch DataLoader, which Lightning looks for.
@@ -69,7 +72,6 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
     def __init__(self, plan: BatchPlan, *, fields: Sequence[str], classes: Sequence[str], workers: Workers) -> None:
         self.fields, self.classes = tuple(fields), list(classes)
-        self.batch_size = plan.sources[0].partition.batch_size
         self.workers, self.max_errors = workers, sum(source.max_errors for source in plan.sources)
         self.pads = any(source.partition.tail == "pad" for source in plan.sources)
         self.annotations = AnnotationFields.of_mix([source.annotations for source in plan.sources])
@@ -89,7 +91,12 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             sender,
         )
         self._pool = WorkerPool(self._pipeline, workers, sender)
-        self._was_compared = False
+        self._was_compared = self._has_left = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FIXED:  # it would have no effect
+            raise AttributeError(f"{name} is fixed once a {self._kind} is made; make another one")
+        super().__setattr__(name, value)
 
     @abstractmethod
     def _steps(self, position: int) -> int:
@@ -114,6 +121,11 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     def __len__(self) -> int:
         """Return the number of batches per rank in a whole epoch, also after a resume (see `remaining`)."""
         return self._steps(0)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank; for a mix, of its first loader."""
+        return self._plan.sources[0].partition.batch_size
 
     @property
     def num_workers(self) -> int:
@@ -301,7 +313,17 @@ class Iteration:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        left = engine._steps(engine._cursor.position) if engine._cursor.is_left else 0
         self._epoch, self._position = engine._cursor.begin()
+        if left and not engine._has_left and engine._plan.sources[0].epochs.shuffle is not None:
+            engine._has_left = True
+            logger.warning(
+                "epoch %d was left with %s to go, and epoch %d begins; to finish an interrupted epoch, call "
+                "loader.load_state_dict(loader.state_dict()) before the loop",
+                self._epoch - 1,
+                plural(left, "batch"),
+                self._epoch,
+            )
         first, starts = engine._begin(self._epoch, self._position)
         if not engine._was_compared:
             engine._was_compared = True

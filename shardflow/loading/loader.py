@@ -406,7 +406,7 @@ class Loader(Engine):
         if old.epochs.sampler.together != "sample":
             raise ConfigError("ClassBatches and AspectBuckets have a fixed batch size; make another loader")
         self._replace_source(epochs=old.epochs, partition=replace(old.partition, batch_size=batch_size))
-        self.batch_size, self._facts = batch_size, replace(self._facts, batch_size=batch_size)
+        self._facts = replace(self._facts, batch_size=batch_size)
         self._cursor.set(self._cursor.epoch, self._cursor.position)
 
     def _replace_source(self, *, epochs: Epochs, partition: RankPartition) -> None:

@@ -46,6 +46,11 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._samples = samples if chosen is None else len(chosen)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("transform", "target_transform", "transforms"):
+            raise AttributeError("samples come without transforms; give transform= to the Loader")
+        super().__setattr__(name, value)
+
     def __len__(self) -> int:
         return self._samples
 

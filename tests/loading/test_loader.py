@@ -317,6 +317,37 @@ def test_an_epoch_that_failed_is_not_a_peek(dataset: Path) -> None:
     assert (some.epoch, some.remaining) == (1, len(some))
 
 
+def test_an_epoch_that_is_left_is_named_once(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first epoch of training that is left early brings a warning with the remedy, which works; no other does."""
+    expected = labels(loader(dataset, num_workers=0))
+    some, val = loader(dataset, num_workers=0), loader(dataset, num_workers=0, shuffle=False)
+    for each in (val, some):
+        next(iter(each))
+        first = list(itertools.islice(each, 2))
+        each.load_state_dict(each.state_dict())
+        assert len(list(each)) == len(each) - 2
+        each.set_epoch(0)
+        list(itertools.islice(each, len(each) - 1))
+        each.set_epoch(0)
+        assert list(itertools.islice(each, 2))[1][1].tolist() == first[1][1].tolist()
+        assert not caplog.messages
+        list(itertools.islice(each, 2))
+        list(itertools.islice(each, 2))
+    left = f"epoch 0 was left with {len(some) - 2} batches to go, and epoch 1 begins"
+    assert [message.partition(";")[0] for message in caplog.messages] == [left]
+    assert labels(loader(dataset, num_workers=0)) == expected
+
+
+def test_settings_are_fixed(dataset: Path) -> None:
+    """A setting that is assigned later, as to a torch DataLoader, would have no effect, and is an error."""
+    some = loader(dataset, num_workers=0)
+    for name in ("batch_size", "shuffle", "transform", "seed", "sampler", "num_workers", "decoder"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(some, name, 8)
+    with pytest.raises(AttributeError, match="to the Loader"):
+        some.dataset.transform = str  # type: ignore[attr-defined]
+
+
 def fail_once_after(batches: int) -> Any:
     """A transform of batches that raises an error once, after so many."""
     numbers = itertools.count()

@@ -116,6 +116,7 @@ class Collection:
             adapted = _huggingface(samples, adapter, split)
             is_changed = getattr(samples, "format", {}).get("type") == "custom"  # by `with_transform`
         else:
+            _warn_of_transform(samples, split)
             classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
             names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
             adapted = _Split(samples, adapter, names)
@@ -129,6 +130,16 @@ class Collection:
         reason = "a transform or class_to_idx may give classes other numbers, so the set's names are left out"
         logger.warning("split %r: %s; %s", split, reason, remedy)
         return adapted._replace(classes=None)
+
+
+def _warn_of_transform(samples: Any, split: str) -> None:
+    """Warn of a torchvision dataset that transforms its images, perhaps at random: each is packed once."""
+    while (transform := getattr(samples, "transform", None)) is None and hasattr(samples, "dataset"):
+        samples = samples.dataset  # of a Subset
+    if transform is not None:
+        name = type(transform).__name__
+        remedy = "pack it without, and give the transform to the Loader"
+        logger.warning("split %r: the dataset has the transform %s, whose results are packed; %s", split, name, remedy)
 
 
 class _Split(NamedTuple):

@@ -228,7 +228,8 @@ def _pixels(value: Any) -> npt.NDArray[Any]:
         raise SampleError(f"expected an image, found {type(value).__name__}")
     pixels = np.asarray(value)
     if pixels.dtype != np.uint8 and not (pixels.dtype == np.uint16 and pixels.ndim == 2):
-        raise SampleError(f"an array of {pixels.dtype} has no defined range; expected uint8, or uint16 for grey")
+        expected = "uint8, or uint16 for grey; a dataset's own ToTensor or Normalize must go"
+        raise SampleError(f"an array of {pixels.dtype} has no defined range; expected {expected}")
     if pixels.ndim == 3 and type(value).__module__.startswith("torch"):
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim == 3 and pixels.shape[2] == 1:

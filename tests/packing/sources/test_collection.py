@@ -191,6 +191,18 @@ def test_code_of_the_user_is_called(kind: str, tmp_path: Path) -> None:
         assert np.array_equal(_pixels(sample), np.asarray(samples[number][0]))
 
 
+def test_a_transform_of_images_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The results of a torchvision dataset's transform are packed, once for all epochs; a warning says so."""
+    src = str(image_folder(tmp_path / "src", 3))
+    changed = torchvision.datasets.ImageFolder(src, transform=torchvision.transforms.RandomCrop(16))
+    for samples in (changed, torch.utils.data.Subset(changed, [0, 2])):
+        _packed(samples, tmp_path / f"{len(samples)}")
+        assert "the dataset has the transform RandomCrop, whose results are packed" in caplog.text
+        caplog.clear()
+    _packed(torchvision.datasets.ImageFolder(src), tmp_path / "plain")
+    assert "transform" not in caplog.text
+
+
 def test_labels_that_a_transform_changes(hugging: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Classes of a transform of labels have the names that it returns or `classes=` gives, not the set's."""
     src = str(image_folder(tmp_path / "src", 6))
