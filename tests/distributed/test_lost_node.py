@@ -35,9 +35,9 @@ def port() -> int:
 def node(name: str, port: int, dataset: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start torchrun as one node of one or two; the node "first" has the rendezvous."""
     command = [python(), "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
-    command += ["--max-restarts", "3", "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "run"]
+    command += ["--max-restarts", "9", "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "run"]
     command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf"]
-    command += [f"is_host={int(name == 'first')},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"]
+    command += [f"is_host={int(name == 'first')},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=8"]
     command += ["-m", "tests.helpers.elastic_trainee", str(dataset), str(folder)]
     environment = {**os.environ, **SETTINGS, "NODE": name, "PYTHON_EXEC": python()}
     with (folder / name).open("wb") as said:
@@ -55,7 +55,7 @@ def test_a_node_is_lost_and_comes_back(tmp_path: Path, port: int) -> None:
     dataset = make_dataset(tmp_path / "set", SIZES)
     with node("first", port, dataset, tmp_path) as first:
         with node("lost", port, dataset, tmp_path) as lost:
-            assert until((tmp_path / "lost.pids").exists, DEADLINE_S)
+            assert until((tmp_path / "lost.pids").exists, DEADLINE_S), (tmp_path / "lost").read_text()
         (tmp_path / "alone.pids").unlink(missing_ok=True)  # the first one may have begun without the other
         end(map(int, (tmp_path / "lost.pids").read_text().split()))
         assert lost.returncode == -signal.SIGKILL
