@@ -112,8 +112,8 @@ def part_value(sample: Sample, part: str, defaults: Mapping[str, Any]) -> Any:
 
 def _payload(sample: Sample, part: str, remedy: str = "") -> memoryview:
     if part not in sample.parts:
-        found = ", ".join(sample.parts)
-        message = f"the sample has no part {part!r}, it has {found}; change `fields`{remedy}"
+        found = f", only {', '.join(sample.parts)}" if sample.parts else ""  # of the parts that the fields need
+        message = f"the sample has no part {part!r}{found}; change `fields`{remedy}"
         raise sample.with_sample(ConfigError(message))
     return sample.parts[part]
 

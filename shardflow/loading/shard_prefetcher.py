@@ -71,7 +71,7 @@ class ShardPrefetcher:
             few = 2 * IN_FLIGHT * int(split.shards.bytes.max())
             budget = min(budget, max(few, cache.limit_bytes // 16))
         self._budget_bytes = budget // local_ranks() // sources
-        self._spans = Counter[int]()  # shard → its unfinished spans: up to two, in two streams
+        self._spans = Counter[int]()  # shard → its unfinished spans: at most one a stream
         self._read = deque[tuple[int, int]]()  # (position, shard) of shards that other workers may still read
         self._workers = workers
         self._next, self._begun = next(needs, None), False
@@ -93,10 +93,10 @@ class ShardPrefetcher:
         """
         while self._unfinished and self._unfinished[0][0] <= position:
             _, shard = heapq.heappop(self._unfinished)
-            self._unfinished_bytes -= int(self._split.shards.bytes[shard])
             self._spans[shard] -= 1
             if not self._spans[shard]:
                 del self._spans[shard]
+                self._unfinished_bytes -= int(self._split.shards.bytes[shard])
                 self._read.append((position, shard))
             if not self._keep_open:
                 self._split.reader.close(shard)
@@ -107,7 +107,7 @@ class ShardPrefetcher:
             self._split.columns.finish(shard)
         admitted = []
         while (need := self._next) is not None:
-            size = int(self._split.shards.bytes[need.shard])
+            size = 0 if need.shard in self._spans else int(self._split.shards.bytes[need.shard])
             fits = self._unfinished_bytes + size <= self._budget_bytes and need.begin < position + self._period
             if need.begin >= stop and not (fits and self._begun):
                 break

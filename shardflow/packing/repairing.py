@@ -97,7 +97,7 @@ def repair(
     executor = make_executor("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
     if source is not None:
-        refuse_virtual(dataset, "shards", "repair", "restore them, or index again")
+        refuse_virtual(dataset, "shards", "repair", "without FROM, --repair rebuilds their indexes; restore lost tars")
     found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]

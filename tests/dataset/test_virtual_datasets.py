@@ -60,7 +60,7 @@ def test_a_lost_index_of_whole_tars(tmp_path: Path, damage: str) -> None:
     assert re.fullmatch(r"train/0/1\.npy: .*; --repair rebuilds it if its tar has no other samples", str(finding))
     report = sf.repair(tmp_path)
     assert (report.repaired, report.left, index.read_bytes()) == (("train/0/1.npy",), (), before)
-    with pytest.raises(ConfigError, match="was made by `shardflow index` from tars; restore them, or index again"):
+    with pytest.raises(ConfigError, match="was made by `shardflow index` from tars; without FROM, --repair rebuilds"):
         sf.repair(tmp_path, tmp_path)
     (tmp_path / "0.tar").unlink()
     assert "restore them, or index again" in sf.repair(tmp_path).failed["train/0/0.tar"]

@@ -378,6 +378,16 @@ def test_a_limit_below_what_is_read_at_once_warns(
     assert sum(blob.bytes for blob in stream.cache.blobs()) <= stream.cache.limit_bytes
 
 
+def test_a_shard_that_several_streams_read_counts_once(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all shards fit, no limit is exceeded, also if each shard is cut into parts of several streams."""
+    stream = Stream(root, tmp_path, shards_cached=SHARDS, streams=4 * SHARDS, buffer=TOTAL)
+    assert sorted(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
+    assert stream.transfers() == SHARDS
+    assert not [record for record in caplog.records if "at the same time" in record.message]
+
+
 def test_order_does_not_depend_on_the_store(root: Path, tmp_path: Path) -> None:
     """Through a cache, whatever its size, come the samples that come from the directory, in their order."""
     local = shardflow.samples(root, seed=1, shuffle=Shuffle(buffer=16, streams=3))
