@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from shardflow._wording import plural
 from shardflow.errors import ConfigError
-from shardflow.formats.labels import Label
+from shardflow.formats.labels import Label, are_numbers
 from shardflow.storage.file_names import given_path, name_bytes
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.urls import strip_file_scheme
@@ -135,7 +135,7 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
                 f"have numbers; run `shardflow pack {url} NEW --preset original --classes FILE` for each, with all "
                 "class names in FILE (with boxes, pack their source)"
             )
-    if longest and [*longest] == [*map(str, range(len(longest)))] and len({url for url, _ in datasets}) > 1:
+    if longest and are_numbers(longest) and len({url for url, _ in datasets}) > 1:
         logger.warning(
             "the classes of %s are numbers without names, so whether a number means the same class in all is not "
             "checked; `shardflow index` and `shardflow pack` name the classes with `--classes FILE`",

@@ -7,7 +7,7 @@ labels.json   a JSON list of numbers, shardflow's convention
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from shardflow.errors import DecodeError
@@ -71,6 +71,11 @@ def parse_labels(
     if not (isinstance(numbers, list) and all(type(number) is int and 0 <= number < end for number in numbers)):
         raise DecodeError(f"labels {payload[:_SHOWN_BYTES]!r} are not a list of numbers{_range(classes)}")
     return tuple(numbers)
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Return whether the names of classes are only their numbers, from 0."""
+    return [*names] == [str(number) for number in range(len(names))]
 
 
 def _range(classes: int | None) -> str:

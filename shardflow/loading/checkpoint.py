@@ -51,11 +51,6 @@ class Cursor:
         self.running, self.peeked_at, self.may_peek = False, None, True
 
     @property
-    def is_left(self) -> bool:
-        """Whether the next iteration begins another epoch, although this one has not ended."""
-        return self.begun and (self.running or self.peeked_at is None)
-
-    @property
     def next(self) -> tuple[int, int]:
         """Epoch and position of the next batch, of the running iteration or else of the next one."""
         if self.running or not self.begun:

@@ -313,14 +313,15 @@ class Iteration:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        left = engine._steps(engine._cursor.position) if engine._cursor.is_left else 0
+        before, left = engine._cursor.epoch, engine._steps(engine._cursor.position)
         self._epoch, self._position = engine._cursor.begin()
-        if left and not engine._has_left and engine._plan.sources[0].epochs.shuffle is not None:
+        is_training = engine._plan.sources[0].epochs.shuffle is not None
+        if is_training and left and self._epoch > before and not engine._has_left:
             engine._has_left = True
             logger.warning(
                 "epoch %d was left with %s to go, and epoch %d begins; to finish an interrupted epoch, call "
                 "loader.load_state_dict(loader.state_dict()) before the loop",
-                self._epoch - 1,
+                before,
                 plural(left, "batch"),
                 self._epoch,
             )

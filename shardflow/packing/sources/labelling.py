@@ -11,7 +11,7 @@ from dataclasses import replace
 from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named, as_json_list, refuse_lookalikes
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.labels import Label
+from shardflow.formats.labels import Label, are_numbers
 
 from .items import Item, Items, encode_more
 from .reader import Reader
@@ -150,10 +150,6 @@ def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], oth
 
 def _refuse_numbers(classes: Sequence[str], old: Sequence[str]) -> None:
     """Refuse to mix numbers and names: a label 0 would become a new class named "0"."""
-
-    def are_numbers(names: Sequence[str]) -> bool:
-        return [*names] == [str(number) for number in range(len(names))]
-
     begin_alike = all(name == other for name, other in zip(classes, old, strict=False))
     are_named = are_numbers(old) and set(old).isdisjoint(classes) and not all(map(str.isdecimal, classes))
     if (are_numbers(classes) and not begin_alike) or are_named:
