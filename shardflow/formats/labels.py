@@ -59,7 +59,7 @@ def parse_labels(
     if part == CLASS_PART:
         text = payload if strict else payload.strip()
         if not (text.isdigit() and len(text) <= _DIGITS and (classes is None or int(text) < classes)):
-            raise DecodeError(f"label {text[:_SHOWN_BYTES]!r} is not a number{_range(classes)}")
+            raise DecodeError(f"label {text[:_SHOWN_BYTES]!r} is not a whole number{_range(classes)}")
         return (int(text),)
     try:
         found = json.loads(payload)
@@ -69,7 +69,7 @@ def parse_labels(
     end = 10**_DIGITS if classes is None else classes
     # `type(...) is int`, because a bool is an instance of int.
     if not (isinstance(numbers, list) and all(type(number) is int and 0 <= number < end for number in numbers)):
-        raise DecodeError(f"labels {payload[:_SHOWN_BYTES]!r} are not a list of numbers{_range(classes)}")
+        raise DecodeError(f"labels {payload[:_SHOWN_BYTES]!r} are not a list of whole numbers{_range(classes)}")
     return tuple(numbers)
 
 
@@ -79,4 +79,4 @@ def are_numbers(names: Sequence[str]) -> bool:
 
 
 def _range(classes: int | None) -> str:
-    return "" if classes is None else f" from 0 to {classes - 1}"
+    return ", 0 or more" if classes is None else f" from 0 to {classes - 1}"

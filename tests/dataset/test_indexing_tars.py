@@ -126,7 +126,7 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
         "a.tar/twice": "two parts 'jpg'",
         "a.tar/other\udcfc": "its name is not UTF-8",
         "a.tar/unlabelled": "has no label",
-        "a.tar/named": r"label b'cat' is not a number",
+        "a.tar/named": r"label b'cat' is not a whole number",
         "a.tar/parted": "split between two tars",
         "b.tar/parted": "has no image",
     }.items():

@@ -261,9 +261,9 @@ def test_all_damage_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "problem"),
     [
-        (b"4", r"label b'4' is not a number from 0 to 3"),
-        *((label, "is not a number") for label in (b"-1", b"", b" 1", b"1\n", b"1.0", "\u0663".encode())),
-        (b"9" * 10_000, r"label b'9{20}' is not a number"),
+        (b"4", r"label b'4' is not a whole number from 0 to 3"),
+        *((label, "is not a whole number") for label in (b"-1", b"", b" 1", b"1\n", b"1.0", "\u0663".encode())),
+        (b"9" * 10_000, r"label b'9{20}' is not a whole number"),
         (None, "has no label"),
     ],
     ids=lambda value: repr(value)[:20],
@@ -286,7 +286,7 @@ def test_wrong_lists_of_labels_are_found(tmp_path: Path, labels: bytes) -> None:
     samples = [("000", {"jpg": b"", "labels.json": b"[0, 3]"}), ("001", {"jpg": b"", "labels.json": labels})]
     commit(storage, [write_shard(storage, "train/000000.tar", samples)], classes=4)
     (finding,) = shardflow.verify(tmp_path)
-    assert (finding.key, "are not a list of numbers from 0 to 3" in finding.problem) == ("001", True)
+    assert (finding.key, "are not a list of whole numbers from 0 to 3" in finding.problem) == ("001", True)
 
 
 def test_manifest_that_miscounts_is_found(tmp_path: Path) -> None:

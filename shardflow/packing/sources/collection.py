@@ -15,7 +15,7 @@ import itertools
 import logging
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,12 +116,13 @@ class Collection:
             adapted = _huggingface(samples, adapter, split)
             is_changed = getattr(samples, "format", {}).get("type") == "custom"  # by `with_transform`
         else:
-            _warn_of_transform(samples, split)
-            classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
+            origin, _ = _of_subset(samples)
+            _warn_of_transform(origin, split)
+            classes = getattr(origin, "classes", None)  # torchvision's; ImageNet has several names for each class
             names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
             adapted = _Split(samples, adapter, names)
-            numbers = getattr(samples, "class_to_idx", None) or {}  # an own `find_classes` may number them otherwise
-            is_changed = getattr(samples, "target_transform", None) is not None or any(
+            numbers = getattr(origin, "class_to_idx", None) or {}  # an own `find_classes` may number them otherwise
+            is_changed = getattr(origin, "target_transform", None) is not None or any(
                 isinstance(name, str) and numbers.get(name, place) != place for place, name in enumerate(classes or ())
             )
         if not is_changed or adapted.classes is None or self.classes is not None:
@@ -134,12 +135,30 @@ class Collection:
 
 def _warn_of_transform(samples: Any, split: str) -> None:
     """Warn of a torchvision dataset that transforms its images, perhaps at random: each is packed once."""
-    while (transform := getattr(samples, "transform", None)) is None and hasattr(samples, "dataset"):
-        samples = samples.dataset  # of a Subset
+    while (transform := _transform(samples)) is None and hasattr(samples, "dataset"):
+        samples = samples.dataset  # of a wrapper
     if transform is not None:
         name = type(transform).__name__
         remedy = "pack it without, and give the transform to the Loader"
         logger.warning("split %r: the dataset has the transform %s, whose results are packed; %s", split, name, remedy)
+
+
+def _transform(samples: Any) -> Any:
+    joint = getattr(samples, "transforms", None)  # also holds transforms of targets alone
+    return getattr(samples, "transform", None) or (None if getattr(samples, "target_transform", None) else joint)
+
+
+def _of_subset(samples: Any) -> tuple[Any, Sequence[int] | None]:
+    """Return the dataset of which `samples` is a PyTorch `Subset`, such as of `random_split`, and the numbers in it.
+
+    Other samples are returned with None.
+    """
+    library, numbers = sys.modules.get("torch.utils.data"), None
+    while library is not None and type(samples) is library.Subset:
+        indices = samples.indices
+        numbers = indices if numbers is None else [indices[number] for number in numbers]
+        samples = samples.dataset
+    return samples, numbers
 
 
 class _Split(NamedTuple):
@@ -266,16 +285,17 @@ def _unlabelled_input(
 
 def _samples(samples: Any) -> Iterator[Any]:
     """Yield the samples; for a sample that raises an exception, yield the exception."""
-    if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
+    samples, numbers = _of_subset(samples)
+    if numbers is None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
         yield from samples
-    elif (files := _files_of(samples)) is not None:
-        yield from ((Path(path), label) for path, label in files)
-    else:
-        for number in range(len(samples)):
-            try:
-                yield samples[number]
-            except Exception as error:  # image loaders raise anything on a damaged file
-                yield error
+        return
+    numbers = range(len(samples)) if numbers is None else numbers
+    files = _files_of(samples)
+    for number in numbers:
+        try:
+            yield samples[number] if files is None else (Path(files[number][0]), files[number][1])
+        except Exception as error:  # image loaders raise anything on a damaged file
+            yield error
 
 
 def _files_of(samples: Any) -> list[tuple[str, int]] | None:

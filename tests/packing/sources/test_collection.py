@@ -199,8 +199,26 @@ def test_a_transform_of_images_is_named(tmp_path: Path, caplog: pytest.LogCaptur
         _packed(samples, tmp_path / f"{len(samples)}")
         assert "the dataset has the transform RandomCrop, whose results are packed" in caplog.text
         caplog.clear()
+    joint = torchvision.datasets.ImageFolder(src)
+    joint.transforms = torchvision.transforms.v2.Identity()  # as torchvision's detection datasets have it
+    _packed(joint, tmp_path / "joint")
+    assert "the dataset has the transform Identity" in caplog.text
+    caplog.clear()
     _packed(torchvision.datasets.ImageFolder(src), tmp_path / "plain")
     assert "transform" not in caplog.text
+
+
+def test_a_subset_has_the_classes_of_its_dataset(tmp_path: Path) -> None:
+    """PyTorch's `Subset`, also of another one, keeps class names, absent ones too, and packs the files themselves."""
+    samples = torchvision.datasets.ImageFolder(str(image_folder(tmp_path / "src", 6)))
+    some = torch.utils.data.Subset(torch.utils.data.Subset(samples, [1, 2, 4, 5]), [1, 3])
+    packed = _packed(some, tmp_path / "dst")
+    assert [int(sample["cls"]) for sample in packed] == [samples[2][1], samples[5][1]]
+    assert sf.open(tmp_path / "dst").classes == tuple(samples.classes)
+    whole = _packed(samples, tmp_path / "whole")
+    for mine, theirs in zip(packed, (whole[2], whole[5]), strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(mine[part] == theirs[part] for part in mine if part[0] != "_")
 
 
 def test_labels_that_a_transform_changes(hugging: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
