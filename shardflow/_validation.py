@@ -8,7 +8,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
@@ -81,6 +81,14 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def check_names(names: Iterable[str], own: Sequence[str], elsewhere: Mapping[str, str]) -> None:
+    """Raise ConfigError, with a remedy, for a name that is not among the arguments `own`; see below."""
+    for name in names:
+        if name not in own:
+            why = f"; {elsewhere[name]}" if name in elsewhere else did_you_mean(name, own)
+            raise ConfigError(f"there is no argument {name!r}{why or '; there are ' + ', '.join(own)}")
+
+
 def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make a function raise ConfigError, with a remedy, for unknown arguments and for positional ones that need a name.
 
@@ -98,10 +106,7 @@ def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callabl
                 named = ", ".join(f"{name}=" for name in own if name not in unnamed)
                 after = f" after {unnamed[-1]!r}" if unnamed[-1] != "self" else ""
                 raise ConfigError(f"write the name of each argument{after}: one of {named}")
-            for name in kwargs:
-                if name not in own:
-                    why = f"; {elsewhere[name]}" if name in elsewhere else did_you_mean(name, own)
-                    raise ConfigError(f"there is no argument {name!r}{why or '; there are ' + ', '.join(own)}")
+            check_names(kwargs, own, elsewhere)
             return function(*args, **kwargs)
 
         return checked

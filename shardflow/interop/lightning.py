@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardflow._validation import check_names
 from shardflow._wording import plural
 from shardflow.errors import ResumeMismatchError
 from shardflow.loading.decoders.decoder import Decoder
 from shardflow.loading.decoders.standard_crops import CenterCrop, RandomResizedCrop
-from shardflow.loading.loader import Loader
+from shardflow.loading.loader import ELSEWHERE, Loader
 from shardflow.loading.source import Transforms
 
 try:
@@ -39,6 +41,9 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
         options: Arguments of the loaders. `decoder`, `transform`, `batch_transform`, `sampler`, `samples_per_epoch`,
             `shuffle` and `tail` apply to training only; all others, such as `batch_size`, to all loaders.
 
+    Raises:
+        ConfigError: A loader has no argument of this name.
+
     Example:
         >>> photos = DataModule("photos256", batch_size=256, transform=v2.RandomErasing())
         >>> trainer.fit(model, datamodule=photos)
@@ -59,6 +64,8 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # Lightning is opt
         **options: Any,
     ) -> None:
         super().__init__()
+        own = [name for name in inspect.signature(Loader).parameters if name not in ("url", "split")]
+        check_names(options, own, ELSEWHERE | {"split": "name the splits with train, val, test and predict"})
         self.url = url
         self.splits = {"train": train, "val": val, "test": test, "predict": predict}
         self._training = {"decoder": RandomResizedCrop(size), "shuffle": True, **options}

@@ -53,7 +53,7 @@ from .worker_settings import Workers
 
 logger = logging.getLogger(__name__)
 
-_ELSEWHERE = {
+ELSEWHERE = {
     "batch_sampler": "batch_size and sampler compose the batches",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
@@ -155,7 +155,7 @@ class Loader(Engine):
         StoreError: The dataset cannot be reached.
     """
 
-    @explain_unknown_arguments(_ELSEWHERE)
+    @explain_unknown_arguments(ELSEWHERE)
     def __init__(
         self,
         url: str | os.PathLike[str],

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardflow
-from shardflow.errors import ResumeMismatchError
+from shardflow.errors import ConfigError, ResumeMismatchError
 from tests.helpers.scripts import FOLDER, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own: about loggers, workers and torch
@@ -158,6 +158,13 @@ def test_evaluation_has_a_decoder_and_transforms_of_its_own(example: Any, datase
     images, _ = next(iter(data.train_dataloader()))
     assert images.shape[-1] == 16
     assert int(images.max()) > 0
+
+
+def test_wrong_options_are_refused_at_once(example: Any, dataset: Path) -> None:
+    """An argument that loaders do not have is an error of the data module, not of the trainer later."""
+    for option, remedy in {"batch_sizes": "batch_size", "drop_last": "tail='drop'", "split": "train, val"}.items():
+        with pytest.raises(ConfigError, match=f"there is no argument '{option}'.*{remedy}"):
+            example.DataModule(dataset, **{option: 16})
 
 
 def test_a_mix_is_a_dataloader_too(fit: Callable[..., Any], dataset: Path, tmp_path: Path) -> None:
