@@ -171,9 +171,8 @@ class Piece:
         members: list[bytes] = []
         inputs: list[InputResult] = []
         pixels, statistics = PixelSums(), Statistics()
-        for ordinal, (item, (result, packed)) in enumerate(
-            zip(job.items, self.outcomes(announce), strict=True), job.first
-        ):
+        results = zip(job.items, self.outcomes(announce), strict=True)
+        for ordinal, (item, (result, packed)) in enumerate(results, job.first):
             inputs.append(result)
             if packed is not None:
                 members.append(shard_writer.sample(sample_key(ordinal), packed.parts))

@@ -125,6 +125,7 @@ def plan_jobs(
         if sharding.shuffle and split == TRAIN:
             key = keyed_rng.key(sharding.seed, "pack", split)
             items = items.take(_shuffled(key, len(items), source.reader.chunk_items))
+        starts = range(0, len(items), sharding.shard_samples)
         jobs += [
             Job(
                 name=job_name(split, number),
@@ -135,9 +136,7 @@ def plan_jobs(
                 recipe=recipe,
                 storage_options=storage_options,
             )
-            for number, start in enumerate(
-                range(0, len(items), sharding.shard_samples), start=sharding.jobs.get(split, 0)
-            )
+            for number, start in enumerate(starts, sharding.jobs.get(split, 0))
         ]
     for job in jobs:
         if len(job.items) > _CHECKED_INPUTS:  # before hours of work; fewer inputs are checked after it

@@ -262,9 +262,8 @@ class _NewVersion:
             if gone.any():
                 old = self._base.receipts[shard.name.removesuffix(".tar")]
                 keys += np.array(old.keys())[gone].tolist()
-                made = _Rewriting(self._dataset, self._lock, self._staging, shard, old, gone).run(
-                    job_name(name, number)
-                )
+                rewriting = _Rewriting(self._dataset, self._lock, self._staging, shard, old, gone)
+                made = rewriting.run(job_name(name, number))
                 number, new = number + 1, made.shard
                 self.retired.append(shard.name.removesuffix(".tar"))
                 if name in self._statistics:

@@ -128,10 +128,8 @@ def repair(
                 raise
             except ShardflowError as error:
                 failed[name] = str(error)
-        left = verify_records(dataset)
-        for shard in broken:
-            left += verify_shard(dataset, shard)
-        left += verify_columns(dataset)
+        left = [*verify_records(dataset), *verify_columns(dataset)]
+        left += (finding for shard in broken for finding in verify_shard(dataset, shard))
     return RepairReport(found=tuple(found), repaired=tuple(repaired), failed=failed, left=tuple(left))
 
 

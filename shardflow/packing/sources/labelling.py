@@ -63,12 +63,8 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
     if classes is None:
         used = [label for label in labels if label is not None]
         if len(unlabelled) >= _MANY and len(used) > 0.9 * len(unlabelled):
-            logger.warning(
-                "%s has a class for nearly every image, %d for %d; check that these are the labels",
-                where,
-                len(used),
-                len(unlabelled),
-            )
+            message = "%s has a class for nearly every image, %d for %d; check that these are the labels"
+            logger.warning(message, where, len(used), len(unlabelled))
         _refuse_lists_as_text(numbering.classes or (), where)
         _warn_of_joined_names(numbering.classes or (), where)
         _warn_of_missing(numbering.classes or (), where)
@@ -126,12 +122,9 @@ def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:
         joined = [name for name in classes if separator in name.strip()]
         parts = {one.strip() for name in joined for one in name.split(separator)}
         if len(parts.union(classes) - {*joined}) < len(classes) and not parts.isdisjoint(classes):
-            logger.warning(
-                "%s has the class %r, which may be several; if it is, %s, into each cell",
-                where,
-                joined[0],
-                as_json_list([one.strip() for one in joined[0].split(separator)]),
-            )
+            remedy = as_json_list([one.strip() for one in joined[0].split(separator)])
+            message = "%s has the class %r, which may be several; if it is, %s, into each cell"
+            logger.warning(message, where, joined[0], remedy)
             return
 
 

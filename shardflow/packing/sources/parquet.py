@@ -185,12 +185,10 @@ class Parquet(SourceKind):
             if named is not None and named not in names:
                 raise ConfigError(f"{self} has no column {named!r}; it has {', '.join(names)}")
         in_bytes = byte_columns(schema)
-        images = {name for name, is_struct in in_bytes.items() if is_struct} - {self.mask} or in_bytes.keys() - {
-            self.mask
-        }
-        image = self.image or (
-            min(images) if len(images) == 1 else next((key for key in IMAGE_KEYS if key in images), None)
-        )
+        structs = {name for name, is_struct in in_bytes.items() if is_struct}
+        images = structs - {self.mask} or in_bytes.keys() - {self.mask}
+        only = min(images) if len(images) == 1 else next((key for key in IMAGE_KEYS if key in images), None)
+        image = self.image or only
         if image is None or image not in in_bytes or (self.mask or image) not in in_bytes:
             found = f"has images in the columns {', '.join(in_bytes)}" if in_bytes else "has no column of bytes"
             raise ConfigError(
