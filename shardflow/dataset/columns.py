@@ -274,12 +274,11 @@ def _check_names(dataset: Dataset, table: Table, replaces: bool, to: str | os.Pa
     has_all = to is None and table.columns.keys() <= dataset.manifest.columns.keys()  # possibly the same columns
     parts = _first_parts(dataset)
     parts |= {mask_field(part) for part in dataset.manifest.annotations.masks}
+    taken = {*COMPUTED_FIELDS, *parts, *_FIELDS_OF_ANNOTATIONS}
     for name in table.columns:
         if not NAME.fullmatch(name):
             problem = "a column's name must have at most 64 letters, digits and _"
-        elif (
-            name in COMPUTED_FIELDS or name in parts or name in _FIELDS_OF_ANNOTATIONS or name.startswith(("box_", HAS))
-        ):
+        elif name in taken or name.startswith(("box_", HAS)):
             problem = f"the name is taken by a field of a batch: {', '.join(sorted({*COMPUTED_FIELDS, *parts}))}"
         elif name in TABLE_FIELDS:
             problem = f"the name has another meaning in conditions, like {', '.join(TABLE_FIELDS)}"

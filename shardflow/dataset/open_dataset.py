@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from shardflow._wording import plural
 from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError, ShardflowError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.columns import Column
+from shardflow.formats.labels import MAX_LABEL_BYTES
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
@@ -33,6 +35,7 @@ from .notebook_view import dataset_html
 from .purged_tars import purged_tars
 from .reader import ShardReader
 from .receipts import find_receipt, read_receipt
+from .shard_rows import ShardRows
 from .unpacked import packing_command
 
 _VALIDATION = ("val", "valid", "validation")
@@ -194,19 +197,17 @@ class Split:
         if rows is None or "json" not in rows.parts():
             return ""
         value = f"row[{name!r}]"
-        if self._has_number_as_text(name):
+        if self._has_number_as_text(name, rows):
             value = f"{value} and float({value})"  # an empty cell is null
         call = f"compute({str(self._storage)!r}, {name!r}, lambda rows: [{value} for row in rows], field='json')"
         return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
 
-    def _has_number_as_text(self, name: str) -> bool:
+    def _has_number_as_text(self, name: str, rows: ShardRows) -> bool:
         """Return whether the first value of a field of the samples' `.json` is a number as text, as from a CSV."""
-        if not self.reader.is_local(0):
-            return False
-        with contextlib.suppress(ShardflowError, AttributeError, KeyError, TypeError, ValueError):
-            records = range(min(_LOOKED_AT, int(self.shard_samples[0])))
-            rows = (self.reader.read(0, record).value("json") for record in records)
-            value = next(filter(None, (row.get(name) for row in rows)), None)
+        with contextlib.suppress(ShardflowError, AttributeError, RecursionError, TypeError, ValueError):
+            spans = [row[2:4] for row in rows.members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
+            texts = (self._storage.read_range(self.shards[0].name, offset, offset + size) for offset, size in spans)
+            value = next(filter(None, (json.loads(text).get(name) for text in texts)), None)
             return isinstance(value, str) and np.isfinite(float(value))
         return False
 

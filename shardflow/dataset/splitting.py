@@ -348,9 +348,7 @@ def _levelled(have: I64, totals: I64, count: int) -> I64:
     """Return how many of `count` samples each fold gets, so that the folds end up as even as possible."""
     order = np.lexsort((totals, have))
     levels = have[order]
-    missing = levels * np.arange(1, len(have) + 1) - np.cumsum(
-        levels
-    )  # until the first folds have the next one's level
+    missing = levels * np.arange(1, len(have) + 1) - np.cumsum(levels)  # until the first have the next one's level
     filled = int(np.searchsorted(missing, count, side="right"))
     order, levels = order[:filled], levels[:filled]
     each, rest = divmod(count - int(missing[filled - 1]), filled)

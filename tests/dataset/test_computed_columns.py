@@ -14,8 +14,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import shardflow
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.samplers import TokenBudget
+from tests.helpers.counting import CountingStorage
 from tests.helpers.making import jpeg, write_dataset
 
 CAPTIONS = [" ".join(["tree"] * (n % 5 + 1)) for n in range(12)]
@@ -156,7 +158,10 @@ def test_a_field_of_the_json_is_not_a_column_yet(tmp_path: Path) -> None:
 
 
 def test_numbers_of_a_csv_become_a_column_of_numbers(tmp_path: Path) -> None:
-    """The cells of a CSV are texts in `.json`: the call that makes a column of them converts numbers, gaps included."""
+    """The cells of a CSV are texts in `.json`: the call that makes a column of them converts numbers, gaps included.
+
+    A remote dataset says the same, and its shard is not fetched for that.
+    """
     for number in range(4):
         (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
     cells = [("", "cat"), ("2.5", "1 cat"), ("40", ""), ("-1e3", "cat")]
@@ -172,3 +177,8 @@ def test_numbers_of_a_csv_become_a_column_of_numbers(tmp_path: Path) -> None:
     assert train.column("score").values.tolist() == [0, 2.5, 40, -1000]
     assert train.column("score").present.tolist() == [False, True, True, True]
     assert train.column("note").values.tolist() == ["cat", "1 cat", "", "cat"]
+    content = shardflow.open(dataset).manifest
+    far = Dataset(CountingStorage(dataset, tmp_path / "log"), content, tmp_path / "cache")["train"]
+    assert "row['score'] and float(row['score'])" in far.json_remedy("score")
+    assert "float" not in far.json_remedy("note")
+    assert not far.reader.is_local(0)
