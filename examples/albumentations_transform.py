@@ -45,8 +45,9 @@ class Keyed:
         arrays = {NAMES.get(field, field): value.contiguous().numpy() for field, value in fields.items()}
         arrays["image"] = np.ascontiguousarray(arrays["image"].transpose(1, 2, 0))
         augmented = self._pipeline(**arrays)
-        augmented["image"] = augmented["image"].transpose(2, 0, 1)
-        result = {field: torch.tensor(augmented[NAMES.get(field, field)]) for field in fields}
+        if isinstance(augmented["image"], np.ndarray):  # not if the pipeline ends in `ToTensorV2`
+            augmented["image"] = augmented["image"].transpose(2, 0, 1)
+        result = {field: torch.as_tensor(np.array(augmented[NAMES.get(field, field)])) for field in fields}
         return result if isinstance(sample, dict) else result["image"]
 
 

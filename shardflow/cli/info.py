@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,15 +11,18 @@ import click
 
 import shardflow
 from shardflow._wording import first_few, plural, size_text
+from shardflow.dataset.own_files import has_our_form
 from shardflow.dataset.purged_tars import purged_tars
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
-from shardflow.errors import IntegrityError, NotFoundError
+from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import join_name
 
 from .options import PathOrUrl, json_option
 from .output import operation_counts, print_result
@@ -76,11 +80,21 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "quarantined": manifest.quarantined,
         "skipped": manifest.skipped,
         "fingerprint": dataset.fingerprint,
+        "earlier": earlier_versions(dataset),
         "tools": dict(manifest.tools),
         "roots": {name: root.to_json() for name, root in manifest.roots.items()},
         "purged": purged_tars(dataset.storage, [shard.name for shard in dataset.shards]),
         **_cached(dataset),
     }
+
+
+def earlier_versions(dataset: shardflow.Dataset) -> list[str]:
+    """Return the fingerprints of the other versions that the dataset keeps, whose manifests are not read."""
+    with contextlib.suppress(ShardflowError):
+        names = open_storage(join_name(dataset.url, "manifests")).listing()
+        found = [f"sha256:{name.removesuffix('.json')}" for name in names if has_our_form(f"manifests/{name}")]
+        return [each for each in found if each != dataset.fingerprint]
+    return []
 
 
 def _parts(dataset: shardflow.Dataset, split: str) -> dict[str, int] | None:
@@ -153,6 +167,7 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         "{inputs:,} = {samples:,} packed + {quarantined:,} quarantined + {skipped:,} skipped".format(**described),
     )
     yield "fingerprint", described["fingerprint"]
+    yield from (("earlier", version) for version in described["earlier"])
     yield "tools", _pairs(described["tools"])
     if "cache" in described:
         share = described["in_cache_bytes"] / max(described["tar_bytes"], 1)

@@ -177,7 +177,7 @@ def splits_of_files(root: str, names: Iterable[str]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for name in names:
         *folders, file = name.split("/")
-        found[name] = _split_words(file) or set().union(*map(_split_words, folders))
+        found[name] = split_words(file) or set().union(*map(split_words, folders))
     named = [name for name, splits in found.items() if splits]
     unnamed = [name for name, splits in found.items() if not splits]
     remedy = f"splits are {', '.join(SPLITS)}; rename it, or name one kind with a pattern such as {{train,val}}/*"
@@ -188,11 +188,11 @@ def splits_of_files(root: str, names: Iterable[str]) -> dict[str, str]:
         raise ConfigError(f"{message}; {remedy}")
     folder = divide_query(root).place.rpartition("/")[2]
     is_one_word = not named and len(_WORD.findall(folder.lower())) == 1
-    default = next(iter(_split_words(folder)), _TRAIN) if is_one_word else _TRAIN
+    default = next(iter(split_words(folder)), _TRAIN) if is_one_word else _TRAIN
     return {name: next(iter(splits), default) for name, splits in found.items()}
 
 
-def _split_words(text: str) -> set[str]:
+def split_words(text: str) -> set[str]:
     """Return the splits that a name says: by their names, as in `image_info_test-dev2017`, or else by other words."""
     words = _WORD.findall(text.lower())
     return set(SPLITS).intersection(words) or {_OTHER_WORDS[word] for word in words if word in _OTHER_WORDS}

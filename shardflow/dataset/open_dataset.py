@@ -420,7 +420,7 @@ def _read_version(storage: Storage, version: str) -> manifest.Manifest:
         content = _read_manifest(storage, name)
     except NotFoundError:
         message = f"{storage} is not version {version} and has no {name}; open the original dataset"
-        raise NotFoundError(f"{message}, because copies by `shardflow sync` have only the newest version") from None
+        raise NotFoundError(f"{message}, because a copy by `shardflow sync` has only one version") from None
     if content.fingerprint != version:
         raise ManifestError(f"is version {content.fingerprint}; restore it").with_location(shard=storage.url(name))
     return content

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -24,14 +26,18 @@ from shardflow.order.keyed_rng import U64
 
 from .open_dataset import Split
 from .selection import read_records
+from .series_order import in_split_order, is_series
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
 Group: TypeAlias = str | Iterable[Any] | None
-"""A field of the samples' `.json`, or a value for each sample, or None."""
+"""An added column, or a field of the samples' `.json`; or a value for each sample; or None."""
 
 _PART = "json"
 _SHOWN_FIELDS = 10
+_LOOKED_AT = 20
+
+logger = logging.getLogger(__name__)
 
 
 def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = None) -> npt.NDArray[np.int64]:
@@ -78,7 +84,15 @@ def sample_folds(
 def _values(split: Split, argument: str, given: Any, progress: OnShard) -> Iterable[Any]:
     """Return a value for each sample of a split: of a field, or as they are given."""
     if isinstance(given, str):
+        if given in split.columns.kinds:
+            column = split.column(given)
+            return [
+                value if is_there else None
+                for value, is_there in zip(column.values.tolist(), column.present, strict=True)
+            ]
         return read_records(split, partial(_field, split, argument, given), progress)
+    if is_series(given):
+        return in_split_order(split, argument, given)
     try:
         values = list(given)
     except TypeError:
@@ -88,7 +102,27 @@ def _values(split: Split, argument: str, given: Any, progress: OnShard) -> Itera
             f"{argument} has {plural(len(values), 'value')}, split {split.name!r} has {plural(len(split), 'sample')}"
         )
         raise ConfigError(f"{found}; give one per sample, or the name of a field")
+    _warn_of_other_order(split, argument, values)
     return values
+
+
+def _warn_of_other_order(split: Split, argument: str, values: Sequence[Any]) -> None:
+    """Warn if these are the values of a field of the samples' `.json`, but in another order, such as a table's."""
+    if not len(split) or not split.reader.is_local(0):
+        return
+    given = [*map(_plain, values)]
+    with contextlib.suppress(ShardflowError, AttributeError, TypeError, ValueError):  # values that cannot be compared
+        records = range(min(_LOOKED_AT, int(split.shard_samples[0])))
+        rows = [parse_json(_PART, split.reader.part(0, record, _PART) or b"{}") for record in records]
+        for name in set(rows[0]).intersection(*rows):
+            found = [_plain(row[name]) for row in rows]
+            if found == given[: len(found)] or not {*found}.issubset(given):
+                continue
+            every = [*map(_plain, read_records(split, partial(_field, split, argument, name), None))]
+            if every != given and Counter(every) == Counter(given):
+                message = f"{argument} has the values of the field {name!r} in another order than the samples; write"
+                logger.warning("%s %s=%r, or give them in the order of Split.sources()", message, argument, name)
+                return
 
 
 def _field(split: Split, argument: str, name: str, shard: int, record: int) -> Any:
@@ -105,8 +139,8 @@ def _field(split: Split, argument: str, name: str, shard: int, record: int) -> A
         fields = first_few([*map(repr, names)], _SHOWN_FIELDS) or "none"
         raise ConfigError(
             f"{reader.url(shard)}, sample {reader.key(shard, record)} has no field {name!r} in its .json, which has "
-            f"{fields}{did_you_mean(name, names)}; pack a table with that column, or pass {argument}= in Python with "
-            "a value per sample, in the order of Split.sources()"
+            f"{fields}{did_you_mean(name, names)}; add it with `shardflow columns add`, pack a table with it, or pass "
+            f"{argument}= in Python with a value per sample, in the order of Split.sources()"
         )
     return content[name]
 

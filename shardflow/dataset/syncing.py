@@ -53,14 +53,15 @@ def sync(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
+    version: str | None = None,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
     progress: OnShard = None,
 ) -> SyncReport:
     """Copy the dataset at `src` to `dst`, each a directory or a URL. After an interruption, the same call continues.
 
-    Only the newest version is copied, without the manifests of older ones. The copy of a virtual dataset includes the
-    whole tars, in `bases/`, and keeps the fingerprint.
+    One version is copied, without the manifests of others. The copy of a virtual dataset includes the whole tars, in
+    `bases/`, and keeps the fingerprint.
 
     >>> report = shardflow.sync("photos256", "s3://bucket/copy256")
 
@@ -69,18 +70,19 @@ def sync(
         dst: A new or empty directory or URL, or a copy of the same dataset, finished or not. Into a finished copy, only
             missing indexes, and missing tars and columns or those of another size, are copied; `verify` finds other
             damage.
+        version: Fingerprint of the version to copy; by default the newest.
         src_options, dst_options: Options of fsspec's file systems for `src` and `dst`, if these are URLs.
         progress: Called with each shard after it was copied or found, in this thread.
 
     Raises:
-        NotFoundError: The dataset or one of its shards does not exist.
+        NotFoundError: The dataset, the version or one of its shards does not exist.
         IntegrityError: A shard differs from the packed one; it is not copied.
         FormatError: The quarantine is damaged, or its length differs from the manifest.
         DatasetExistsError: `dst` is another dataset.
         ConfigError: `dst` has other files.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
-    dataset = open_dataset(src, storage_options=src_options)
+    dataset = open_dataset(src, storage_options=src_options, version=version)
     roots = {name: replace(root, url=f"bases/{name}") for name, root in dataset.manifest.roots.items()}
     source, own = dataset.storage, open_storage(dst, dst_options, to_write=True)
     target, shards = virtual_storage(own, dst, roots, dst_options), dataset.shards

@@ -71,7 +71,7 @@ def scan_tar(storage: Storage, name: str, annotations: Annotations = NOTHING) ->
     with open_tar(storage, name, hashed=True) as tar:
         scan = _Scan(tar, annotations)
         try:
-            for sample in read_samples(tar):
+            for sample in read_samples(tar, storage.url(name)):
                 scan.add(sample)
         except TarError as error:
             raise error.with_location(shard=storage.url(name)) from None

@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardflow.errors import TarError
+from shardflow.errors import ConfigError, TarError
 
 from .tar_members import TarBytes, members
+from .ustar import BLOCK
+
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+"""The first bytes of compressed files, which may be named `.tar`: Python's tarfile expands them without a word."""
 
 MAX_PARTS = 1000
 """The most parts of a sample in a tar of another writer."""
@@ -37,8 +47,15 @@ class TarSample:
     problem: str = ""  # why the sample cannot be used
 
 
-def read_samples(tar: TarBytes) -> Iterator[TarSample]:
-    """Yield the samples of a tar in order. If the tar is damaged or cut short, a last sample without a key says so."""
+def read_samples(tar: TarBytes, url: str = "the tar") -> Iterator[TarSample]:
+    """Yield the samples of a tar in order. If the tar is damaged or cut short, a last sample without a key says so.
+
+    Raises:
+        ConfigError: The tar, named by its `url` in the message, is compressed.
+    """
+    head = bytes(tar.read(0, BLOCK))
+    if compression := next((each for magic, each in _COMPRESSIONS.items() if head.startswith(magic)), None):
+        raise ConfigError(f"{url} is compressed by {compression}, and cannot be read by position; decompress it first")
     sample: TarSample | None = None
     damage = ""
     try:
@@ -68,4 +85,5 @@ def read_samples(tar: TarBytes) -> Iterator[TarSample]:
         yield sample
     if damage:
         after = f"after sample {sample.key!r}" if sample is not None else "from its start"
-        yield TarSample("", problem=f"{after} the tar cannot be read: {damage}; the rest is lost")
+        lost = "the rest is lost" if sample is not None else "all samples in it are lost"
+        yield TarSample("", problem=f"{after} the tar cannot be read: {damage}; {lost}")

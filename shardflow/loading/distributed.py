@@ -85,6 +85,7 @@ def check_equal_on_ranks(name: str, value: str, size: int) -> None:
 def warn_of_other_settings(what: str, settings: Mapping[str, Any], size: int) -> None:
     """Warn if the rank that began first has other settings for its loader of `what`, the n-th on each rank.
 
+    If their "fingerprint" differs, no other setting is named: they read other datasets, or versions of one.
     No rank waits for another, because ranks may look at a batch alone. With groups of `size` 1 nothing is compared.
     """
     if size < 2 or not _is_initialised():
@@ -98,8 +99,11 @@ def warn_of_other_settings(what: str, settings: Mapping[str, Any], size: int) ->
         logger.info("the settings of ranks are not compared: %s", error)
         return
     rank, here = first.pop("rank"), json.loads(mine)
-    if differing := [f"{name} {here[name]!r}, not {first[name]!r}" for name in first if first[name] != here[name]]:
-        remedy = "make them equal on all ranks, or pass group=(0, 1) to a loader that one rank reads alone"
+    names = [name for name in first if first[name] != here.get(name)]
+    names = ["fingerprint"] if "fingerprint" in names else names
+    if differing := [f"{name} {here.get(name)!r}, not {first[name]!r}" for name in names]:
+        same = "give all ranks one version of the dataset" if "fingerprint" in names else "make them equal on all ranks"
+        remedy = f"{same}, or pass group=(0, 1) to a loader that one rank reads alone"
         logger.warning(
             "this rank begins with %s as rank %d does: samples can be missing or repeated; %s",
             ", ".join(differing),

@@ -34,6 +34,7 @@ from .source import EpochStart
 from .stage_times import stage_cpu_ms
 from .stages import Read, sample_stages
 from .stats import Stats, StatsRecorder
+from .transform_parts import settings_of
 from .worker_pool import WorkerPool, send_errors
 from .worker_settings import Workers
 
@@ -91,7 +92,8 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             sender,
         )
         self._pool = WorkerPool(self._pipeline, workers, sender)
-        self._was_compared = self._has_left = False
+        self._was_compared = self._has_left = self._was_peek = False
+        self._settings_of_workers: list[list[object]] = []
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FIXED:  # it would have no effect
@@ -318,13 +320,13 @@ class Iteration:
         is_training = engine._plan.sources[0].epochs.shuffle is not None
         if is_training and left and self._epoch > before and not engine._has_left:
             engine._has_left = True
-            logger.warning(
-                "epoch %d was left with %s to go, and epoch %d begins; to finish an interrupted epoch, call "
-                "loader.load_state_dict(loader.state_dict()) before the loop",
-                before,
-                plural(left, "batch"),
-                self._epoch,
-            )
+            remedy = "to finish an interrupted epoch, call loader.load_state_dict(loader.state_dict()) before the loop"
+            if engine._was_peek:
+                remedy = (
+                    f"the second look in a row at one batch counts: call loader.set_epoch({before}) before training"
+                )
+            message = "epoch %d was left with %s to go, and epoch %d begins; %s"
+            logger.warning(message, before, plural(left, "batch"), self._epoch, remedy)
         first, starts = engine._begin(self._epoch, self._position)
         if not engine._was_compared:
             engine._was_compared = True
@@ -341,7 +343,7 @@ class Iteration:
         if self._is_over:
             return
         if kind is not None:
-            is_peek = kind is GeneratorExit and self._handed_out == 1
+            self._engine._was_peek = is_peek = kind is GeneratorExit and self._handed_out == 1
             self._engine._cursor.leave(self._position if is_peek else None)
             return
         self._engine._cursor.set(self._epoch + 1)
@@ -370,6 +372,10 @@ class Iteration:
         if not self._steps:  # a state of an epoch's end: workers would start for nothing
             engine._stats.begin()
             return
+        settings = [settings_of((source.transform, source.batch_transform)) for source in engine._plan.sources]
+        if settings != engine._settings_of_workers:  # as with a DataLoader, whose workers begin with each epoch
+            engine._pool.end()
+            engine._settings_of_workers = settings
         outputs = iter(engine._pool)
         try:
             for output in engine._stats.timed(outputs):

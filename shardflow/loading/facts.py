@@ -14,6 +14,7 @@ from shardflow._wording import plural
 from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample_table import select
+from shardflow.dataset.series_order import in_split_order, is_series
 from shardflow.errors import ConfigError
 from shardflow.formats.columns import NUMBERS
 from shardflow.order.epochs import limited
@@ -83,7 +84,12 @@ def column_numbers(split: Split, name: str, chosen: npt.NDArray[np.bool_] | None
 
 
 def load_numbers(split: Split, path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """Return the numbers in a `.npy`, memory-mapped; ConfigError if it is missing or not a `.npy` of numbers."""
+    """Return the numbers in a `.npy`, memory-mapped; ConfigError if it is missing or not a `.npy` of numbers.
+
+    A pandas Series in place of the path has numbers by the paths of the samples.
+    """
+    if is_series(path):
+        return np.array(in_split_order(split, "the sampler's argument", path))
     try:
         values: npt.NDArray[Any] = np.load(os.path.expanduser(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

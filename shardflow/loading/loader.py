@@ -45,7 +45,7 @@ from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
 from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import IMAGES, EpochStart, Source, Transforms
-from .torchvision_transforms import refuse_unfit
+from .torchvision_transforms import check_albumentations, refuse_unfit
 from .tv_sample import check_movable
 from .whole_sample import WholeSample
 from .worker_pool import check_sendable
@@ -202,6 +202,7 @@ class Loader(Engine):
         names, annotations, columns = resolve_fields(fields, opened, chosen, epochs.drawn, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, names, transform)
         refuse_unfit(decoder, transform, annotations.names)
+        check_albumentations(decoder, transform)
         if partition.tail == "pad":
             refuse_mixed_padding(batch_transform, names)
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
@@ -443,11 +444,10 @@ def check_sampler_on_ranks(source: Source) -> None:
 
 
 def compare_start_on_ranks(dataset: Dataset, source: Source, start: EpochStart) -> None:
-    """Warn if the rank that began first started elsewhere, or over other samples of the split."""
+    """Warn if the rank that began first has another dataset, started elsewhere, or over other samples of the split."""
     settings = checkpoint.save(dataset, source, start)
     settings |= {"batch_size": source.partition.batch_size, "tail": source.partition.tail}
-    what = f"{settings.pop('fingerprint')}/{source.split.name}"
-    warn_of_other_settings(what, settings, source.partition.world_size)
+    warn_of_other_settings(source.split.name, settings, source.partition.world_size)
 
 
 def _check_callables(transform: Transforms, batch_transform: object) -> None:

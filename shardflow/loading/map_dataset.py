@@ -28,23 +28,25 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     >>> accuracy = correct / len(val.dataset)
 
     Use it to look at samples; for training, iterate over the loader, which reads shards sequentially. With
-    `samplers.Subset`, it has the samples of the subset, in the subset's order.
+    `samplers.Subset`, it has the samples of the subset, in the subset's order, as PyTorch's `Subset` has: then the
+    field "index" of a batch, a number in the split, is one of `indices`.
 
     Attributes:
         dataset: The open dataset with all splits, as from `shardflow.open`.
         split: The split; `split[i]` are the undecoded parts of a sample.
         classes: The class names, label 0 first; empty without labels.
         class_to_idx: Class name → label.
+        indices: The number of each sample in the split, int64 [len(dataset)].
         targets: The label of each sample: an int; or, if some samples have none or several, a tuple for each.
     """
 
     def __init__(
         self, dataset: Dataset, split: Split, samples: int, chosen: npt.NDArray[np.int64] | None = None
     ) -> None:
-        self.dataset, self.split, self._chosen = dataset, split, chosen
+        self.dataset, self.split = dataset, split
+        self.indices = np.arange(samples) if chosen is None else chosen
         self.classes = list(dataset.classes or ())
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self._samples = samples if chosen is None else len(chosen)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in ("transform", "target_transform", "transforms"):
@@ -52,7 +54,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         super().__setattr__(name, value)
 
     def __len__(self) -> int:
-        return self._samples
+        return len(self.indices)
 
     @overload
     def __getitem__(self, number: int) -> tuple[torch.Tensor, Any]: ...
@@ -72,13 +74,11 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
             DecodeError: It has no image, or one that cannot be decoded.
         """
         if isinstance(number, slice):
-            return [self[each] for each in range(self._samples)[number]]
+            return [self[each] for each in range(len(self))[number]]
         number = check_integer("the number of a sample", number)
-        if not -self._samples <= number < self._samples:
-            raise IndexError(f"sample {number} does not exist; there are {self._samples}, numbered from 0")
-        number %= self._samples
-        number = number if self._chosen is None else int(self._chosen[number])
-        sample = self.split.reader.read(*self.split.locate(number))
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} does not exist; there are {len(self)}, numbered from 0")
+        sample = self.split.reader.read(*self.split.locate(int(self.indices[number])))
         size = np.array([sample.image_size], dtype=np.int64)
         decoded = Image()([sample.parts[image_part(sample)]], size, np.zeros(1, dtype=np.uint64))
         if decoded.failures:
@@ -90,13 +90,12 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     @functools.cached_property
     def targets(self) -> list[int] | list[tuple[int, ...]]:
         """The label of each sample; if some have none or several, the labels of each as a tuple."""
-        chosen = np.arange(self._samples) if self._chosen is None else self._chosen
-        labels = single_classes(self.split, len(self.classes))[chosen]
+        labels = single_classes(self.split, len(self.classes))[self.indices]
         if (labels >= 0).all():
             numbers: list[int] = labels.tolist()
             return numbers
         several = [*read_labels(self.split, len(self.classes))]
-        return [several[number] for number in chosen.tolist()]
+        return [several[number] for number in self.indices.tolist()]
 
     def __repr__(self) -> str:
         return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {plural(len(self), 'sample')}"

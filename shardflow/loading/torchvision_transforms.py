@@ -1,19 +1,28 @@
-"""Transforms of torchvision that cannot convert a decoded image, refused before workers start.
+"""Transforms of torchvision and Albumentations that do not fit a decoded image, found before workers start.
 
 Only transforms that certainly fail, or convert nothing, are refused: after a transform of another package, the input
-type is unknown. Classes are recognised by name, so that torchvision need not be imported.
+type is unknown. Classes are recognised by name, so that the packages need not be imported.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardflow.errors import ConfigError
 
+from .transform_parts import parts_of
+
+logger = logging.getLogger(__name__)
+
 _FLOATS = "v2.ToDtype(torch.float32, scale=True) before v2.Normalize, or device.Normalize() in a device.Prefetcher"
 _MAY_CHANGE_TYPE = {"ConvertImageDtype", "Lambda", "LinearTransformation", "RandomApply", "RandomChoice", "RandomOrder"}
 _MAY_CHANGE_TYPE |= {"ImageClassification", "ObjectDetection", "SemanticSegmentation", "ToDtype", "ToPILImage"}
+
+_MOVING_CHANNELS = {"ToPILImage", "einsum", "moveaxis", "movedim", "permute", "rearrange", "swapaxes", "to_pil_image"}
+_MOVING_CHANNELS |= {"transpose"}
+"""The names in code that turns an image [3, H, W] into [H, W, 3]."""
 
 
 def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -> None:
@@ -46,6 +55,35 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
                 )
             if name == "Normalize":
                 raise ConfigError(f"Normalize takes floats, and images come as uint8 tensors: write {_FLOATS}")
+
+
+def check_albumentations(decoder: object, transform: object) -> None:
+    """Refuse Albumentations as the transform; warn if the user's code around it does not move the channels to the end.
+
+    Raises:
+        ConfigError: The transform itself is one of Albumentations, which takes no tensors.
+    """
+    if not type(decoder).__module__.startswith("shardflow."):
+        return
+    for each in transform if isinstance(transform, list | tuple) else [transform]:
+        theirs, words = "", set[str]()
+        for part in parts_of(each, _is_albumentations):
+            words.add(type(part).__name__)
+            for function in (part, *(getattr(type(part), name, None) for name in ("__call__", "forward"))):
+                words.update(getattr(getattr(function, "__code__", None), "co_names", ()))
+            theirs = theirs or type(part).__name__ * _is_albumentations(part)
+        if theirs and words.isdisjoint(_MOVING_CHANNELS):
+            remedy = "wrap it as `Keyed` in examples/albumentations_transform.py does, which seeds it too"
+            message = (
+                f"{theirs} of Albumentations takes arrays [H, W, 3], and images come as tensors [3, H, W]; {remedy}"
+            )
+            if _is_albumentations(each):
+                raise ConfigError(message)
+            logger.warning("%s, or move the axes before and after it", message)
+
+
+def _is_albumentations(value: object) -> bool:
+    return any(base.__module__.startswith("albumentations.") for base in type(value).__mro__)
 
 
 def _of_torchvision(transform: Any) -> Iterator[Any]:

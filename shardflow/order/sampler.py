@@ -40,7 +40,7 @@ class Facts:
         classes: The class names; None if the dataset has no labels.
         labels: Returns the class of each sample, int32 [split_samples]; ConfigError if one has none or several.
         image_sizes: Returns width and height of each image, int64 [split_samples, 2]; 0 if unknown.
-        load: Returns the numbers in a file, given its path.
+        load: Returns the numbers in a file, given its path, or of a pandas Series in the order of the split.
         column: Returns the numbers in a column, [split_samples]; None if no column has this name; ConfigError if
             samples lack a value, of those that the second argument selects, bool [samples], or of all.
         where: Returns which samples fulfil a condition, bool [split_samples].
@@ -204,7 +204,8 @@ def per_sample(facts: Facts, given: Any, who: str, chosen: npt.NDArray[np.bool_]
     """
     values: Any = facts.column(given, chosen) if isinstance(given, str) else None
     if values is None:
-        values = facts.load(given) if isinstance(given, str) or hasattr(given, "__fspath__") else given
+        is_loaded = isinstance(given, str) or hasattr(given, "__fspath__") or hasattr(given, "reindex")
+        values = facts.load(given) if is_loaded else given
     if not isinstance(values, np.memmap):
         # A copy, as a training loop may update its array of losses during the epoch.
         values = as_numbers(f"{who} takes a number per sample", values).copy()

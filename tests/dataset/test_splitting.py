@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import assume, given
@@ -172,7 +173,7 @@ def test_groups_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     """A field that a sample lacks, a wrong number of values, and groups that leave nothing are errors that say so."""
     dataset, _ = dataset_with_patients(tmp_path / "set")
     for group, message in (
-        ("person", r"sample 000 has no field 'person' in its .json, which has 'camera', 'patient'; pack a table"),
+        ("person", r"sample 000 has no field 'person' in its .json, which has 'camera', 'patient'; add it with"),
         ("patients", r"which has 'camera', 'patient' \(did you mean 'patient'\?\)"),
         (["a"], "group has 1 value, split 'train' has 110 samples; give one per sample"),
         (5, "group must be a field, or a value per sample, found 5"),
@@ -316,6 +317,62 @@ def test_given_folds_are_kept(tmp_path: Path) -> None:
         assert in_val(tmp_path / "list" / name) == {f"{n:03}" for n in range(20) if f"fold{given[n]}" == name}
         assert in_val(tmp_path / "field" / name) == in_val(tmp_path / "list" / name)
         assert sum(report.samples.values()) == 20
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:
+    """A table of 40 images by id, with patients, packed in another order to `set`."""
+    rows = [{"id": f"im{n}", "patient": n * 7 % 9, "fold": n * 7 % 9 % 2} for n in range(40)]
+    for n, row in enumerate(rows):
+        (tmp_path / f"{row['id']}.jpg").write_bytes(jpeg(n))
+    found = pd.DataFrame(rows)
+    found.to_csv(tmp_path / "t.csv", index=False)
+    source = sf.sources.Table(tmp_path / "t.csv", image="id", images=tmp_path)
+    sf.pack(source, tmp_path / "set", short_side=16, executor="serial", shard_samples=15)
+    return found
+
+
+def test_a_series_comes_by_its_index(table: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Values of pandas are those of the ids or paths in the index; without these the order is unknown, and refused.
+
+    A list that has the values of a field in the order of the table gets a warning.
+    """
+    dataset = tmp_path / "set"
+    expected = sf.split_folds(dataset, tmp_path / "field", folds=3, group="patient")
+    by_id = table.set_index("id").patient
+    by_path = by_id.rename(lambda name: f"{name}.jpg")
+    ordered = by_path.loc[sf.open(dataset)["train"].sources()]
+    for name, group in {"id": by_id, "path": by_path, "ordered": ordered, "list": ordered.tolist()}.items():
+        assert sf.split_folds(dataset, tmp_path / name, folds=3, group=group) == expected
+    assert "order" not in caplog.text
+    for other in (table.patient, by_id.iloc[1:], pd.concat([by_id, by_id.iloc[:1]])):
+        with pytest.raises(ConfigError, match=r"group is a Series, .* such as 'im\d+.jpg': set the table's index"):
+            sf.split_folds(dataset, tmp_path / "other", folds=3, group=other)
+    sf.split_folds(dataset, tmp_path / "table", folds=3, group=table.patient.tolist())
+    assert "group has the values of the field 'patient' in another order than the samples" in caplog.text
+    weights = table.set_index("id").patient * 1.0
+    sampler = sf.samplers.Weighted(weights)
+    loader = sf.Loader(dataset, batch_size=1, sampler=sampler, num_workers=0, fields=("index",), tail="short")
+    patients = [int(json.loads(sample["json"])["patient"]) for sample in sf.open(dataset)["train"]]
+    drawn = Counter(int(index) for (index,) in loader)
+    assert [drawn[number] for number in range(40)] == patients
+    with pytest.raises(ConfigError, match="Series"):
+        sf.Loader(dataset, batch_size=1, sampler=sf.samplers.Weighted(table.patient), num_workers=0)
+
+
+def test_an_added_column_has_groups_and_folds(table: Any, tmp_path: Path) -> None:
+    """A column that was added after packing can name the groups and the folds, as a field of the `.json` can."""
+    dataset = tmp_path / "set"
+    fields = {"group": "patient", "folds": "fold"}
+    expected = [sf.split_folds(dataset, tmp_path / name, **{name: each}) for name, each in fields.items()]  # type: ignore[arg-type]
+    added = table.rename(columns={"patient": "who", "fold": "part"})
+    sf.columns.add(dataset, added, path="id")
+    columns = {"group": "who", "folds": "part"}
+    found = [sf.split_folds(dataset, tmp_path / f"column {name}", **{name: each}) for name, each in columns.items()]  # type: ignore[arg-type]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [report.samples for report in ours.values()] == [report.samples for report in theirs.values()]
+    for name in fields:
+        assert in_val(tmp_path / f"column {name}/fold1") == in_val(tmp_path / f"{name}/fold1")
 
 
 def test_given_folds_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -209,3 +209,25 @@ def test_a_refused_sync_removes_nothing(virtual: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         sf.sync(virtual, copy)
     assert contents(copy) == {".tmp-notes": b"mine"}
+
+
+def test_sync_of_an_earlier_version(tmp_path: Path) -> None:
+    """A copy has one version, the newest or a named one; the command says which stay behind, and `info` lists them."""
+    for number in range(3):
+        (tmp_path / f"{'ab'[number > 1]}").mkdir(exist_ok=True)
+        (tmp_path / f"{'ab'[number > 1]}" / f"{number}.jpg").write_bytes(jpeg(number))
+    dataset, options = tmp_path / "set", {"executor": "serial"}
+    first = sf.pack(tmp_path / "a", dataset, short_side=16, **options).fingerprint  # type: ignore[arg-type]
+    second = sf.extend(tmp_path / "b", dataset, **options).fingerprint  # type: ignore[arg-type]
+    said = CliRunner().invoke(shardflow, ["sync", str(dataset), str(tmp_path / "newest")]).output
+    assert f"not copied: 1 earlier version, such as {first}; --version copies one" in said
+    assert first in CliRunner().invoke(shardflow, ["info", str(dataset)]).output
+    assert first not in CliRunner().invoke(shardflow, ["info", str(tmp_path / "newest")]).output
+    for name, version in (("old", first), ("new", second)):
+        said = CliRunner().invoke(shardflow, ["sync", str(dataset), str(tmp_path / name), "--version", version]).output
+        assert "earlier" not in said
+        assert sf.open(tmp_path / name).fingerprint == version
+        assert sf.verify(tmp_path / name) == []
+    assert len(sf.open(tmp_path / "old")["train"]) == 2
+    with pytest.raises(NotFoundError, match="a copy by `shardflow sync` has only one version"):
+        sf.open(tmp_path / "newest", version=first)

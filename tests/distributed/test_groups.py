@@ -122,6 +122,8 @@ def work(url: Path) -> dict[str, Any]:
     moved = make_loader(url, **{**differing, "seed": 0})
     moved.set_epoch(mesh.get_local_rank("tp"))
     found["another epoch"] = warnings_of(lambda: next(iter(moved)))
+    stale = Path(url).with_name("other") if dist.get_rank() >= 4 else url
+    found["another dataset"] = warnings_of(lambda: next(iter(make_loader(stale, **{**differing, "seed": 0}))))
     if dist.get_rank() == 0:  # alone: no other rank takes part
         found["alone"] = batches_of(make_loader(url, group=(0, 1), sampler=shardflow.samplers.Weighted(1), **options))
     outside = dist.new_group([0])
@@ -132,7 +134,9 @@ def work(url: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 67 samples in four uneven shards, sample n labelled n."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
+    folder = tmp_path_factory.mktemp("data")
+    make_dataset(folder / "other", SIZES[:-1])
+    return make_dataset(folder / "set", SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +207,16 @@ def test_other_settings_of_a_rank_are_said(name: str, setting: str, found: list[
     said = list(chain(*(rank[f"another {name}"] for rank in found)))
     assert 4 <= len(said) < 8
     assert all(re.match(rf"this rank begins with {setting} \d+, not \d+ as rank \d does: ", one) for one in said)
+
+
+def test_another_dataset_of_a_rank_is_said(found: list[dict[str, Any]]) -> None:
+    """A rank with another dataset, such as an older version, warns, as its samples and steps are others."""
+    said = list(chain(*(rank["another dataset"] for rank in found)))
+    assert 4 <= len(said) < 8
+    message = (
+        r"this rank begins with fingerprint 'sha256:\w+', not 'sha256:\w+' as rank \d does: .*; give all ranks one"
+    )
+    assert all(re.match(message, one) for one in said)
 
 
 def test_what_is_not_a_group_is_refused(found: list[dict[str, Any]]) -> None:

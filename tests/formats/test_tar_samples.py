@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
+import shardflow
+from shardflow.errors import ConfigError
 from shardflow.formats.tar_samples import TarSample, read_samples, split_member_name
 from tests.helpers.tars import TarInMemory, members_of, write_tar
 
@@ -56,10 +62,20 @@ def test_a_damaged_tar_says_where(tmp_path: Path) -> None:
     """The loss behind the damage names the last sample and the damage, and is of no key."""
     data = write_tar(tmp_path / "a.tar", [("a.jpg", b"1")], mtime=1).read_bytes()
     end = "it ends at byte {} without the zero blocks that close a tar: it is cut short"
-    damage = f"the tar cannot be read: {end}; the rest"
-    for cut, after in ((0, "from its start"), (1024, "after sample 'a'")):
+    damage = f"the tar cannot be read: {end};"
+    for cut, after, lost in ((0, "from its start", "all samples in it are"), (1024, "after sample 'a'", "the rest is")):
         loss = list(read_samples(TarInMemory(data[:cut])))[-1]
-        assert loss == TarSample("", problem=f"{after} {damage.format(cut)} is lost")
+        assert loss == TarSample("", problem=f"{after} {damage.format(cut)} {lost} lost")
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_tar_is_refused(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """A compressed tar is not damaged, so its samples are not left out as bad ones: it has to be decompressed."""
+    data = write_tar(tmp_path / "a.tar", [("a.jpg", b"1")]).read_bytes()
+    (tmp_path / "a.tar").write_bytes(compress(data))
+    for read in (shardflow.index, lambda folder: shardflow.pack(folder, tmp_path / "packed", max_errors=9)):
+        with pytest.raises(ConfigError, match=r"a\.tar is compressed by (gzip|bzip2|xz), .*decompress it first"):
+            read(tmp_path)
 
 
 def test_members_of_a_sample_stand_together(tmp_path: Path) -> None:

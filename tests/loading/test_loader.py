@@ -338,6 +338,50 @@ def test_an_epoch_that_is_left_is_named_once(dataset: Path, caplog: pytest.LogCa
     assert labels(loader(dataset, num_workers=0)) == expected
 
 
+def test_looks_at_single_batches_that_cost_epochs_are_named(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second look in a row at one batch ends its epoch: the warning says so, and how to begin with epoch 0."""
+    some = loader(dataset, num_workers=0)
+    for _ in range(2):
+        next(iter(some))
+    assert not caplog.text
+    next(iter(some))
+    assert "epoch 1 begins; the second look in a row at one batch counts: call loader.set_epoch(0)" in caplog.text
+    some.set_epoch(0)
+    assert labels(some) == labels(loader(dataset, num_workers=0))
+
+
+class Dimmed:
+    """A transform with a strength that a user changes between epochs."""
+
+    strength = 1.0
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """The image, float32, darker."""
+        return image / 255 * self.strength
+
+
+@pytest.mark.parametrize("kind", ["attribute", "composed", "variable"])
+def test_a_changed_transform_reaches_the_workers(dataset: Path, kind: str) -> None:
+    """A value that is changed between two epochs counts in the next one, as with a DataLoader; else workers stay."""
+    strength = 1.0
+    dimmed = Dimmed()
+    transform = {"attribute": dimmed, "composed": v2.Compose([v2.Identity(), dimmed])}.get(
+        kind, lambda image: image / 255 * strength
+    )
+    some = loader(dataset, num_workers=1, transform=transform)
+
+    def brightest() -> float:
+        return max(float(images.max()) for images, _ in some)
+
+    assert brightest() > 0
+    before = some._pool.pids()
+    assert brightest() > 0
+    assert some._pool.pids() == before
+    strength = dimmed.strength = 0.0
+    assert brightest() == 0
+    some.close()
+
+
 def test_settings_are_fixed(dataset: Path) -> None:
     """A setting that is assigned later, as to a torch DataLoader, would have no effect, and is an error."""
     some = loader(dataset, num_workers=0)

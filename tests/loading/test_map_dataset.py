@@ -44,7 +44,8 @@ def test_a_subset_has_its_samples_alone(tmp_path: Path) -> None:
         assert "9 samples, 3 per epoch" in repr(loader)
         loader.set_sampler(shardflow.samplers.Subset([7, 1, 3, 0]))
         assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 4
-        assert loader.dataset.targets == [7, 1, 3, 0]
+        assert loader.dataset.targets == loader.dataset.indices.tolist() == [7, 1, 3, 0]
+    assert shardflow.Loader(url, batch_size=2, num_workers=0, limit=3).dataset.indices.tolist() == [0, 1, 2]
 
 
 def test_classes_are_torchvisions(tmp_path: Path) -> None:

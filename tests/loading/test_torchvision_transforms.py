@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,3 +76,45 @@ def test_of_a_loader(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ColorJitter of torchvision\.transforms .*'boxes'"):
         refuse_unfit(Image(), v1.ColorJitter(0.1), ("boxes",))
     refuse_unfit(Image(), v2.ColorJitter(0.1), ("boxes",))
+
+
+class Turning:
+    """A pipeline of Albumentations with the channels moved, as it takes them."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """The image."""
+        return torch.from_numpy(self.pipeline(image=image.permute(1, 2, 0).numpy())["image"]).permute(2, 0, 1)
+
+
+def test_albumentations_takes_other_axes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A function that gives a tensor's axes to Albumentations warns, one that moves them does not; alone it is refused.
+
+    On [3, H, W] a vertical flip swaps red and blue, without an error.
+    """
+    dataset = make_dataset(tmp_path / "set", [4])
+    blur = importlib.import_module("albumentations").GaussianBlur(p=1)
+
+    def unturned(image: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(blur(image=image.numpy())["image"])
+
+    def turned(image: torch.Tensor) -> torch.Tensor:
+        return v2.functional.pil_to_tensor(
+            v2.functional.to_pil_image(blur(image=np.moveaxis(image.numpy(), 0, -1))["image"])
+        )
+
+    options = {"batch_size": 2, "num_workers": 0, "decoder": Image()}
+    for transform in (Turning(blur), turned, v2.Compose([v2.RandomInvert(), Turning(blur)])):
+        shardflow.Loader(dataset, transform=transform, **options)
+        assert not caplog.text
+    for transform in (unturned, v2.Compose([v2.RandomInvert(), v2.Lambda(unturned)])):
+        shardflow.Loader(dataset, transform=transform, **options)
+        assert (
+            "GaussianBlur of Albumentations takes arrays [H, W, 3], and images come as tensors [3, H, W]; wrap"
+            in caplog.text
+        )
+        caplog.clear()
+    with pytest.raises(ConfigError, match=r"GaussianBlur of Albumentations takes arrays .*Keyed"):
+        shardflow.Loader(dataset, transform=blur, **options)

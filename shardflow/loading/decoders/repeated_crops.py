@@ -7,14 +7,13 @@ decodes. Known classes are recognised by their names, wherever they are nested; 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from shardflow.errors import ConfigError
+from shardflow.loading.transform_parts import parts_of
 
 from .decoder import Decoder
 from .standard_crops import CenterCrop, Cover, RandomResizedCrop
@@ -41,8 +40,6 @@ _OTHER_MOVES |= {"SafeRotate", "ShiftScaleRotate", "Transpose", "TrivialAugmentW
 """They move pixels, as crops and flips do, without a decoder that does the same."""
 
 _MIXING = {"CutMix", "Mixup", "MixUp"}
-
-_MOST_OBJECTS = 1000  # that are looked into: a transform may hold a whole model
 
 
 def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **arguments: object) -> None:
@@ -128,16 +125,8 @@ def _side(size: int | Sequence[int]) -> int:
 
 def _known_transforms(root: object, names: Set[str]) -> dict[str, object]:
     """Return the transforms of these names in an object, by the names of their classes; of several, the last."""
-    known, seen, left = dict[str, object](), set[int](), [root]
-    while left and len(seen) < _MOST_OBJECTS:
-        each = left.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            if name := _known_name(each, names):
-                known[name] = each
-            else:
-                left += reversed([*_parts(each)])
-    return known
+    parts = parts_of(root, lambda each: _known_name(each, names) is not None)
+    return {name: each for each in parts if (name := _known_name(each, names))}
 
 
 def _known_name(value: object, names: Set[str]) -> str | None:
@@ -145,20 +134,3 @@ def _known_name(value: object, names: Set[str]) -> str | None:
         if base.__module__.startswith(_PACKAGES) and base.__name__ in names:
             return base.__name__
     return None
-
-
-def _parts(value: object) -> Iterable[object]:
-    """Return the parts of an object: its items, its attributes, or the functions that it calls."""
-    if isinstance(value, Mapping):
-        return value.values()
-    if isinstance(value, (list, tuple)):
-        return value
-    if isinstance(value, FunctionType):
-        with contextlib.suppress(ValueError):  # of a name that has no value yet
-            used = inspect.getclosurevars(value)
-            return filter(callable, (*used.nonlocals.values(), *used.globals.values()))
-    if isinstance(value, functools.partial):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, MethodType):
-        return (value.__self__,)
-    return () if isinstance(value, (type, ModuleType)) else getattr(value, "__dict__", {}).values()

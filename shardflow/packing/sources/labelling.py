@@ -31,6 +31,8 @@ _NUMBERS = re.compile(r"[0-9]+([ ,;|]+[0-9]+)+")
 
 _LIKE_LIST = re.compile(r"""[\[(]\s*(['"].*['"]|\d[\d\s,]*),?\s*[\])]""", re.DOTALL)
 
+_FEW_JOINED = 4  # fewer names that look like lists may be names
+
 _MANY = 20  # from this many images on, nearly as many classes as images are probably a mistake
 
 logger = logging.getLogger(__name__)
@@ -117,12 +119,16 @@ def _refuse_lists_as_text(classes: Sequence[str], where: object) -> None:
 
 
 def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:
-    """Warn if names look like lists, such as "rust scab": divided, they are fewer, and some of them are classes."""
+    """Warn if names look like lists, such as "rust scab": divided, they are fewer, and some are classes or recur."""
     for separator in "|;, ":
         joined = [name for name in classes if separator in name.strip()]
-        parts = {one.strip() for name in joined for one in name.split(separator)}
-        if len(parts.union(classes) - {*joined}) < len(classes) and not parts.isdisjoint(classes):
-            remedy = as_json_list([one.strip() for one in joined[0].split(separator)])
+        divided = {name: [one.strip() for one in name.split(separator) if one.strip()] for name in joined}
+        parts = {one for several in divided.values() for one in several}
+        names = parts.union(classes) - {*joined}
+        are_classes = len(names) < len(classes) and not parts.isdisjoint(classes)
+        recur = len(joined) >= _FEW_JOINED and 2 * len(names) <= len(classes)
+        if are_classes or recur:
+            remedy = as_json_list(divided[joined[0]])
             message = "%s has the class %r, which may be several; if it is, %s, into each cell"
             logger.warning(message, where, joined[0], remedy)
             return

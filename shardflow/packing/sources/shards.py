@@ -145,7 +145,7 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str, repeated: li
     local = storage.local_path(name)
     identity = file_state(local)[1] if local is not None else identity_of(tag) if tag else 0
     with open_tar(storage, name) as tar:
-        for sample in read_samples(tar):
+        for sample in read_samples(tar, storage.url(name)):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.key in keys:
                 repeated.append(path)

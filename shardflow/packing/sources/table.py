@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shardflow._wording import plural
 from shardflow.dataset.column_files import import_pyarrow
+from shardflow.dataset.finding_tars import split_words
 from shardflow.dataset.label_numbering import class_names
 from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow.formats.annotations import Annotations
@@ -33,7 +34,7 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.packing.progress import counted
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_folder_of, open_storage
-from shardflow.storage.urls import divide_query, is_remote, strip_file_scheme
+from shardflow.storage.urls import divide_query, is_remote, strip_file_scheme, url_text
 
 from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, unlabelled_input
@@ -76,7 +77,7 @@ class Table(SourceKind):
         label: Column with the name or number of a class, or a list of those; None for "label", if the table has it.
             Text that looks like a number, as in CSV, is a number unless `classes` contains it as a name.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
-            Without one, all rows are for training.
+            Without one, the name of the file says the split, as `test.csv` does, or all rows are for training.
         caption: Column with a text for `.txt`; None for "caption", if it has texts. Other values stay in `.json`.
         mask: Column with the path or URL of a mask for `.mask.png`; it is declared as a mask.
         images: Directory or URL of the relative paths; None for the folder of the table. If given, a path without an
@@ -201,12 +202,19 @@ class Table(SourceKind):
             likely = _similar(others, LIKE_LABEL) or [name for name in repeated if name not in other_uses]
             unused += self._perhaps_meant("label", likely, "the images have no labels")
         if used.split is None:
-            unused += self._perhaps_meant("split", like_split, "all rows are for training")
+            effect = f"all rows are in the split {self._default_split()}"
+            unused += self._perhaps_meant("split", like_split, effect)
         if used.mask is None:
             unused += self._perhaps_meant("mask", _similar(files, _LIKE_MASK), "its paths go to .json")
         if used.caption is None and "caption" not in row:
             unused += self._perhaps_meant("caption", like_caption, "its texts go to .json")
         return used
+
+    def _default_split(self) -> str:
+        """Return the split of a table without a column of splits: by its name, such as `val.csv`, or "train"."""
+        name = os.path.basename(divide_query(url_text(self.url)).place)
+        said = split_words(os.path.splitext(name)[0])
+        return min(said) if len(said) == 1 else "train"
 
     def _caption(self, head: Sequence[Row], unused: MutableSequence[str]) -> str | None:
         """Return the caption column, named or "caption"; if it has no texts, refuse a named one, or else warn."""
@@ -225,7 +233,7 @@ class Table(SourceKind):
             yield f"{message}, name it with {use}= or --{use}-column"
 
     def _split(self, row: Row, column: str | None, number: int) -> str:
-        split = "train" if column is None else str(row.get(column, "")).lower()
+        split = self._default_split() if column is None else str(row.get(column, "")).lower()
         if split not in SPLITS:
             message = f"{self}, row {number}: unknown split {split!r} in column {column!r}"
             raise ConfigError(f"{message}; write one of {', '.join(SPLITS)}")

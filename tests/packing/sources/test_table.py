@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import http.server
 import io
+import itertools
 import json
 import threading
 import time
@@ -368,7 +369,7 @@ def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     assert label.endswith(
         "no column 'label', so the images have no labels; to use ' label', name it with label= or --label-column"
     )
-    assert "all rows are for training; to use 'Split'" in split
+    assert "all rows are in the split train; to use 'Split'" in split
     caplog.clear()
     (tmp_path / "u.jsonl").write_text(
         '{"image": "1.jpg", "species": null}\n'
@@ -570,3 +571,38 @@ def test_wrong_folders_and_names_of_images(tmp_path: Path) -> None:
         list_source(sf.sources.Table(table, images=tmp_path / "images/1.jpg"))
     with pytest.raises(PackIncompleteError, match=r"no extension: .*leading zeros"):
         sf.pack(table, tmp_path / "dst", executor="serial")
+
+
+def test_names_that_are_combinations_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Cells with several classes become a class for each combination: a warning shows the list to write.
+
+    It also comes where no sample has one class alone. Class names of several words get none.
+    """
+    tags = ["clear", "haze", "road", "river"]
+    for separator in ("|", ", ", " ", ";"):
+        cells = [separator.join(some) for size in (2, 3) for some in itertools.combinations(tags, size)]
+        _items(_write(tmp_path / "t.csv", [{"path": "a.jpg", "label": cell} for cell in cells]))
+        assert "has the class 'clear" in caplog.text
+        assert 'a JSON list, such as ["clear", "haze"], into each cell' in caplog.text
+        caplog.clear()
+    names = ["sea lion", "sea otter", "red fox", "red panda", "polar bear", "brown bear"]
+    _items(_write(tmp_path / "t.csv", [{"path": "a.jpg", "label": name} for name in names]))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("test.csv", "test"),
+        ("Val.csv", "val"),
+        ("my-validation_2.tsv", "validation"),
+        ("train.jsonl", "train"),
+        ("photos.csv", "train"),
+        ("latest.csv", "train"),
+        ("train_val.csv", "train"),
+    ],
+)
+def test_the_name_of_a_table_says_its_split(name: str, split: str, tmp_path: Path) -> None:
+    """A table without a column of splits is of the split that its file is named after, as a folder is."""
+    assert [*list_source(_write(tmp_path / name, [{"path": "a.jpg"}])).splits] == [split]
+    assert [*list_source(_write(tmp_path / name, [{"path": "a.jpg", "split": "val"}])).splits] == ["val"]
