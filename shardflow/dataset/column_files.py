@@ -110,7 +110,10 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
     shown = repr(os.fspath(table)) if isinstance(table, (str, os.PathLike)) else f"the {type(table).__name__}"
     wanted = None if only is None else [key, *only]
     if not isinstance(table, (str, os.PathLike)) and not hasattr(table, "__arrow_c_stream__"):
-        raise ConfigError(f"{shown} is neither a path nor a table: no method __arrow_c_stream__ (Arrow PyCapsule)")
+        remedy = "; write pandas.DataFrame(it)" * isinstance(table, dict | list)
+        raise ConfigError(
+            f"{shown} is neither a path nor a table: no method __arrow_c_stream__ (Arrow PyCapsule){remedy}"
+        )
     try:
         found = _read_file(table, key, wanted, options) if isinstance(table, (str, os.PathLike)) else pa.table(table)
     except ShardflowError:

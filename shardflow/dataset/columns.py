@@ -46,7 +46,7 @@ _NAMED = 3
 _KEEP = -2
 _FIELDS_OF_ANNOTATIONS = ("mask", "masks", "boxes", "keypoints", "images")
 _BY_JSON = "columns.compute(URL, NAME, FUNCTION, field='json')"
-_IS_THERE = "the dataset has it; --replace replaces it in a new version"
+_IS_THERE = "the dataset has it; replace=True or --replace replaces it in a new version"
 
 _Rows = dict[str, npt.NDArray[np.int64]]
 """Split → for each of its samples the row of a table, -1 for none, `_KEEP` in splits that keep their values."""
@@ -301,7 +301,7 @@ def _or_by_json(dataset: Dataset) -> str:
 
 
 def _refusal(name: str, problem: str) -> ConfigError:
-    return ConfigError(f"column {name!r}: {problem}. Rename it in the table, or choose others with --only")
+    return ConfigError(f"column {name!r}: {problem}. Give it another name, or choose others with only= or --only")
 
 
 def _refuse_other_values(dataset: Dataset, table: Table, rows: _Rows) -> None:

@@ -211,6 +211,8 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
         if absent and not any(os.path.splitext(each.path)[1] for each in bad):
             remedy = "the paths have no extension: name the folder of the images with --image-folder, and write ids as "
             remedy += "in the names of the files, with leading zeros"
+        elif absent and all("\\" in each.path for each in bad):
+            remedy = "write / in place of \\ in the paths"
         elif absent:
             remedy = "paths in a table are absolute or relative to the table, or name their folder with --image-folder"
         elif all(any(part in each.reason for part in parts) for each in bad):

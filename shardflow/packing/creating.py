@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,9 @@ from typing import Any
 from shardflow._validation import check_integer, explain_unknown_arguments
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.labels import are_numbers
 from shardflow.formats.shard_layout import Sharding
+from shardflow.order.shuffle_settings import TRAIN
 
 from .commit import PackReport, carry_out
 from .executors import make_executor
@@ -21,6 +24,9 @@ from .progress import ProgressLike
 from .recipe import FromPreset, Recipe, make_recipe
 from .sample_recipe import SampleRecipe, refuse_absent_images, warn_of_undeclared
 from .sources.resolve import list_source, shared_options
+from .sources.source import Source
+
+logger = logging.getLogger(__name__)
 
 SHARD_SAMPLES = 2048
 
@@ -138,7 +144,18 @@ def pack(
         plan.source.refuse_skipped(max_errors)  # before the destination is made
         with ledger.storage.exclusive_writer() as writer:
             warn_of_undeclared(plan.source, plan.recipe.annotations)
+            _warn_of_own_classes(plan.source)
             return carry_out(plan, writer, runner, progress, started)
+
+
+def _warn_of_own_classes(source: Source) -> None:
+    """Warn of a dataset for evaluation alone, whose numbers of classes may not be those of a trained model."""
+    if source.has_own_classes and TRAIN not in source.splits and not are_numbers(source.classes or ()):
+        split, first = min(source.splits), (source.classes or ("",))[0]
+        message = (
+            "only the split %s is packed, so classes are numbered by its labels, from %r as 0; for a model of another"
+        )
+        logger.warning(f"{message} dataset, pass its classes in order: --classes FILE or classes=", split, first)
 
 
 def new_sharding(shard_samples: int, seed: int, shuffle: bool) -> Sharding:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -246,8 +247,8 @@ def _undecoded(dataset: Any, where: str) -> tuple[Any, list[str], dict[str, tupl
 
 
 def _unlabelled_inputs(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) -> Iterator[Item]:
-    for number, sample in enumerate(_samples(adapted.samples)):
-        path = f"{split}#{number}"
+    for number, (path, sample) in enumerate(_samples(adapted.samples)):
+        path = path or f"{split}#{number}"
         try:
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
@@ -283,19 +284,23 @@ def _unlabelled_input(
     return unlabelled_input(split, sample.label, path, size, identity, more)
 
 
-def _samples(samples: Any) -> Iterator[Any]:
-    """Yield the samples; for a sample that raises an exception, yield the exception."""
+def _samples(samples: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the path of each sample below an ImageFolder, otherwise "", and the sample, or the exception it raises."""
     samples, numbers = _of_subset(samples)
     if numbers is None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-        yield from samples
+        yield from (("", sample) for sample in samples)
         return
     numbers = range(len(samples)) if numbers is None else numbers
     files = _files_of(samples)
     for number in numbers:
         try:
-            yield samples[number] if files is None else (Path(files[number][0]), files[number][1])
+            if files is None:
+                yield "", samples[number]
+            else:
+                path, label = files[number]
+                yield name_of(os.path.relpath(path, samples.root)), (Path(path), label)
         except Exception as error:  # image loaders raise anything on a damaged file
-            yield error
+            yield "", error
 
 
 def _files_of(samples: Any) -> list[tuple[str, int]] | None:

@@ -138,6 +138,7 @@ class Folder(SourceKind):
             reader=Reader.at(storage, self.url, self.storage_options),
             splits=unlabelled.divided(number),
             classes=numbering.classes,
+            has_own_classes=self.classes is None and numbering.classes is not None,
             skipped=skipped,
             ignored=ignored,
         )

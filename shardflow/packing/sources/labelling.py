@@ -25,7 +25,7 @@ _LIKE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?")
 _WHOLE_NUMBER = re.compile(r"(0|[1-9][0-9]*)\.0*")
 """A class number as pandas writes it in a column that has empty cells."""
 
-_MISSING = {"nan", "na", "n/a", "none", "null"}
+_MISSING = {"#n/a", "nan", "na", "n/a", "none", "null"}
 
 _NUMBERS = re.compile(r"[0-9]+([ ,;|]+[0-9]+)+")
 
@@ -51,10 +51,8 @@ def unlabelled_input(split: str, label: Named, path: str, size: int, identity: i
             remedy = "leave such rows out, or write null in all rows of a split without classes"
             raise ConfigError(f"{path} has the label {one}, but class numbers begin at 0; {remedy}")
     if len(set(several)) < len(several) or list(several) == [1, 0]:
-        raise ConfigError(
-            f"{path} has the label {list(several)!r:.60}, which looks like a one-hot or multi-hot vector; expected a "
-            "list of different classes"
-        )
+        looks = ", which looks like a one-hot or multi-hot vector" * all(isinstance(one, int) for one in several)
+        raise ConfigError(f"{path} has the label {list(several)!r:.60}{looks}; expected a list of different classes")
     return Item(path, (split, tuple(label) if isinstance(label, list) else label), size, identity, more)
 
 
@@ -79,6 +77,7 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
         reader=reader,
         splits=unlabelled.divided(lambda key: (key[0], numbering.number(key[1]))),
         classes=numbering.classes,
+        has_own_classes=classes is None and numbering.classes is not None,
     )
 
 

@@ -44,6 +44,7 @@ class Source:
         skipped: Images of unsupported kinds, which are not in `splits`; see `refuse_skipped`.
         ignored: Extension → number of files that are not images.
         annotations: The annotations that the source declares.
+        has_own_classes: Whether the classes are those of its labels alone, in an order of their own.
         is_dataset: Whether it is a shardflow dataset.
         resources: Closed with the source.
     """
@@ -54,6 +55,7 @@ class Source:
     skipped: Sequence[Quarantined] = ()
     ignored: Mapping[str, int] = field(default_factory=dict)
     annotations: Annotations = NOTHING
+    has_own_classes: bool = False
     is_dataset: bool = False
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 

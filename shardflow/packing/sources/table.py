@@ -177,6 +177,10 @@ class Table(SourceKind):
             row = {**each, **{name: value for name, value in row.items() if value is not None}}
         named = _Columns(self.image, self.label, self.split, self.caption, self.mask)
         for column in named:
+            if column is not None and not isinstance(column, str):
+                raise ConfigError(
+                    f"a column is named by a text, found {column!r:.80}; several need one column of lists"
+                )
             if column is not None and column not in row:
                 raise ConfigError(f"{self} has no column {column!r}; it has {', '.join(row)}")
         image = self.image or next((column for column in IMAGE_COLUMNS if column in row), None)

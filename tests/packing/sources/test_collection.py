@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,9 @@ def test_a_subset_has_the_classes_of_its_dataset(tmp_path: Path) -> None:
     packed = _packed(some, tmp_path / "dst")
     assert [int(sample["cls"]) for sample in packed] == [samples[2][1], samples[5][1]]
     assert sf.open(tmp_path / "dst").classes == tuple(samples.classes)
+    assert sf.open(tmp_path / "dst")["train"].sources() == [
+        os.path.relpath(samples.samples[number][0], tmp_path / "src") for number in (2, 5)
+    ]
     whole = _packed(samples, tmp_path / "whole")
     for mine, theirs in zip(packed, (whole[2], whole[5]), strict=True):
         assert mine.keys() == theirs.keys()
