@@ -267,6 +267,23 @@ def test_classes_that_training_lacks(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert caplog.messages == ["2 classes have images in other splits, but none in train: d, e"]
 
 
+def test_classes_that_a_test_set_numbers_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A dataset without `train` may number its classes otherwise than a model: a warning, unless they are given.
+
+    An extension takes the numbers of its dataset, so nothing is said.
+    """
+    src = write_tree(tmp_path / "src", {f"test/{name}/{name}.jpg": photo(3) for name in "bc"})
+    sf.pack(src, tmp_path / "dst", **SMALL)
+    assert "only the split test is packed, so classes are numbered by its labels, from 'b' as 0" in caplog.text
+    caplog.clear()
+    sf.pack(sf.sources.Folder(src, classes=("a", "b", "c")), tmp_path / "given", **SMALL)
+    write_tree(tmp_path / "more", {"test/c/4.jpg": photo(4)})
+    sf.extend(tmp_path / "more", tmp_path / "given", executor="serial")
+    rows = write_tree(tmp_path / "rows", {"1.jpg": photo(1), "test.csv": b"path,label\n1.jpg,3\n"})
+    sf.pack(rows / "test.csv", tmp_path / "numbers", **SMALL)
+    assert "numbered by" not in caplog.text
+
+
 def _flat(root: Path) -> Path:
     return write_tree(root, {f"{n:02}.jpg": photo(n) for n in range(29)})
 

@@ -221,6 +221,18 @@ def test_numbers_in_one_text_name_the_list(tmp_path: Path) -> None:
         sf.sources.Table(table, classes=tmp_path / "classes.txt").list()
 
 
+def test_mistakes_of_tables_name_the_remedy(tmp_path: Path) -> None:
+    """A list for a column, the same class twice in a cell, and paths of Windows are errors that say what to do."""
+    table = _write(tmp_path / "t.csv", [{"path": "a\\b.jpg", "label": '["x", "y", "x"]'}])
+    with pytest.raises(ConfigError, match=r"a column is named by a text, found \['x', 'y'\]; several need one"):
+        sf.sources.Table(table, label=["x", "y"]).list()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"\['x', 'y', 'x'\]; expected a list of different classes"):
+        _items(table)
+    table = _write(tmp_path / "t.csv", [{"path": "a\\b.jpg"}])
+    with pytest.raises(PackIncompleteError, match=r"write / in place of \\ in the paths"):
+        sf.pack(table, tmp_path / "dst", **SMALL)
+
+
 def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     """A file that is not there, and a row without an image or a label, are quarantined by name; the rest is packed."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
