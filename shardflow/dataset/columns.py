@@ -34,10 +34,9 @@ from .column_files import FilesOfColumn, Table, Values, import_pyarrow, load_tab
 from .leftovers import remove_leftovers
 from .open_dataset import Dataset, Split, open_dataset
 from .own_files import refuse_foreign
-from .receipts import find_receipt
 from .sample_table import shard_keys
 from .selection import image_checksums, selected_contents
-from .virtual_dataset import SelectedRows, build_virtual_dataset, refuse_virtual
+from .virtual_dataset import SelectedRows, build_virtual_dataset
 from .write_lock import WriteLock, acquire_to_extend, clean_up
 
 ALLOWED = ("unmatched", "repeated")
@@ -320,18 +319,16 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
 
     if only_split is not None:
         dataset[only_split]  # raises ConfigError if it does not exist
-    if by_path:
-        remedy = "join by key (--key), or add the columns to"
-        refuse_virtual(dataset, "receipts", remedy, "join by key (--key)")
     rows: _Rows = {}
     example = ""
     for name, split in dataset.items():
-        found = []
+        found, end = [], 0
+        paths = _paths(split) if by_path and only_split in (None, name) else []
         for number, shard in enumerate(split.shards):
             if only_split not in (None, name):
                 found.append(np.full(shard.samples, _KEEP, dtype=np.int64))
                 continue
-            keys = _paths(dataset, shard) if by_path else shard_keys(split, number)
+            keys = paths[end : (end := end + shard.samples)] if by_path else shard_keys(split, number)
             example = example or keys[0]
             keys = [key.encode(errors="backslashreplace").decode() for key in keys]  # names of files may not be UTF-8
             choices = [pa.array(keys, pa.large_string())]
@@ -349,13 +346,11 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
     return rows, example
 
 
-def _paths(dataset: Dataset, shard: Shard) -> Sequence[str]:
-    if (made := find_receipt(dataset.storage, shard.receipt_name, shard)) is None:
-        url = dataset.storage.url(shard.receipt_name)
-        raise NotFoundError(
-            f"{url}, which lists the paths of the images, is missing; restore it, or join by key (--key)"
-        )
-    return made.sources
+def _paths(split: Split) -> list[str]:
+    try:
+        return split.sources()
+    except NotFoundError as error:
+        raise NotFoundError(f"{error}; or join by key, with key= or --key") from error
 
 
 def _refuse_shared(table: Table, rows: _Rows) -> None:

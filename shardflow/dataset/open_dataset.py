@@ -18,7 +18,7 @@ from shardflow._validation import check_integer, did_you_mean
 from shardflow._wording import plural
 from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError, ShardflowError
 from shardflow.formats import manifest, quarantine
-from shardflow.formats.columns import Column
+from shardflow.formats.columns import COMPUTED_FIELDS, TABLE_FIELDS, Column
 from shardflow.formats.labels import MAX_LABEL_BYTES
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt
@@ -196,20 +196,23 @@ class Split:
             rows = self.reader.rows(0) if len(self.shards) else None
         if rows is None or "json" not in rows.parts():
             return ""
+        found = self._json_values(name, rows)
+        if found == []:  # no sample that was looked at has the field
+            return ""
         value = f"row[{name!r}]"
-        if self._has_number_as_text(name, rows):
+        if _is_number_as_text(next(filter(None, found or ()), None)):
             value = f"{value} and float({value})"  # an empty cell is null
-        call = f"compute({str(self._storage)!r}, {name!r}, lambda rows: [{value} for row in rows], field='json')"
+        new = f"json_{name}" if name in {*COMPUTED_FIELDS, *TABLE_FIELDS, *rows.parts()} else name
+        call = f"compute({str(self._storage)!r}, {new!r}, lambda rows: [{value} for row in rows], field='json')"
         return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
 
-    def _has_number_as_text(self, name: str, rows: ShardRows) -> bool:
-        """Return whether the first value of a field of the samples' `.json` is a number as text, as from a CSV."""
-        with contextlib.suppress(ShardflowError, AttributeError, RecursionError, TypeError, ValueError):
-            spans = [row[2:4] for row in rows.members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
+    def _json_values(self, name: str, rows: ShardRows) -> list[Any] | None:
+        """Return the values of a field of the first samples' `.json`, of those that have it; None if one is damaged."""
+        spans = [row[2:4] for row in rows.members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
+        with contextlib.suppress(ShardflowError, RecursionError, ValueError):
             texts = (self._storage.read_range(self.shards[0].name, offset, offset + size) for offset, size in spans)
-            value = next(filter(None, (json.loads(text).get(name) for text in texts)), None)
-            return isinstance(value, str) and np.isfinite(float(value))
-        return False
+            return [row[name] for text in texts if isinstance(row := json.loads(text), dict) and name in row]
+        return None
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image from the indexes: int64 [N, 2], 0 if unknown or missing."""
@@ -223,6 +226,13 @@ class Split:
         """Return the number of the first sample of each of these shards, int64."""
         starts: npt.NDArray[np.int64] = self._ends[shards] - self.shard_samples[shards]
         return starts
+
+
+def _is_number_as_text(value: object) -> bool:
+    """Return whether a value is a number as text, as the cells of a CSV are."""
+    with contextlib.suppress(ValueError):
+        return isinstance(value, str) and bool(np.isfinite(float(value)))
+    return False
 
 
 class Dataset(Mapping[str, Split]):

@@ -158,7 +158,7 @@ def split_folds(
         src, group, seed, src_options, dst_options, progress: As for `split`.
         dst: A directory or URL; on this machine if `src` is.
         folds: Number of folds, 2 or more; or a field with the fold of each sample; or the fold of each training sample,
-            in order. Existing folds cannot be combined with `group`.
+            in order. Existing folds stay; with `group`, a warning counts the samples whose groups they divide.
 
     Returns:
         Name below `dst`, such as "fold0" → report. Warnings name a group that is larger than a fold should be, classes
@@ -171,18 +171,16 @@ def split_folds(
     seed = check_integer("seed", seed)
     dataset = _open_without(["val"], src, src_options)
     if isinstance(folds, Iterable):  # a text, too
-        if group is not None:
-            raise ConfigError("existing folds keep their samples; leave group out")
         names, fold_of = sample_folds(dataset["train"], folds, progress)
-        samples, has_several = _read_samples(dataset, None, seed, progress)
+        samples, has_several = _read_samples(dataset, group, seed, progress)
         if len(names) < 2:
             raise ConfigError(
                 f"all training samples are in fold {', '.join(names)}; a cross-validation needs two folds"
             )
         folds_of_groups = np.bincount(np.unique(np.stack([samples.groups, fold_of]), axis=1)[0])
         if torn := int((folds_of_groups > 1)[samples.groups].sum()):
-            message = "%s of split 'train' have copies in other existing folds; `--folds %d` would keep them together"
-            logger.warning(message, plural(torn, "image"), len(names))
+            message = "%s of split 'train' have %s in other existing folds; `--folds %d` would keep them together"
+            logger.warning(message, plural(torn, "image"), "copies" if group is None else "their groups", len(names))
         made_by = f"of {len(names)} given{f', by {folds}' if isinstance(folds, str) else ''}"
     else:
         folds = check_integer("folds", folds, 2)

@@ -6,6 +6,7 @@ type is unknown. Classes are recognised by name, so that the packages need not b
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,6 +40,10 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
     if not type(decoder).__module__.startswith("shardflow."):
         return
     for each in transform if isinstance(transform, list | tuple) else [transform]:
+        for one, other in itertools.pairwise(_of_torchvision(each)):
+            names = type(one).__name__, type(other).__name__
+            if names == ("ToDtype", "Normalize") and not one.scale and max(other.mean) <= 1:
+                logger.warning("ToDtype without scale=True leaves values up to 255, and Normalize has a mean below 1")
         for first in _of_torchvision(each):
             name, is_v1 = type(first).__name__, ".v2." not in type(first).__module__
             if name in _MAY_CHANGE_TYPE:

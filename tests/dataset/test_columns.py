@@ -679,7 +679,7 @@ def test_columns_in_a_place_of_ones_own(dataset: Path, tmp_path: Path) -> None:
         assert by_key(tmp_path / "mine", name) == by_key(dataset, name)
     with pytest.raises(DatasetExistsError):
         sf.columns.add(dataset, frame().rename_columns(["id", "a", "b", "c"]), key="id", to=tmp_path / "mine")
-    with pytest.raises(ConfigError, match="--key"):
+    with pytest.raises(NotFoundError, match="or join by key"):
         sf.columns.add(tmp_path / "mine", frame().rename_columns(["id", "a", "b", "c"]), path="id")
 
 

@@ -373,26 +373,31 @@ def test_an_added_column_has_groups_and_folds(table: Any, tmp_path: Path) -> Non
         assert [report.samples for report in ours.values()] == [report.samples for report in theirs.values()]
     for name in fields:
         assert in_val(tmp_path / f"column {name}/fold1") == in_val(tmp_path / f"{name}/fold1")
+    fold = sf.open(tmp_path / "folds/fold1")["val"]
+    sf.columns.add(tmp_path / "folds/fold1", added.rename(columns={"who": "late"}), path="id", only=["late"])
+    late = sf.open(tmp_path / "folds/fold1")["val"].column("late")
+    assert late.values.tolist() == added.set_index("id").who.loc[[Path(name).stem for name in fold.sources()]].tolist()
 
 
 def test_given_folds_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A missing fold, a name that is not one of a folder, one fold alone and a group are refused; torn copies warn."""
+    """A missing fold, a name that cannot name a folder and one fold alone are refused; torn copies and groups warn."""
     samples = [(f"{n:03}", {"jpg": jpeg(n // 2)}) for n in range(8)]
     dataset = write_dataset(tmp_path / "set", {"train": [samples]})
-    for folds, group, message in (
-        (["a", "", "b"] * 2 + ["a", "b"], None, "sample 1 "),
-        ([0, 1, math.nan, None] * 2, None, "sample 2 "),
-        (["a/b", "c"] * 4, None, "sample 0 .*'a/b'"),
-        ([1] * 8, None, "fold 1"),
-        ([0, 1] * 4, list(range(8)), "group"),
-        (2.5, None, "folds"),
+    for folds, message in (
+        (["a", "", "b"] * 2 + ["a", "b"], "sample 1 "),
+        ([0, 1, math.nan, None] * 2, "sample 2 "),
+        (["a/b", "c"] * 4, "sample 0 .*'a/b'"),
+        ([1] * 8, "fold 1"),
+        (2.5, "folds"),
     ):
         with pytest.raises(ConfigError, match=message):
-            sf.split_folds(dataset, tmp_path / "folds", folds=folds, group=group)  # type: ignore[arg-type]
+            sf.split_folds(dataset, tmp_path / "folds", folds=folds)  # type: ignore[arg-type]
     sf.split_folds(dataset, tmp_path / "folds", folds=[0, 0, 1, 1, 0, 0, 1, 1])
     assert "copies" not in caplog.text
     sf.split_folds(dataset, tmp_path / "torn", folds=[0, 1] * 4)
     assert "8 images of split 'train' have copies in other existing folds" in caplog.text
+    sf.split_folds(dataset, tmp_path / "groups", folds=[0, 0, 1, 1, 0, 0, 1, 1], group=[0, 0, 1, 1, 2, 2, 2, 2])
+    assert "4 images of split 'train' have their groups in other existing folds" in caplog.text
     caplog.clear()
     sf.split_folds(dataset, tmp_path / "one", folds=[0, 1, 0, 0, 1, 1, 1, 1])
     assert "2 images of split 'train' have copies" in caplog.text

@@ -78,6 +78,18 @@ def test_of_a_loader(tmp_path: Path) -> None:
     refuse_unfit(Image(), v2.ColorJitter(0.1), ("boxes",))
 
 
+def test_floats_that_are_not_scaled(caplog: pytest.LogCaptureFixture) -> None:
+    """Values up to 255 that `Normalize` takes for 0 … 1 get a warning, as nothing else shows them."""
+    for transform in (
+        v2.Compose([FLOATS, v2.Normalize(MEAN, MEAN)]),
+        v2.Compose([v2.ToDtype(torch.float32), v2.Normalize([128.0] * 3, [64.0] * 3)]),
+    ):
+        refuse_unfit(Image(), transform, ())
+        assert not caplog.text
+    refuse_unfit(Image(), v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(MEAN, MEAN)]), ())
+    assert "ToDtype without scale=True leaves values up to 255" in caplog.text
+
+
 class Turning:
     """A pipeline of Albumentations with the channels moved, as it takes them."""
 

@@ -256,6 +256,8 @@ def _header_hint(row: Row, url: str) -> str:
     """Return the remedy for a table without an image column."""
     if hint := _separator_hint([*row]):
         return hint
+    if next(iter(row), "").startswith("sep="):
+        return "delete the first line, with which Excel names the separator"
     if any(_extension(name) in SOURCE_PARTS for name in row):
         return "the first line must name the columns"
     table = f"shardflow.sources.Table({url!r}, image=...)"
