@@ -31,7 +31,7 @@ from shardflow.storage.staging import temporary_staging
 
 from .items import Item, Items, encode_more
 from .labelling import number_labels, unlabelled_input
-from .reader import Reader, file_state
+from .reader import Reader, file_state, is_place
 from .sample_adapter import IMAGE_KEYS, AdaptedSample, SampleAdapter, image_file, label_column
 from .source import Source
 
@@ -247,12 +247,14 @@ def _undecoded(dataset: Any, where: str) -> tuple[Any, list[str], dict[str, tupl
 
 
 def _unlabelled_inputs(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) -> Iterator[Item]:
-    for number, (path, sample) in enumerate(_samples(adapted.samples)):
-        path = path or f"{split}#{number}"
+    for number, (below, sample) in enumerate(_samples(adapted.samples)):
+        path = below or f"{split}#{number}"
         try:
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
             found = adapted.adapter.adapt(sample)
+            if not below and isinstance(found.image, str | Path) and adapted.may_name_files:
+                path = name if is_place(name := name_of(str(found.image))) else path
             yield _unlabelled_input(found, split, path, file, may_name_files=adapted.may_name_files)
             if found.mask is not None:
                 masks.add(found.mask)

@@ -225,6 +225,16 @@ def test_a_subset_has_the_classes_of_its_dataset(tmp_path: Path) -> None:
         assert all(mine[part] == theirs[part] for part in mine if part[0] != "_")
 
 
+def test_files_have_their_paths_as_sources(tmp_path: Path) -> None:
+    """Samples that name files are known by these, as the rows of a table are; what cannot be a name has its number."""
+    files = [tmp_path / f"{name}.jpg" for name in "ab"]
+    for number, file in enumerate(files):
+        file.write_bytes(photo(number))
+    rows = [(files[0], 1), {"image": str(files[1]), "label": 0}, ("x\0.jpg", 0), (Image.open(files[0]), 0)]
+    sf.pack(rows, tmp_path / "dst", executor="serial", short_side=16, shuffle=False, max_errors=1)
+    assert sf.open(tmp_path / "dst")["train"].sources() == [*map(str, files), "train#3"]
+
+
 def test_labels_that_a_transform_changes(hugging: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Classes of a transform of labels have the names that it returns or `classes=` gives, not the set's."""
     src = str(image_folder(tmp_path / "src", 6))
