@@ -83,6 +83,8 @@ def test_pages_run(
         shutil.copytree(photos.parent / "photos256", "photos256")
     if '"tars/{' in code:
         _write_tars(Path("tars"))
+    if "submission.csv" in code:
+        _write_competition()
     translated = on_this_machine
     if "s3://bucket" in code:
         server, prefix = request.getfixturevalue("server"), request.getfixturevalue("prefix")
@@ -91,6 +93,8 @@ def test_pages_run(
             shardflow.sync(photos.parent / "photos256", translated("s3://bucket/photos256"))
         server.put(f"{prefix}/tars/train", photos.parent / "photos256/train")
     names = run_page(PAGES[page], _names(), translated)
+    if "submission.csv" in code:
+        _check_submission(names["model"])
     if "accuracy =" in code:
         _check_accuracy(names)
 
@@ -103,6 +107,32 @@ def _write_tars(folder: Path) -> None:
         with wds.TarWriter(f"{folder}/{shard:05}.tar") as tar:
             for path in paths[20 * shard : 20 * shard + 20]:
                 tar.write({"__key__": path.stem, "jpg": path.read_bytes(), "txt": f"a {path.parent.name}"})
+
+
+def _write_competition() -> None:
+    """Write the tables and the flat folder of a competition, from the photos."""
+    Path("images").mkdir()
+    paths = sorted(Path("photos").rglob("*.jpg"))
+    rows = ["id,species,patient,age"]
+    rows += [f"{path.stem},{path.parent.name},p{number % 60},{number / 4}" for number, path in enumerate(paths[:200])]
+    Path("train.csv").write_text("\n".join(rows))
+    ids = [path.stem for path in paths[200:]]
+    Path("test.csv").write_text("\n".join(["id", *ids]))
+    Path("sample_submission.csv").write_text("\n".join(["id,species", *(f"{each},sea" for each in reversed(ids))]))
+    for path in paths:
+        path.rename(Path("images") / path.name)
+
+
+def _check_submission(model: Model) -> None:
+    """Compare the submission of a page with a plain loop over the files, in the order of the sample."""
+    rows = [line.split(",") for line in Path("submission.csv").read_text().splitlines()[1:]]
+    expected = [line.split(",")[0] for line in Path("sample_submission.csv").read_text().splitlines()[1:]]
+    assert [key for key, _ in rows] == expected
+    samples = shardflow.Loader("test256", split="test", batch_size=1).dataset
+    crop, found = v2.Compose([v2.Resize(256), v2.CenterCrop(224)]), dict(map(tuple, rows))  # type: ignore[arg-type]
+    for path, (image, _) in zip(samples.split.sources(), samples, strict=True):
+        inputs = torch.stack([crop(image), crop(image).flip(-1)]) / 255
+        assert found[Path(path).stem] == CLASSES[int(model(inputs).softmax(1).sum(0).argmax())]
 
 
 def _check_accuracy(names: dict[str, Any]) -> None:
