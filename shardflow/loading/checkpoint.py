@@ -44,11 +44,12 @@ class Cursor:
     running: bool = False  # whether an iteration is running
     peeked_at: int | None = None  # where the iteration began that was a peek
     may_peek: bool = True
+    was_peek: bool = False  # whether the last iteration was left after one batch
 
     def set(self, epoch: int, position: int = 0) -> None:
         """Make the next iteration start at this position."""
         self.epoch, self.position, self.begun = epoch, position, False
-        self.running, self.peeked_at, self.may_peek = False, None, True
+        self.running, self.peeked_at, self.may_peek, self.was_peek = False, None, True, False
 
     @property
     def next(self) -> tuple[int, int]:
@@ -67,7 +68,7 @@ class Cursor:
 
     def leave(self, peeked_at: int | None = None) -> None:
         """End an iteration early; if it was a peek, `peeked_at` is its start."""
-        self.running = False
+        self.running, self.was_peek = False, peeked_at is not None
         if self.may_peek:
             self.peeked_at = peeked_at
 

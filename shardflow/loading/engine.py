@@ -92,7 +92,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             sender,
         )
         self._pool = WorkerPool(self._pipeline, workers, sender)
-        self._was_compared = self._has_left = self._was_peek = False
+        self._was_compared = self._has_left = False
         self._settings_of_workers: list[list[object]] = []
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -316,12 +316,13 @@ class Iteration:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         before, left = engine._cursor.epoch, engine._steps(engine._cursor.position)
+        was_peek = engine._cursor.was_peek
         self._epoch, self._position = engine._cursor.begin()
         is_training = engine._plan.sources[0].epochs.shuffle is not None
         if is_training and left and self._epoch > before and not engine._has_left:
             engine._has_left = True
             remedy = "to finish an interrupted epoch, call loader.load_state_dict(loader.state_dict()) before the loop"
-            if engine._was_peek:
+            if was_peek:
                 remedy = (
                     f"the second look in a row at one batch counts: call loader.set_epoch({before}) before training"
                 )
@@ -343,7 +344,7 @@ class Iteration:
         if self._is_over:
             return
         if kind is not None:
-            self._engine._was_peek = is_peek = kind is GeneratorExit and self._handed_out == 1
+            is_peek = kind is GeneratorExit and self._handed_out == 1
             self._engine._cursor.leave(self._position if is_peek else None)
             return
         self._engine._cursor.set(self._epoch + 1)
