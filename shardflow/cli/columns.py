@@ -44,7 +44,11 @@ def columns() -> None:
     type=click.Choice(ALLOWED),
     help="Leave out rows that belong to no sample, or that repeat a key.",
 )
-@click.option("--replace", is_flag=True, help="Replace columns with the same names; earlier versions keep theirs.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Replace the values of samples with a row; others keep theirs, as do earlier versions.",
+)
 @click.option("--to", metavar="DST", type=PathOrUrl(), help="Make a virtual dataset with the columns at DST instead.")
 def add(url: str, table: str, only: list[str] | None, to: str | None, **settings: Any) -> None:
     """Add columns of TABLE, a Parquet, CSV, TSV or JSON lines file or its URL, to DATASET.

@@ -6,7 +6,7 @@ import click
 
 import shardflow
 from shardflow._wording import first_few, plural, size_text
-from shardflow.storage.urls import is_remote
+from shardflow.storage.urls import is_remote, shown_url
 
 from .options import PathOrUrl, keys_option, where_option
 from .output import print_lines, resumable
@@ -42,6 +42,8 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
     else:
         lines["remains"] = "earlier versions still have the samples; the same command with --purge deletes them"
     if purge and is_remote(url):
+        prune = f"shardflow cache prune --dataset {shown_url(url)} --cache-dir DIR"
+        lines["caches"] = f"of other machines and directories still have the samples: run `{prune}`"
         kept = "a bucket with versioning or soft delete keeps deleted objects"
         lines["remains"] = f'{kept}: delete old versions too, see "Other copies" in docs/removing.md'
     if report.left:

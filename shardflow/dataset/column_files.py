@@ -97,8 +97,10 @@ def no_values(kind: str, samples: int) -> Values:
     return Values(empty, np.zeros(samples, dtype=np.bool_))
 
 
-def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mapping[str, Any] | None) -> Table:
-    """Return a column of a table as keys, and others as values: `only` those, or all.
+def load_table(
+    table: Any, key: str, only: Sequence[str] | None, options: Mapping[str, Any] | None, *, by_path: bool = False
+) -> Table:
+    """Return a column of a table as keys, and others as values: `only` those, or all. Paths may be whole numbers.
 
     `table` is the path or URL of a Parquet, CSV, TSV or JSON lines file, or an object with Arrow's PyCapsule interface.
 
@@ -128,6 +130,7 @@ def load_table(table: Any, key: str, only: Sequence[str] | None, options: Mappin
     if not values:
         raise ConfigError(f"{shown} has no column but {key!r}; nothing would be added")
     keys = found.column(key)
+    keys = keys.cast(pa.large_string()) if by_path and pa.types.is_integer(keys.type) else keys
     if (target := _target(keys.type)) is None or str(target) != "large_string":
         call = f"columns.compute(URL, NAME, lambda rows: [values[row[{key!r}]] for row in rows], field='json')"
         remedy = f"they are texts that `pack` gave, such as 'train:000000042'; join ids of the part 'json' by {call}"

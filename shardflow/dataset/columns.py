@@ -34,7 +34,7 @@ from .column_files import FilesOfColumn, Table, Values, import_pyarrow, load_tab
 from .leftovers import remove_leftovers
 from .open_dataset import Dataset, Split, open_dataset
 from .own_files import refuse_foreign
-from .sample_table import shard_keys
+from .sample_table import refuse_other_name, shard_keys
 from .selection import image_checksums, selected_contents
 from .virtual_dataset import SelectedRows, build_virtual_dataset
 from .write_lock import WriteLock, acquire_to_extend, clean_up
@@ -48,7 +48,7 @@ _BY_JSON = "columns.compute(URL, NAME, FUNCTION, field='json')"
 _IS_THERE = "the dataset has it; replace=True or --replace replaces it in a new version"
 
 _Rows = dict[str, npt.NDArray[np.int64]]
-"""Split → for each of its samples the row of a table, -1 for none, `_KEEP` in splits that keep their values."""
+"""Split → for each of its samples the row of a table, -1 for none, `_KEEP` if it keeps its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def add(
 ) -> ColumnsReport:
     """Add columns of a table to a dataset, as a new version. Its tars are not touched.
 
-    A row belongs to the sample that its key names. Samples without a row have no value. After an error or a kill the
+    A row belongs to the sample that its key names. Samples without a row get no value. After an error or a kill the
     dataset is unchanged, and the same call continues; if the columns were added already, nothing changes.
 
     >>> shardflow.columns.add("photos256", "scores.parquet", key="key")
@@ -108,7 +108,7 @@ def add(
         split: Add values only to the samples of this split; other splits keep theirs.
         allow: "unmatched" leaves out rows that belong to no sample; "repeated" takes the first row of each key.
             Otherwise such rows are refused.
-        replace: Replace columns of the same names. Earlier versions keep theirs.
+        replace: Replace values in columns of the same names. Samples without a row keep theirs, as do earlier versions.
         to: Make a virtual dataset with the columns at this directory or URL, and leave the dataset unchanged.
         storage_options: Options of fsspec's file systems for `url`, `table` and `to`, if these are URLs.
         progress: Called with each shard after its columns were written.
@@ -125,12 +125,14 @@ def add(
     if unknown := set(allow) - {*ALLOWED}:
         raise ConfigError(f"allow has {sorted(unknown)}; it takes {', '.join(ALLOWED)}")
     dataset = open_dataset(url, storage_options=storage_options)
-    loaded = load_table(table, key or path or "", only, storage_options)
+    loaded = load_table(table, key or path or "", only, storage_options, by_path=path is not None)
     _check_names(dataset, loaded, replace, to)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
     counts = _count(dataset, loaded, rows, allow, example)
     if key is not None and all(root.fingerprint for root in dataset.manifest.roots.values()):  # keys made by `pack`
         _refuse_own_ids(dataset, loaded, rows, key)
+    if replace:
+        rows = {name: np.where(found < 0, _KEEP, found) for name, found in rows.items()}
     return _added(dataset, loaded, rows, counts, replace, to, storage_options, progress)
 
 
@@ -364,7 +366,7 @@ def _refuse_shared(table: Table, rows: _Rows) -> None:
         if len(splits) > 1:
             remedy = f"write '{splits[0]}:{example}' into the table, or name the split with --split {splits[0]}"
         else:
-            remedy = "join by path (--path)"
+            remedy = "join by path (--path), or add the columns to each dataset before they are merged"
         raise ConfigError(f"{message}, in {' and '.join(splits)}; {remedy}")
 
 
@@ -376,6 +378,7 @@ def _refuse_own_ids(dataset: Dataset, table: Table, rows: _Rows, field: str) -> 
     shard, record = split.locate(number)
     if ":" in key or (index := split.reader.rows(shard)) is None:
         return
+    refuse_other_name(split, number, key)
     for _, part, offset, size, *_ in index.of_record(record):
         if part != b"json" or size > MAX_LABEL_BYTES:
             continue
@@ -452,7 +455,7 @@ def _added(
         for name, (kind, _) in table.columns.items():
             if split.columns.kinds.get(name, kind) != kind and split.columns.missing(name) < len(split):
                 message = f"column {name!r} has values of type {split.columns.kinds[name]} in split {split.name!r}"
-                raise ConfigError(f"{message}, the new ones have {kind}; add values of all splits, or of one type")
+                raise ConfigError(f"{message}, the new ones have {kind}; add values of all samples, or of one type")
     if to is not None:
         fingerprint = _add_to_view(dataset, table, rows, to, storage_options, progress)
     else:
@@ -476,9 +479,10 @@ def _shard_values(dataset: Dataset, table: Table, rows: _Rows) -> Iterator[tuple
         for number, (shard, end) in enumerate(zip(split.shards, ends.tolist(), strict=True)):
             here = rows[name][end - shard.samples : end]
             values = {column: take(kind, array, here) for column, (kind, array) in table.columns.items()}
-            if _KEEP in here:
-                kept = {column for column in values if split.columns.kinds.get(column) == table.columns[column][0]}
-                values |= {column: split.columns.read(column, number) for column in kept}
+            for column, new in values.items() if (kept := here == _KEEP).any() else ():
+                if split.columns.kinds.get(column) == table.columns[column][0]:
+                    old = split.columns.read(column, number)
+                    new.values[kept], new.present[kept] = old.values[kept], old.present[kept]
             yield name, shard, values
 
 

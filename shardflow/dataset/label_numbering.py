@@ -7,11 +7,11 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shardflow._wording import plural
+from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError
 from shardflow.formats.labels import Label, are_numbers
 from shardflow.storage.file_names import given_path, name_bytes
@@ -144,6 +144,14 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
     return None if longest is None else tuple(longest)
 
 
+def _in_order(classes: Mapping[Any, str]) -> list[str]:
+    """Return the names in a map from class numbers, which may be texts as in JSON."""
+    numbers = {str(number): name for number, name in classes.items()}
+    if not are_numbers(sorted(numbers, key=lambda text: (len(text), text))):
+        raise ConfigError(f"classes has the keys {first_few([*numbers], 5)}; expected each number from 0 to its name")
+    return [numbers[str(number)] for number in range(len(numbers))]
+
+
 def class_names(classes: Classes) -> tuple[str, ...] | None:
     """Return the given class names, or the lines of their file; raise ConfigError if there are none or one repeats."""
     if classes is None:
@@ -158,11 +166,15 @@ def class_names(classes: Classes) -> tuple[str, ...] | None:
                 f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
             ) from error
         names = tuple(line.strip() for line in text.rstrip().split("\n"))
+        if names[0].startswith(("{", "[")):
+            raise ConfigError(f"{path} is JSON; write one name per line, or pass classes=json.load(file) in Python")
         if "" in names[:-1]:
             raise ConfigError(f"{path}, line {names.index('') + 1} is blank, and lines number the classes; remove it")
         names = tuple(filter(None, names))
     else:
-        path, names = None, tuple(classes)
+        path, names = None, tuple(_in_order(classes) if isinstance(classes, Mapping) else classes)
+        if (other := next((name for name in names if not isinstance(name, str)), None)) is not None:
+            raise ConfigError(f"a class is named by a text, found {other!r:.80}; pass the names in order")
     if not names:
         raise ConfigError(
             f"{path or 'classes'} has no class; expected one name or more (only a folder of images is packed without "

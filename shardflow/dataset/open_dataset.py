@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,15 @@ import numpy.typing as npt
 
 from shardflow._validation import check_integer, did_you_mean
 from shardflow._wording import plural
-from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError, ShardflowError
+from shardflow.errors import (
+    BucketNotFoundError,
+    ConfigError,
+    FormatError,
+    ManifestError,
+    NotFoundError,
+    ShardflowError,
+    StoreError,
+)
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.columns import COMPUTED_FIELDS, TABLE_FIELDS, Column
 from shardflow.formats.labels import MAX_LABEL_BYTES
@@ -28,7 +37,7 @@ from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.cached import CachedStorage
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.virtual import virtual_storage
+from shardflow.storage.virtual import VirtualStorage, virtual_storage
 
 from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
@@ -38,6 +47,9 @@ from .receipts import find_receipt, read_receipt
 from .shard_rows import ShardRows
 from .unpacked import packing_command
 
+logger = logging.getLogger(__name__)
+
+_warned = set[str]()
 _VALIDATION = ("val", "valid", "validation")
 _LOOKED_AT = 20  # samples whose value shows whether a field has numbers as text
 
@@ -412,7 +424,21 @@ def open_dataset(
     if version is not None and version != content.fingerprint:
         content = _read_version(reading, version)
     storage = virtual_storage(storage, url, content.roots, storage_options, must_exist=True)
+    _warn_of_newer_versions(storage, content)
     return Dataset(storage, content, shared or cache)
+
+
+def _warn_of_newer_versions(storage: Storage, content: manifest.Manifest) -> None:
+    """Warn, once per process, of a virtual dataset over an earlier version of a dataset."""
+    for name, root in content.roots.items():
+        assert isinstance(storage, VirtualStorage)
+        place = storage.root(name)
+        with contextlib.suppress(StoreError, ConfigError):
+            if root.fingerprint and place.version(manifest.kept_name(root.fingerprint)) is not None:
+                remedy = "if that has new, removed or corrected samples or columns, make this one again"
+                if (message := f"{storage} has an earlier version of {place}; {remedy}") not in _warned:
+                    _warned.add(message)
+                    logger.warning("%s (`shardflow split --keep` leaves images in their splits)", message)
 
 
 def _similar(path: Path) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
-from shardflow.errors import ConfigError, DatasetExistsError
+from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats.columns import TABLE_FIELDS
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import OnShard
@@ -156,7 +156,8 @@ def to_parquet(
     """Write the table of the samples of a dataset as one Parquet file; return its number of rows.
 
     The table has a row per sample, in order: split, shard, number (in the split), key, class (NULL unless the sample
-    has exactly one), classes, width and height (of its image), bytes (of its parts), and all columns that were added.
+    has exactly one), classes, width and height (of its image), bytes (of its parts), source (the path from which it was
+    packed, see `Split.source`; NULL without receipts), and all columns that were added.
 
     >>> shardflow.columns.to_parquet("photos256", "photos256.parquet")
 
@@ -178,7 +179,7 @@ def to_parquet(
     if not name.endswith(".parquet"):
         raise ConfigError(f"{name!r} is not the name of a .parquet file")
     dataset = open_dataset(url, storage_options=storage_options)
-    known = [*TABLE_FIELDS, *dataset.manifest.columns]
+    known = [*TABLE_FIELDS, "source", *dataset.manifest.columns]
     names = known if only is None else list(dict.fromkeys(only))
     if lacking := [each for each in names if each not in known]:
         hint = did_you_mean(lacking[0], known)
@@ -212,6 +213,10 @@ def sample_tables(
     for shard, entry in enumerate(split.shards):
         known: dict[str, Any] = {"split": [split.name] * entry.samples, "shard": [entry.name] * entry.samples}
         known["number"] = np.arange(first, first + entry.samples)
+        if "source" in names:
+            known["source"] = [None] * entry.samples
+            with contextlib.suppress(NotFoundError):
+                known["source"] = [split.source(number) for number in known["number"].tolist()]
         first += entry.samples
         if "key" in names:
             keys = shard_keys(split, shard)
@@ -246,6 +251,17 @@ def shard_keys(split: Split, number: int) -> list[str]:
     return keys
 
 
+def refuse_other_name(split: Split, number: int, key: str) -> None:
+    """Refuse a key without its split if the sample's file has another number as its name, which may be meant."""
+    with contextlib.suppress(NotFoundError):
+        path = split.source(number)
+        stem = os.path.splitext(os.path.basename(path))[0]
+        if stem != key and re.fullmatch(r"[0-9]{9,}", stem):
+            message = f"{key!r} is the key of {path!r}, and file names look like keys here"
+            remedy = f"write '{split.name}:{key}' for the key that `pack` gave; `Split.sources()` has all files"
+            raise ConfigError(f"{message}; {remedy}")
+
+
 def _classes(counts: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
     """Return the class of each sample (null unless it has exactly one), and the list of its classes."""
     import pyarrow as pa
@@ -277,7 +293,7 @@ def _empty(split: Split, names: Collection[str]) -> Any:
     import pyarrow as pa
 
     known: dict[str, Any] = {name: pa.array([], pa.int64()) for name in ("number", "width", "height", "bytes")}
-    known |= {name: pa.array([], pa.string()) for name in ("split", "shard", "key", "class")}
+    known |= {name: pa.array([], pa.string()) for name in ("split", "shard", "key", "class", "source")}
     known["classes"] = pa.array([], pa.list_(pa.string()))
     known |= {name: to_arrow(kind, no_values(kind, 0)) for name, kind in split.columns.kinds.items()}
     return pa.table({name: known[name] for name in names})

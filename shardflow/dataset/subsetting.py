@@ -15,11 +15,12 @@ from shardflow.formats.shard import OnShard
 
 from .class_labels import read_labels
 from .open_dataset import Dataset, open_dataset
-from .sample_table import select, shard_keys
+from .sample_table import refuse_other_name, select, shard_keys
 from .selection import Mask, sample_hashes, select_lowest, selected_contents
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3
+_CHECKED = 5  # keys; one alone could be that of its file by chance
 
 
 def subset(
@@ -143,6 +144,9 @@ def find_keys(
     if missing := sorted(wanted - found.keys() - set(gone)):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
         raise ConfigError(f"{dataset.url} lacks {len(missing)} of {plural(len(wanted), 'sample')}, such as {shown}")
+    for bare in [key for key in found if ":" not in key][:_CHECKED]:
+        number, name, _ = found[bare][0]
+        refuse_other_name(dataset[name], number, bare)
     if several := sorted(key for key, places in found.items() if len(places) > 1):
         key, places = several[0], found[several[0]]
         named = [f"number {number} of {split} in {dataset.storage.url(tar)}" for number, split, tar in places]

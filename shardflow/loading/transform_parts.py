@@ -28,8 +28,12 @@ def parts_of(root: object, is_leaf: Callable[[object], bool] = lambda _: False) 
 
 
 def settings_of(root: object) -> list[object]:
-    """Return the numbers and texts in a transform, which a user may change between two epochs."""
-    return [each for each in parts_of(root) if isinstance(each, _PLAIN)]
+    """Return the numbers and texts in a transform, and hashes of its functions, which change if a cell runs again."""
+    return [
+        hash(each.__code__) if isinstance(each, FunctionType) else each
+        for each in parts_of(root)
+        if isinstance(each, (*_PLAIN, FunctionType))
+    ]
 
 
 def _parts(value: object) -> Iterable[object]:
@@ -42,7 +46,7 @@ def _parts(value: object) -> Iterable[object]:
         with contextlib.suppress(ValueError):  # of a name that has no value yet
             used = inspect.getclosurevars(value)
             values = (*used.nonlocals.values(), *used.globals.values())
-            return [each for each in values if callable(each) or isinstance(each, _PLAIN)]
+            return [each for each in values if callable(each) or isinstance(each, (*_PLAIN, list, tuple, dict))]
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, MethodType):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +36,18 @@ class Subset:
 
     def __init__(self, indices: npt.ArrayLike | str) -> None:
         self.where = indices if isinstance(indices, str) else None
-        self.indices = as_numbers("Subset takes a list of sample numbers", [] if self.where is not None else indices)
+        self._series: Any = indices if hasattr(indices, "reindex") else None
+        if self._series is not None and str(getattr(indices, "dtype", "")) not in ("bool", "boolean"):
+            message = f"Subset takes a pandas Series of True and False by id or path, found {type(indices).__name__}"
+            raise ConfigError(
+                f"{message}; write a condition over the table, such as table.set_index('id')['fold'] != 0"
+            )
+        is_list = self.where is None and self._series is None
+        self.indices = as_numbers("Subset takes a list of sample numbers", indices if is_list else [])
         if self.indices.ndim != 1 or (self.indices.dtype.kind not in "iu" and len(self.indices)):
             found = f"dtype {self.indices.dtype} of shape {self.indices.shape}"
-            remedy = "; write np.flatnonzero(mask)" if self.indices.dtype == np.bool_ else ""
+            remedy = "; write np.flatnonzero(mask), of a mask in the order of Split.sources()"
+            remedy *= self.indices.dtype == np.bool_
             raise ConfigError(f"Subset takes a list of sample numbers, found {found}{remedy}")
 
     def __repr__(self) -> str:
@@ -55,6 +64,8 @@ class Subset:
         numbers = self.indices.astype(np.int64)
         if self.where is not None:
             numbers = np.flatnonzero(fulfilling(facts, self.where))
+        if self._series is not None:
+            numbers = np.flatnonzero(facts.load(self._series))
         numbers = numbers[numbers < facts.samples]
         if facts.shuffle is None and (np.diff(numbers) < 0).any():  # ascending: the split's order
             return ListedEpochs(numbers, facts.shard_samples)

@@ -134,7 +134,7 @@ def preview_extension(
 def _warn_of_columns(base: BaseVersion, ledger: Ledger) -> None:
     if base.manifest.columns:
         names = ", ".join(base.manifest.columns)
-        remedy = f"`shardflow columns add {ledger.storage} TABLE --replace` gives all samples values"
+        remedy = f"`shardflow columns add {ledger.storage} TABLE --replace` gives them values"
         logger.warning("the new samples have no values in the columns %s; %s", names, remedy)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.formats.labels import are_numbers
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 
@@ -47,7 +49,15 @@ def open_sources(
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
         )
         labelled = {split: bool(each.classes) for split, each in (dataset.manifest.statistics or {}).items()}
-        yield [append_classes(source, dataset.classes, labelled) for source in listed]
+        yield [append_classes(_as_numbers(source, dataset), dataset.classes, labelled) for source in listed]
+
+
+def _as_numbers(source: Source, dataset: Dataset) -> Source:
+    """Return a source whose labels are numbers with the names that the dataset gave them, as by --classes."""
+    known = dataset.classes or ()
+    if source.has_own_classes and are_numbers(source.classes or ()) and len(source.classes or ()) <= len(known):
+        return replace(source, classes=known)
+    return source
 
 
 def find_inputs(sources: Iterable[Source], wanted: Iterable[tuple[Shard, Receipt, Sequence[int]]]) -> FoundInputs:

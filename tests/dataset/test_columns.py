@@ -223,6 +223,30 @@ def test_keys_of_several_splits(dataset: Path) -> None:
     assert values(dataset, "a") == [None] * 7
 
 
+def test_replacing_keeps_the_values_of_other_samples(dataset: Path) -> None:
+    """`replace` changes the samples that have a row, as the scores of a delivery; all others keep their values."""
+    sf.columns.add(dataset, frame(), key="id", only=["score"])
+    before = values(dataset, "score")
+    some = pa.table({"id": [KEYS[1]], "score": [7.5]})
+    sf.columns.add(dataset, some, key="id", replace=True)
+    assert values(dataset, "score") == [before[0], 7.5, *before[2:]]
+    texts = pa.table({"id": [KEYS[1]], "score": ["high"]})
+    with pytest.raises(ConfigError, match=r"has values of type float64 .* add values of all samples, or of one type"):
+        sf.columns.add(dataset, texts, key="id", replace=True)
+
+
+def test_whole_numbers_are_ids(tmp_path: Path) -> None:
+    """Ids that pandas reads as integers are paths without extension."""
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    sf.pack(tmp_path, tmp_path / "set", short_side=16, executor="serial")
+    sf.columns.add(tmp_path / "set", pa.table({"id": [2, 0, 1], "score": [2.0, 0, 1]}), path="id")
+    train = sf.open(tmp_path / "set")["train"]
+    assert [f"{score:.0f}.jpg" for score in train.column("score").values] == train.sources()
+    sf.columns.to_parquet(tmp_path / "set", tmp_path / "table.parquet", only=["source", "score"])
+    assert pq.read_table(tmp_path / "table.parquet")["source"].to_pylist() == train.sources()
+
+
 def test_ids_without_extension_are_paths(tmp_path: Path) -> None:
     """A row belongs to the image of its path, or of its path without extension; one that has two images is refused."""
     write_tree(tmp_path / "src", {"a.jpg": photo(1), "b.jpg": photo(2), "b.jpeg": photo(3), "c.d.jpg": photo(4)})

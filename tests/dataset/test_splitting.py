@@ -360,6 +360,39 @@ def test_a_series_comes_by_its_index(table: Any, tmp_path: Path, caplog: pytest.
         sf.Loader(dataset, batch_size=1, sampler=sf.samplers.Weighted(table.patient), num_workers=0)
 
 
+def test_a_subset_by_a_series(table: Any, tmp_path: Path) -> None:
+    """True and False by id select these samples; numbers and masks in the order of the table are refused."""
+    dataset, of_table = tmp_path / "set", table.set_index("id").patient
+    options = {"batch_size": 1, "num_workers": 0, "shuffle": False, "tail": "short", "fields": ("index",)}
+    loader = sf.Loader(dataset, sampler=sf.samplers.Subset(of_table >= 4), **options)
+    sources = [Path(name).stem for name in sf.open(dataset)["train"].sources()]
+    assert [sources[int(index)] for (index,) in loader] == [name for name in sources if of_table[name] >= 4]
+    with pytest.raises(ConfigError, match="Series, which has the order of its table"):
+        sf.Loader(dataset, sampler=sf.samplers.Subset(table.patient >= 4), **options)
+    for wrong in (table[table.patient >= 4].index, table.patient):
+        with pytest.raises(ConfigError, match=r"Series of True and False by id or path, found"):
+            sf.samplers.Subset(wrong)
+    with pytest.raises(ConfigError, match=r"of a mask in the order of Split.sources"):
+        sf.samplers.Subset((table.patient >= 4).to_numpy())
+
+
+def test_keys_that_are_names_of_other_files_are_refused(tmp_path: Path) -> None:
+    """File names of nine digits look like the keys of `pack`: without the split, the wrong samples would be meant."""
+    names = [f"{number:09}" for number in range(12)]
+    write_tree(tmp_path / "src", {f"{name}.jpg": jpeg(number) for number, name in enumerate(names)})
+    dataset = tmp_path / "set"
+    sf.pack(tmp_path / "src", dataset, short_side=16, executor="serial")
+    values = pd.DataFrame({"name": names, "score": range(12)})
+    for refused in (
+        lambda: sf.remove(dataset, keys=names[:5]),
+        lambda: sf.subset(dataset, tmp_path / "some", keys=names[:5]),
+        lambda: sf.columns.add(dataset, values, key="name"),
+    ):
+        with pytest.raises(ConfigError, match=r"file names look like keys here; write 'train:0000000"):
+            refused()
+    assert sf.remove(dataset, keys=["train:000000003"]).removed == {"train": 1}
+
+
 def test_an_added_column_has_groups_and_folds(table: Any, tmp_path: Path) -> None:
     """A column that was added after packing can name the groups and the folds, as a field of the `.json` can."""
     dataset = tmp_path / "set"

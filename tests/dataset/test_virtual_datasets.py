@@ -211,6 +211,23 @@ def test_a_refused_sync_removes_nothing(virtual: Path, tmp_path: Path) -> None:
     assert contents(copy) == {".tmp-notes": b"mine"}
 
 
+def test_a_later_version_of_the_base_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A split of a dataset that was changed since keeps its samples, and says so once in a process."""
+    for number in range(12):
+        (tmp_path / "src").mkdir(exist_ok=True)
+        (tmp_path / "src" / f"{number}.jpg").write_bytes(jpeg(number))
+    sf.pack(tmp_path / "src", tmp_path / "set", short_side=16, executor="serial")
+    sf.split(tmp_path / "set", tmp_path / "virtual", val=0.3)
+    sf.open(tmp_path / "virtual")
+    assert not caplog.messages
+    sf.remove(tmp_path / "set", keys=["000000002"])
+    for _ in range(2):
+        sf.open(tmp_path / "virtual")
+    (message,) = caplog.messages
+    assert "has an earlier version of" in message
+    assert "make this one again" in message
+
+
 def test_sync_of_an_earlier_version(tmp_path: Path) -> None:
     """A copy has one version, the newest or a named one; the command says which stay behind, and `info` lists them."""
     for number in range(3):

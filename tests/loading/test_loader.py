@@ -382,6 +382,26 @@ def test_a_changed_transform_reaches_the_workers(dataset: Path, kind: str) -> No
     some.close()
 
 
+def test_a_function_that_is_defined_again_reaches_the_workers(dataset: Path) -> None:
+    """A helper of the transform that a cell defines again counts in the next epoch; the same code changes nothing."""
+    space: dict[str, Any] = {}
+
+    def define(value: int) -> None:
+        exec(f"def helper(image):\n    return image * 0 + {value}\n", space)
+
+    define(1)
+    exec("def transform(image):\n    return helper(image)\n", space)
+    some = loader(dataset, num_workers=1, transform=space["transform"])
+    assert {int(images.max()) for images, _ in some} == {1}
+    before = some._pool.pids()
+    define(1)
+    assert {int(images.max()) for images, _ in some} == {1}
+    assert some._pool.pids() == before
+    define(2)
+    assert {int(images.max()) for images, _ in some} == {2}
+    some.close()
+
+
 def test_settings_are_fixed(dataset: Path) -> None:
     """A setting that is assigned later, as to a torch DataLoader, would have no effect, and is an error."""
     some = loader(dataset, num_workers=0)

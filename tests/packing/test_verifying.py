@@ -200,3 +200,15 @@ def test_what_cannot_be_compared(packed: Path, tmp_path: Path) -> None:
         sf.verify(packed / "dst", sources=[tmp_path / "nowhere"], progress=lambda _: pytest.fail("read"))
     with pytest.raises(ConfigError, match="images must be 1 or more, found 0"):
         sf.verify(packed / "dst", images=0)
+
+
+def test_numbers_that_the_dataset_named(tmp_path: Path) -> None:
+    """A table of class numbers is compared with the dataset whose classes a file named, without naming them again."""
+    write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(3)})
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\n0.jpg,0\n1.jpg,1\n2.jpg,1\n")
+    sf.pack(sf.sources.Table(table, classes=["a", "b"]), tmp_path / "dst", short_side=32, executor="serial")
+    assert sf.verify(tmp_path / "dst", sources=[table]) == []
+    table.write_text("path,label\n0.jpg,0\n1.jpg,1\n2.jpg,0\n")
+    (finding,) = sf.verify(tmp_path / "dst", sources=[table])
+    assert "2.jpg" in finding.problem

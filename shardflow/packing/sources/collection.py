@@ -253,6 +253,11 @@ def _unlabelled_inputs(adapted: _Split, file: _PayloadFile, split: str, masks: s
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
             found = adapted.adapter.adapt(sample)
+            if number == 0 and isinstance(sample, Mapping) and sample.get("split") in SPLITS:
+                remedy = "pass a mapping from splits to samples, or a table, to divide them"
+                logger.warning(
+                    "the samples have an entry 'split', which goes to .json: all are in %s; %s", split, remedy
+                )
             if not below and isinstance(found.image, str | Path) and adapted.may_name_files:
                 path = name if is_place(name := name_of(str(found.image))) else path
             yield _unlabelled_input(found, split, path, file, may_name_files=adapted.may_name_files)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageFile
 
 from shardflow._orientation import upright
 from shardflow.dataset.label_numbering import Named
@@ -243,8 +243,9 @@ def _pixels(value: Any) -> npt.NDArray[Any]:
 def _encode(image: Image.Image, as_png: bool) -> bytes:
     """Return a file in the lossless format that is cheapest to write and to read and can hold the image."""
     profile = image.info.get("icc_profile")
-    image = upright(image).copy()
-    # Metadata would be written too, and turn the upright image once more.
+    # An image that was only opened is like its file. Code that changes one keeps the EXIF, and may have turned it.
+    image = (upright(image) if isinstance(image, ImageFile.ImageFile) else image).copy()
+    # Metadata would be written too, and turn the image once more.
     image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     buffer = io.BytesIO()
     if image.mode in _PLAIN_MODES and not (profile or image.info or as_png):

@@ -331,6 +331,22 @@ def test_images_keep_their_orientation(tmp_path: Path, case: str) -> None:
     assert _pixels(from_image).shape == (60, 40, 3)
 
 
+def test_images_that_code_has_changed_are_not_turned(tmp_path: Path) -> None:
+    """Pillow keeps the EXIF of an image that is converted or turned by hand: its pixels are packed as they are."""
+    opened = Image.open(io.BytesIO(encoded(Image.fromarray(PIXELS), "PNG", exif=turned(6))))
+    by_hand, converted = opened.rotate(270, expand=True), opened.convert("RGB")
+    for sample, image in zip(_packed([by_hand, converted], tmp_path / "dst"), (by_hand, converted), strict=True):
+        assert image.getexif()[274] == 6
+        assert np.array_equal(_pixels(sample), np.asarray(image))
+
+
+def test_a_split_in_samples_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An entry 'split' of samples does not divide them, and a warning says how to."""
+    rows = [{"image": Image.fromarray(PIXELS), "label": number, "split": "val"} for number in range(2)]
+    _packed(rows, tmp_path / "dst")
+    assert "an entry 'split', which goes to .json: all are in train; pass a mapping from splits" in caplog.text
+
+
 def test_a_transparent_colour_is_kept(tmp_path: Path) -> None:
     """A Pillow image with one transparent colour is packed on white, as its file would be."""
     file = encoded(Image.new("RGB", (40, 40), (1, 2, 3)), "PNG", transparency=(1, 2, 3))

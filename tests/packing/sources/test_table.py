@@ -233,6 +233,24 @@ def test_mistakes_of_tables_name_the_remedy(tmp_path: Path) -> None:
         sf.pack(table, tmp_path / "dst", **SMALL)
 
 
+def test_classes_by_number(tmp_path: Path) -> None:
+    """A map from numbers to names, as JSON has it, is in the order of the numbers; other maps and files are refused."""
+    table = _write(tmp_path / "t.csv", [{"path": f"{number}.jpg", "label": number} for number in range(12)])
+    names = [f"class {number}" for number in range(12)]
+    by_text = {str(number): names[number] for number in sorted(range(12), key=str)}
+    for classes in (names, by_text, dict(enumerate(names))):
+        assert sf.sources.Table(table, classes=classes).list().classes == tuple(names)  # type: ignore[arg-type]
+    (tmp_path / "names.json").write_text(json.dumps(by_text, indent=1))
+    for wrong, message in (
+        ({"a": 0, "b": 1}, "keys a, b; expected each number from 0"),
+        ({1: "a", 2: "b"}, "keys 1, 2; expected each number from 0"),
+        ([0, 1], "a class is named by a text, found 0"),
+        (tmp_path / "names.json", "is JSON; write one name per line"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sf.sources.Table(table, classes=wrong).list()  # type: ignore[arg-type]
+
+
 def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     """A file that is not there, and a row without an image or a label, are quarantined by name; the rest is packed."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
