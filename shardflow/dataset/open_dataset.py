@@ -21,6 +21,7 @@ from shardflow.errors import (
     BucketNotFoundError,
     ConfigError,
     FormatError,
+    IntegrityError,
     ManifestError,
     NotFoundError,
     ShardflowError,
@@ -269,6 +270,7 @@ class Dataset(Mapping[str, Split]):
         for name, shards in content.splits.items():
             split = self._splits[name] = Split(storage, name, shards, cache, tables, content.columns)
             cache = split.reader.cache or cache  # the splits share it
+        self._state = self._manifest_state()
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -307,6 +309,24 @@ class Dataset(Mapping[str, Split]):
     def recipe(self) -> Mapping[str, Any]:
         """The settings of packing."""
         return self.manifest.recipe
+
+    def refuse_replaced(self) -> None:
+        """Raise IntegrityError if another dataset has taken the place of this one on a disk since it was opened."""
+        if (state := self._manifest_state()) in (None, self._state):
+            return
+        found = _read_manifest(self.storage, manifest.FILE_NAME).fingerprint
+        if found != self.fingerprint and not self.has_version(self.fingerprint):
+            message = f"{self.url} was replaced since it was opened: it is {found}, and was {self.fingerprint}"
+            raise IntegrityError(f"{message}; open it again, or make another loader")
+        self._state = state
+
+    def _manifest_state(self) -> tuple[int, ...] | None:
+        """Return what changes if the manifest on a disk is replaced; None if it is remote or missing."""
+        if (path := self.storage.local_path(manifest.FILE_NAME)) is not None:
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                return status.st_ino, status.st_mtime_ns, status.st_size
+        return None
 
     def has_version(self, fingerprint: str) -> bool:
         """Return whether `shardflow.open(url, version=fingerprint)` finds an older version."""

@@ -53,9 +53,6 @@ def read_samples(tar: TarBytes, url: str = "the tar") -> Iterator[TarSample]:
     Raises:
         ConfigError: The tar, named by its `url` in the message, is compressed.
     """
-    head = bytes(tar.read(0, BLOCK))
-    if compression := next((each for magic, each in _COMPRESSIONS.items() if head.startswith(magic)), None):
-        raise ConfigError(f"{url} is compressed by {compression}, and cannot be read by position; decompress it first")
     sample: TarSample | None = None
     damage = ""
     try:
@@ -78,7 +75,10 @@ def read_samples(tar: TarBytes, url: str = "the tar") -> Iterator[TarSample]:
             if sample.key_offset is None:
                 sample.key_offset = name_offset
     except TarError as error:
-        damage = str(error)
+        head, damage = bytes(tar.read(0, BLOCK)), str(error)
+        compression = next((each for magic, each in _COMPRESSIONS.items() if head.startswith(magic)), None)
+        if sample is None and compression is not None:
+            raise ConfigError(f"{url} is compressed by {compression}; decompress it first") from error
     if sample is not None:
         if damage and not sample.problem:
             sample.problem = "parts of it may be missing: it is the last one before the tar is damaged"

@@ -114,7 +114,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
 
     @abstractmethod
     def _check(self) -> None:
-        """Check that settings are unchanged and equal on all ranks, which call this together; ConfigError if not."""
+        """Check that the dataset is there, and settings unchanged and equal on all ranks, which call this together."""
 
     @abstractmethod
     def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:

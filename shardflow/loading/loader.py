@@ -268,6 +268,7 @@ class Loader(Engine):
         self.check_group()
         if self._is_sampled:
             check_sampler_on_ranks(self.source)
+        self.dataset.dataset.refuse_replaced()
 
     def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
         compare_start_on_ranks(self.dataset.dataset, self.source, starts[0])

@@ -187,6 +187,7 @@ class Mix(Engine):
                 )
             loader.check_group()
             check_sampler_on_ranks(source)
+            loader.dataset.dataset.refuse_replaced()
 
     def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
         for loader, start in zip(self.loaders, starts, strict=True):

@@ -49,7 +49,7 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-def test_bench_gives_the_verdict(url: Path, tmp_path: Path) -> None:
+def test_bench_gives_the_verdict(url: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A slow model is fed; the chart is drawn, and the lines name throughput, baseline and stages."""
     plot = tmp_path / "bench.png"
     arguments = [str(url), "--batch-size", "8", "--workers", "1", "--seconds", "1", "--step-ms", "60000"]
@@ -60,6 +60,7 @@ def test_bench_gives_the_verdict(url: Path, tmp_path: Path) -> None:
     with Image.open(plot) as picture:
         assert picture.format == "PNG"
         assert picture.width > 1000
+    assert "was left" not in caplog.text  # the measurement's own epochs
 
 
 def test_bench_of_the_users_own_loader_starves(url: Path, tmp_path: Path) -> None:

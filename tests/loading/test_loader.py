@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
+import shutil
 import subprocess
 import sys
 import warnings
@@ -399,6 +401,28 @@ def test_a_function_that_is_defined_again_reaches_the_workers(dataset: Path) -> 
     assert some._pool.pids() == before
     define(2)
     assert {int(images.max()) for images, _ in some} == {2}
+    some.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_was_packed_again_in_its_place(tmp_path: Path, workers: int) -> None:
+    """Another dataset at the path ends the next epoch with an error, not with old samples; an extension does not."""
+    (tmp_path / "src").mkdir()
+    for number in range(4):
+        (tmp_path / "src" / f"{number}.jpg").write_bytes(jpeg(number))
+    pack = functools.partial(shardflow.pack, tmp_path / "src", tmp_path / "set", short_side=16, executor="serial")
+    pack()
+    some = loader(tmp_path / "set", batch_size=2, num_workers=workers, fields=("key",))
+    mix = shardflow.Mix([(tmp_path / "set", 1)], batch_size=2, num_workers=0, fields=("key",))
+    assert len(list(some)) == len(list(mix)) == 2
+    (tmp_path / "src" / "4.jpg").write_bytes(jpeg(4))
+    shardflow.extend(tmp_path / "src", tmp_path / "set", executor="serial")
+    assert len(list(some)) == len(list(mix)) == 2
+    shutil.rmtree(tmp_path / "set")
+    pack(quality=50)
+    for each in (some, mix):
+        with pytest.raises(IntegrityError, match=r"was replaced since it was opened.*make another loader"):
+            list(each)
     some.close()
 
 
