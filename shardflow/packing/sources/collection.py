@@ -146,7 +146,9 @@ def _warn_of_transform(samples: Any, split: str) -> None:
 
 def _transform(samples: Any) -> Any:
     joint = getattr(samples, "transforms", None)  # also holds transforms of targets alone
-    return getattr(samples, "transform", None) or (None if getattr(samples, "target_transform", None) else joint)
+    return (
+        getattr(samples, "transform", None) or (None if getattr(samples, "target_transform", None) else joint) or None
+    )
 
 
 def _of_subset(samples: Any) -> tuple[Any, Sequence[int] | None]:
@@ -253,7 +255,7 @@ def _unlabelled_inputs(adapted: _Split, file: _PayloadFile, split: str, masks: s
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
             found = adapted.adapter.adapt(sample)
-            if number == 0 and isinstance(sample, Mapping) and sample.get("split") in SPLITS:
+            if number == 0 and isinstance(sample, Mapping) and str(sample.get("split")) in SPLITS:
                 remedy = "pass a mapping from splits to samples, or a table, to divide them"
                 logger.warning(
                     "the samples have an entry 'split', which goes to .json: all are in %s; %s", split, remedy
