@@ -38,7 +38,7 @@ from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.cached import CachedStorage
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.virtual import VirtualStorage, virtual_storage
+from shardflow.storage.virtual import virtual_storage
 
 from .column_files import ColumnReader, Values
 from .notebook_view import dataset_html
@@ -451,12 +451,11 @@ def open_dataset(
 def _warn_of_newer_versions(storage: Storage, content: manifest.Manifest) -> None:
     """Warn, once per process, of a virtual dataset over an earlier version of a dataset."""
     for name, root in content.roots.items():
-        assert isinstance(storage, VirtualStorage)
-        place = storage.root(name)
-        with contextlib.suppress(StoreError, ConfigError):
-            if root.fingerprint and place.version(manifest.kept_name(root.fingerprint)) is not None:
+        with contextlib.suppress(StoreError, ConfigError):  # an index of other tars has no fingerprint
+            kept = f"train/{name}/{manifest.kept_name(root.fingerprint or '')}"  # in the root, as its receipts are
+            if storage.version(kept) is not None:
                 remedy = "if that has new, removed or corrected samples or columns, make this one again"
-                if (message := f"{storage} has an earlier version of {place}; {remedy}") not in _warned:
+                if (message := f"{storage} has an earlier version of {root.url}; {remedy}") not in _warned:
                     _warned.add(message)
                     logger.warning("%s (`shardflow split --keep` leaves images in their splits)", message)
 

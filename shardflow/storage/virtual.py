@@ -35,10 +35,6 @@ class VirtualStorage(StorageWrapper):
         root, path = split_shard_name(name)
         return self._roots[root], path
 
-    def root(self, name: str) -> Storage:
-        """Return the storage of a root."""
-        return self._roots[name]
-
     @property
     def idle_timeout_s(self) -> float:
         """The longest timeout of the roots."""
