@@ -89,6 +89,11 @@ def check_names(names: Iterable[str], own: Sequence[str], elsewhere: Mapping[str
             raise ConfigError(f"there is no argument {name!r}{why or '; there are ' + ', '.join(own)}")
 
 
+def is_series(values: object) -> bool:
+    """Return whether these are a pandas Series, without importing pandas."""
+    return hasattr(values, "reindex") and hasattr(values, "index")
+
+
 def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make a function raise ConfigError, with a remedy, for unknown arguments and for positional ones that need a name.
 

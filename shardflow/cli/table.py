@@ -20,9 +20,9 @@ from .terminal import say
 def table(url: str, to: str, only: list[str] | None) -> None:
     """Write a table of the samples of DATASET to OUT, a new .parquet file or its URL.
 
-    It has a row per sample: split, shard, number, key, class, classes, width, height, bytes, source (the
-    path from which it was packed), and added columns. Keys in
-    tars of other tools are read from the tars, unless --only leaves them out.
+    It has a row per sample: split, shard, number, key, class, classes, width, height, bytes, source (the path
+    from which it was packed), and added columns. Keys in tars of other tools are read from the tars, unless --only
+    leaves them out.
 
     \b
     Examples:

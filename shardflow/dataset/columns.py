@@ -324,13 +324,12 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
     rows: _Rows = {}
     example = ""
     for name, split in dataset.items():
-        found, end = [], 0
-        paths = _paths(split) if by_path and only_split in (None, name) else []
+        found = []
         for number, shard in enumerate(split.shards):
             if only_split not in (None, name):
                 found.append(np.full(shard.samples, _KEEP, dtype=np.int64))
                 continue
-            keys = paths[end : (end := end + shard.samples)] if by_path else shard_keys(split, number)
+            keys = _paths(split, number) if by_path else shard_keys(split, number)
             example = example or keys[0]
             keys = [key.encode(errors="backslashreplace").decode() for key in keys]  # names of files may not be UTF-8
             choices = [pa.array(keys, pa.large_string())]
@@ -348,9 +347,9 @@ def _join(dataset: Dataset, table: Table, *, by_path: bool, only_split: str | No
     return rows, example
 
 
-def _paths(split: Split) -> list[str]:
+def _paths(split: Split, shard: int) -> Sequence[str]:
     try:
-        return split.sources()
+        return split.shard_sources(shard)
     except NotFoundError as error:
         raise NotFoundError(f"{error}; or join by key, with key= or --key") from error
 

@@ -146,7 +146,15 @@ class Split:
         >>> train = shardflow.open("photos256")["train"]
         >>> folds = table.set_index("path")["fold"].loc[train.sources()]
         """
-        return [self.source(number) for number in range(len(self))]
+        return [path for shard in range(len(self.shards)) for path in self.shard_sources(shard)]
+
+    def shard_sources(self, shard: int) -> Sequence[str]:
+        """Return the `source` of every sample of a shard, in order; see there for errors."""
+        made, slots = self._made_of(shard)
+        samples = self.shards[shard].samples
+        if len(made.sources) == samples:
+            return made.sources
+        return [made.sources[slots[self.reader.key(shard, record)]] for record in range(samples)]
 
     def _source_of_key(self, key: str) -> str:
         found = set()
@@ -451,13 +459,15 @@ def open_dataset(
 def _warn_of_newer_versions(storage: Storage, content: manifest.Manifest) -> None:
     """Warn, once per process, of a virtual dataset over an earlier version of a dataset."""
     for name, root in content.roots.items():
-        with contextlib.suppress(StoreError, ConfigError):  # an index of other tars has no fingerprint
-            kept = f"train/{name}/{manifest.kept_name(root.fingerprint or '')}"  # in the root, as its receipts are
-            if storage.version(kept) is not None:
-                remedy = "if that has new, removed or corrected samples or columns, make this one again"
-                if (message := f"{storage} has an earlier version of {root.url}; {remedy}") not in _warned:
-                    _warned.add(message)
-                    logger.warning("%s (`shardflow split --keep` leaves images in their splits)", message)
+        if not root.fingerprint:  # an index of other tools' tars
+            continue
+        kept = f"train/{name}/{manifest.kept_name(root.fingerprint)}"  # in the root, as its receipts are
+        message = f"{storage} has an earlier version of {root.url}; if that has new, removed or corrected samples or "
+        message += "columns, make this one again (`shardflow split --keep` leaves images in their splits)"
+        with contextlib.suppress(StoreError):
+            if message not in _warned and storage.version(kept) is not None:
+                _warned.add(message)
+                logger.warning("%s", message)
 
 
 def _similar(path: Path) -> str:

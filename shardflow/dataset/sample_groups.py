@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import did_you_mean
+from shardflow._validation import did_you_mean, is_series
 from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
 from shardflow.formats.coordinates import parse_json
@@ -25,8 +25,7 @@ from shardflow.formats.shard import OnShard, is_name
 from shardflow.order.keyed_rng import U64
 
 from .open_dataset import Split
-from .selection import read_records
-from .series_order import in_split_order, is_series
+from .selection import in_split_order, read_records
 
 I64: TypeAlias = npt.NDArray[np.int64]
 

@@ -216,7 +216,7 @@ def sample_tables(
         if "source" in names:
             known["source"] = [None] * entry.samples
             with contextlib.suppress(NotFoundError):
-                known["source"] = [split.source(number) for number in known["number"].tolist()]
+                known["source"] = split.shard_sources(shard)
         first += entry.samples
         if "key" in names:
             keys = shard_keys(split, shard)

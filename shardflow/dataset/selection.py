@@ -7,12 +7,14 @@ at the very border.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shardflow.errors import ConfigError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import OnShard
 from shardflow.formats.shard_index import KEY_PART, Index
@@ -35,6 +37,26 @@ def read_records(split: Split, read: Callable[[int, int], _Result], progress: On
         split.reader.close(number)
         if progress is not None:
             progress(shard)
+
+
+def in_split_order(split: Split, argument: str, series: Any) -> list[Any]:
+    """Return the value of each sample of a split, by its path, or its path without extension, in the Series' index.
+
+    Raises:
+        ConfigError: The index lacks one, or has it twice.
+        NotFoundError: A receipt, which has the paths, is missing.
+    """
+    paths = split.sources()
+    stems = [os.path.splitext(path)[0] for path in paths]
+    by_name = series.set_axis(series.index.map(str))
+    for names in (paths, stems) if len({*stems}) == len({*paths}) else (paths,):
+        if by_name.index.is_unique and by_name.index.isin(names).sum() == len({*names}):
+            return [*by_name.loc[names]]
+    raise ConfigError(
+        f"{argument} is a Series, which has the order of its table, and its index does not have each sample "
+        f"of split {split.name!r} once, such as {paths[0]!r}: set the table's index to its column of paths or ids, or "
+        "pass .to_numpy() of values in the order of Split.sources()"
+    )
 
 
 def sample_hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import is_series
 from shardflow._wording import plural
 from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample_table import select
-from shardflow.dataset.series_order import in_split_order, is_series
+from shardflow.dataset.selection import in_split_order
 from shardflow.errors import ConfigError
 from shardflow.formats.columns import NUMBERS
 from shardflow.order.epochs import limited

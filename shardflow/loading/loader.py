@@ -45,7 +45,7 @@ from .map_dataset import MapDataset
 from .pixel_cache import PixelCache
 from .run_metadata import describe_dataset, describe_object, describe_versions
 from .source import IMAGES, EpochStart, Source, Transforms
-from .torchvision_transforms import check_albumentations, refuse_unfit
+from .torchvision_transforms import refuse_unfit
 from .tv_sample import check_movable
 from .whole_sample import WholeSample
 from .worker_pool import check_sendable
@@ -202,7 +202,6 @@ class Loader(Engine):
         names, annotations, columns = resolve_fields(fields, opened, chosen, epochs.drawn, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, names, transform)
         refuse_unfit(decoder, transform, annotations.names)
-        check_albumentations(decoder, transform)
         if partition.tail == "pad":
             refuse_mixed_padding(batch_transform, names)
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)

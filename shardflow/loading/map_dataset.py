@@ -43,10 +43,10 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     def __init__(
         self, dataset: Dataset, split: Split, samples: int, chosen: npt.NDArray[np.int64] | None = None
     ) -> None:
-        self.dataset, self.split = dataset, split
-        self.indices = np.arange(samples) if chosen is None else chosen
+        self.dataset, self.split, self._chosen = dataset, split, chosen
         self.classes = list(dataset.classes or ())
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self._samples = samples if chosen is None else len(chosen)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in ("transform", "target_transform", "transforms"):
@@ -54,7 +54,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         super().__setattr__(name, value)
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return self._samples
 
     @overload
     def __getitem__(self, number: int) -> tuple[torch.Tensor, Any]: ...
@@ -78,7 +78,9 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         number = check_integer("the number of a sample", number)
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} does not exist; there are {len(self)}, numbered from 0")
-        sample = self.split.reader.read(*self.split.locate(int(self.indices[number])))
+        number %= len(self)
+        number = number if self._chosen is None else int(self._chosen[number])
+        sample = self.split.reader.read(*self.split.locate(number))
         size = np.array([sample.image_size], dtype=np.int64)
         decoded = Image()([sample.parts[image_part(sample)]], size, np.zeros(1, dtype=np.uint64))
         if decoded.failures:
@@ -86,6 +88,11 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         part = next((part for part in LABEL_PARTS if part in sample.parts), None)
         labels = None if part is None else parsed_labels(sample, part)
         return decoded.images[0], labels[0] if part == CLASS_PART and labels else labels
+
+    @functools.cached_property
+    def indices(self) -> npt.NDArray[np.int64]:
+        """The number of each sample in the split, int64 [len(dataset)]."""
+        return np.arange(self._samples) if self._chosen is None else self._chosen
 
     @functools.cached_property
     def targets(self) -> list[int] | list[tuple[int, ...]]:

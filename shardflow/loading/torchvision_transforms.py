@@ -27,7 +27,7 @@ _MOVING_CHANNELS |= {"transpose"}
 
 
 def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -> None:
-    """Refuse transforms of torchvision that fail for each image; a list has one transform per view.
+    """Refuse transforms that fail for each image, and warn of wrong values and axes; a list has one per view.
 
     Args:
         decoder: The loader's decoder. Only decoders of shardflow are known to return uint8 or uint16 tensors.
@@ -60,31 +60,23 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
                 )
             if name == "Normalize":
                 raise ConfigError(f"Normalize takes floats, and images come as uint8 tensors: write {_FLOATS}")
+        _check_albumentations(each)
 
 
-def check_albumentations(decoder: object, transform: object) -> None:
-    """Refuse Albumentations as the transform; warn if the user's code around it does not move the channels to the end.
-
-    Raises:
-        ConfigError: The transform itself is one of Albumentations, which takes no tensors.
-    """
-    if not type(decoder).__module__.startswith("shardflow."):
-        return
-    for each in transform if isinstance(transform, list | tuple) else [transform]:
-        theirs, words = "", set[str]()
-        for part in parts_of(each, _is_albumentations):
-            words.add(type(part).__name__)
-            for function in (part, *(getattr(type(part), name, None) for name in ("__call__", "forward"))):
-                words.update(getattr(getattr(function, "__code__", None), "co_names", ()))
-            theirs = theirs or type(part).__name__ * _is_albumentations(part)
-        if theirs and words.isdisjoint(_MOVING_CHANNELS):
-            remedy = "wrap it as `Keyed` in examples/albumentations_transform.py does, which seeds it too"
-            message = (
-                f"{theirs} of Albumentations takes arrays [H, W, 3], and images come as tensors [3, H, W]; {remedy}"
-            )
-            if _is_albumentations(each):
-                raise ConfigError(message)
-            logger.warning("%s, or move the axes before and after it", message)
+def _check_albumentations(transform: object) -> None:
+    """Refuse Albumentations as the transform; warn if the code around it does not move the channels to the end."""
+    theirs, words = "", set[str]()
+    for part in parts_of(transform, _is_albumentations):
+        words.add(type(part).__name__)
+        for function in (part, *(getattr(type(part), name, None) for name in ("__call__", "forward"))):
+            words.update(getattr(getattr(function, "__code__", None), "co_names", ()))
+        theirs = theirs or type(part).__name__ * _is_albumentations(part)
+    if theirs and words.isdisjoint(_MOVING_CHANNELS):
+        message = f"{theirs} of Albumentations takes arrays [H, W, 3], and images come as tensors [3, H, W]"
+        message += "; wrap it as `Keyed` in examples/albumentations_transform.py does, which seeds it too"
+        if _is_albumentations(transform):
+            raise ConfigError(message)
+        logger.warning("%s, or move the axes before and after it", message)
 
 
 def _is_albumentations(value: object) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import is_series
 from shardflow.errors import ConfigError
 
 from .keyed_rng import I64
@@ -204,7 +205,7 @@ def per_sample(facts: Facts, given: Any, who: str, chosen: npt.NDArray[np.bool_]
     """
     values: Any = facts.column(given, chosen) if isinstance(given, str) else None
     if values is None:
-        is_loaded = isinstance(given, str) or hasattr(given, "__fspath__") or hasattr(given, "reindex")
+        is_loaded = isinstance(given, str) or hasattr(given, "__fspath__") or is_series(given)
         values = facts.load(given) if is_loaded else given
     if not isinstance(values, np.memmap):
         # A copy, as a training loop may update its array of losses during the epoch.

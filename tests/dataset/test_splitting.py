@@ -358,6 +358,7 @@ def test_a_series_comes_by_its_index(table: Any, tmp_path: Path, caplog: pytest.
     assert [drawn[number] for number in range(40)] == patients
     with pytest.raises(ConfigError, match="Series"):
         sf.Loader(dataset, batch_size=1, sampler=sf.samplers.Weighted(table.patient), num_workers=0)
+    sf.Loader(dataset, batch_size=1, sampler=sf.samplers.Weighted(pd.Index([1.0] * 40)), num_workers=0)  # an array
 
 
 def test_a_subset_by_a_series(table: Any, tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ class Table(SourceKind):
         if not head:
             return
         columns = self._columns([_parsed(row, [self.caption]) for row in head] if is_text else head, unused)
+        default = self._default_split()
         as_they_are = {columns.image, columns.split, columns.caption, columns.mask}
 
         def unlabelled(numbered: tuple[int, Row]) -> Item:
@@ -162,7 +163,7 @@ class Table(SourceKind):
                 if files is not None and isinstance(place := row.get(column or ""), str):
                     row = {**row, str(column): files.with_extension(place, f"{self}, row {number}")}
             needed = columns.image, self.caption, columns.mask  # a split may lack labels, such as a test set
-            split = self._split(row, columns.split, number)
+            split = default if columns.split is None else self._split(row, columns.split, number)
             return _unlabelled_input(row, columns, needed, split, number, folder, base)
 
         yield from map_in_threads(unlabelled, enumerate(itertools.chain(head, rows), 1))
@@ -236,8 +237,8 @@ class Table(SourceKind):
             message = f"{self} has no column {use!r}, so {effect}; to use {likely[0]!r}"
             yield f"{message}, name it with {use}= or --{use}-column"
 
-    def _split(self, row: Row, column: str | None, number: int) -> str:
-        split = self._default_split() if column is None else str(row.get(column, "")).lower()
+    def _split(self, row: Row, column: str, number: int) -> str:
+        split = str(row.get(column, "")).lower()
         if split not in SPLITS:
             message = f"{self}, row {number}: unknown split {split!r} in column {column!r}"
             raise ConfigError(f"{message}; write one of {', '.join(SPLITS)}")
