@@ -188,7 +188,7 @@ class Loader(Engine):
         self._facts = split_facts(
             chosen, classes, shuffle=shuffle, limit=limit, batch_size=batch_size, world_size=world_size
         )
-        self._is_sampled, self._has_default_group = sampler is not None, group is None
+        self._sampler, self._has_default_group = sampler, group is None
         epochs = Epochs(self._facts, sampler, seed=seed, samples_per_epoch=samples_per_epoch)
         partition = RankPartition(
             length=epochs.length,
@@ -265,7 +265,7 @@ class Loader(Engine):
 
     def _check(self) -> None:
         self.check_group()
-        if self._is_sampled:
+        if self._sampler is not None:
             check_sampler_on_ranks(self.source)
         self.dataset.dataset.refuse_replaced()
 
@@ -288,6 +288,8 @@ class Loader(Engine):
         how = "in the split's order"
         if epochs.shuffle is not None:
             how = f"shuffled with seed {epochs.seed} ({self._streams} streams, buffer {epochs.shuffle.buffer})"
+        if self._sampler is not None:
+            how += f", chosen by {self._sampler!r}"
         epoch = "" if epochs.length == epochs.samples else f", {epochs.length} per epoch"
         samples = f"{plural(epochs.samples, 'sample')}{epoch}"
         return (
@@ -368,7 +370,7 @@ class Loader(Engine):
             ConfigError: The sampler does not fit, the loader was made without one, or it was resumed within an epoch
                 and not iterated since.
         """
-        if not self._is_sampled:
+        if self._sampler is None:
             raise ConfigError("the loader was made without a sampler; make it with sampler=samplers.Weighted(1)")
         old = self.source
         new = Epochs(self._facts, sampler, seed=old.epochs.seed, samples_per_epoch=old.epochs.samples_per_epoch)
@@ -384,6 +386,7 @@ class Loader(Engine):
             )
         check_sendable(self.workers, sampler=new.sampler)
         self._replace_source(epochs=new, partition=replace(old.partition, length=new.length))
+        self._sampler = sampler
         self.dataset = MapDataset(self.dataset.dataset, self.split, new.samples, new.sampler.chosen)
         if self._cursor.begun:
             self._cursor.running = False

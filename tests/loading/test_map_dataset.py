@@ -42,7 +42,9 @@ def test_a_subset_has_its_samples_alone(tmp_path: Path) -> None:
         assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 3
         assert [loader.dataset[number][1] for number in (0, 1, -1)] == loader.dataset.targets == [8, 2, 5]
         assert "9 samples, 3 per epoch" in repr(loader)
+        assert "chosen by Subset(3 samples)" in repr(loader)
         loader.set_sampler(shardflow.samplers.Subset([7, 1, 3, 0]))
+        assert "chosen by Subset(4 samples)" in repr(loader)
         assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 4
         assert loader.dataset.targets == loader.dataset.indices.tolist() == [7, 1, 3, 0]
     assert shardflow.Loader(url, batch_size=2, num_workers=0, limit=3).dataset.indices.tolist() == [0, 1, 2]

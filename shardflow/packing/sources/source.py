@@ -111,7 +111,8 @@ class SourceKind(abc.ABC):
     def __post_init__(self) -> None:
         if not isinstance(self.url, str | os.PathLike):
             found = f"{type(self).__name__} takes a path or URL, found {type(self.url).__name__}"
-            raise ConfigError(f"{found}; samples as objects are a shardflow.sources.Collection")
+            remedy = "save a DataFrame as a .csv file; samples as objects are a shardflow.sources.Collection"
+            raise ConfigError(f"{found}; {remedy}")
 
     @staticmethod
     @abc.abstractmethod
