@@ -9,7 +9,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 
-_PLAIN = (bool, int, float, str)
+import numpy as np
+
+_PLAIN = (bool, int, float, str, np.generic)
+_USED = (list, tuple, dict, np.ndarray)
+_MOST_BYTES = 2**20
 _MOST_OBJECTS = 1000  # that are looked into: a transform may hold a whole model
 
 
@@ -28,11 +32,15 @@ def parts_of(root: object, is_leaf: Callable[[object], bool] = lambda _: False) 
 
 
 def settings_of(root: object) -> list[object]:
-    """Return the numbers and texts in a transform, and hashes of its functions, which change if a cell runs again."""
+    """Return what may change between epochs in a transform: numbers, texts, hashes of functions and small arrays."""
     return [
-        hash(each.__code__) if isinstance(each, FunctionType) else each
+        hash(each.__code__)  # other after a cell ran again
+        if isinstance(each, FunctionType)
+        else hash(each.tobytes() if each.nbytes <= _MOST_BYTES else None)
+        if isinstance(each, np.ndarray)
+        else each
         for each in parts_of(root)
-        if isinstance(each, (*_PLAIN, FunctionType))
+        if isinstance(each, (*_PLAIN, FunctionType, np.ndarray))
     ]
 
 
@@ -46,7 +54,7 @@ def _parts(value: object) -> Iterable[object]:
         with contextlib.suppress(ValueError):  # of a name that has no value yet
             used = inspect.getclosurevars(value)
             values = (*used.nonlocals.values(), *used.globals.values())
-            return [each for each in values if callable(each) or isinstance(each, (*_PLAIN, list, tuple, dict))]
+            return [each for each in values if callable(each) or isinstance(each, (*_USED, *_PLAIN))]
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, MethodType):

@@ -362,14 +362,16 @@ class Dimmed:
         return image / 255 * self.strength
 
 
-@pytest.mark.parametrize("kind", ["attribute", "composed", "variable"])
+@pytest.mark.parametrize("kind", ["attribute", "composed", "variable", "array"])
 def test_a_changed_transform_reaches_the_workers(dataset: Path, kind: str) -> None:
     """A value that is changed between two epochs counts in the next one, as with a DataLoader; else workers stay."""
     strength = 1.0
-    dimmed = Dimmed()
-    transform = {"attribute": dimmed, "composed": v2.Compose([v2.Identity(), dimmed])}.get(
-        kind, lambda image: image / 255 * strength
-    )
+    dimmed, array = Dimmed(), np.ones(3, dtype=np.float32)
+    transform = {
+        "attribute": dimmed,
+        "composed": v2.Compose([v2.Identity(), dimmed]),
+        "array": lambda image: image / 255 * array[0],
+    }.get(kind, lambda image: image / 255 * strength)
     some = loader(dataset, num_workers=1, transform=transform)
 
     def brightest() -> float:
@@ -379,7 +381,7 @@ def test_a_changed_transform_reaches_the_workers(dataset: Path, kind: str) -> No
     before = some._pool.pids()
     assert brightest() > 0
     assert some._pool.pids() == before
-    strength = dimmed.strength = 0.0
+    strength = dimmed.strength = array[0] = 0.0
     assert brightest() == 0
     some.close()
 
