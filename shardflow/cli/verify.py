@@ -45,7 +45,7 @@ _SHOWN = 3
     multiple=True,
     type=PathOrUrl(),
     metavar="SRC",
-    help="Compare some images and labels with their source; repeat it for each source of an extended dataset.",
+    help="Compare the labels and some images with their source; repeat it for each source of an extended dataset.",
 )
 @click.option("--images", type=click.IntRange(1), help=f"Images to compare with --source.  [default: {IMAGES}]")
 @column_options
@@ -94,7 +94,13 @@ def verify(
             compared = compare_with_sources(dataset, opened, images=images or IMAGES, damaged=damaged)
     samples = sum(shard.samples for shard in shards)
     if as_json:
-        checked = {"shards": tars, "samples": samples, "bytes": size, "compared": compared.compared}
+        checked = {
+            "shards": tars,
+            "samples": samples,
+            "bytes": size,
+            "compared": compared.images,
+            "labels": compared.labels,
+        }
         listed = list(map(asdict, [*findings, *compared.findings]))
         print_json({**checked, "ok": not listed, "findings": listed, **repairs})
         return 1 if listed else 0
@@ -115,11 +121,13 @@ def verify(
             say(f"{file}: {plural(more, 'more finding')}; --json lists all")
     if sources:
         compared_with = ", ".join(map(shown_url, sources))
-        how = f"{compared.compared:,} of {plural(samples, 'image')} compared with {compared_with}"
+        how = f"{compared.images:,} of {plural(samples, 'image')} compared with {compared_with}"
+        if compared.labels:
+            how = f"{plural(compared.labels, 'label')} and {how}"
         differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
         say(differing or f"as its source: {how}")
         absent = [finding for finding in compared.findings if finding.problem.startswith(NOT_IN_SOURCES)]
-        if absent and len(absent) == compared.compared:
+        if absent and len(absent) == compared.images:
             remedy = "--source takes the same SRC as `pack`, not a folder in or above it"
             say(f"none of them is in {compared_with}: {remedy}")
     seconds = time.perf_counter() - started

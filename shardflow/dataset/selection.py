@@ -54,8 +54,8 @@ def in_split_order(split: Split, argument: str, series: Any) -> list[Any]:
             return [*by_name.loc[names]]
     raise ConfigError(
         f"{argument} is a Series, which has the order of its table, and its index does not have each sample "
-        f"of split {split.name!r} once, such as {paths[0]!r}: set the table's index to its column of paths or ids, or "
-        "pass .to_numpy() of values in the order of Split.sources()"
+        f"of split {split.name!r} once, such as {paths[0]!r}: set the index to the column of paths or ids, or to "
+        "Split.sources()"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from .virtual_dataset import Contents, VirtualReport, build_virtual_dataset, fin
 logger = logging.getLogger(__name__)
 
 _SHOWN_CLASSES = 10
+_GROUPED = re.compile(r"^split of .*, by (.+?)(?:, keeping sha256:\w+)?$")
 
 
 def split(
@@ -71,7 +73,8 @@ def split(
     Raises:
         NotFoundError: The dataset does not exist.
         ConfigError: An argument is wrong, a sample lacks the field `group`, a split would be empty, `dst` cannot name
-            the tars, or `keep` has none of the images, another split, or one group in several splits.
+            the tars, or `keep` has none of the images, another split, one group in several splits, or groups while
+            `group` is None.
         DatasetExistsError: `dst` is a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
@@ -83,6 +86,8 @@ def split(
     dataset = _open_without(shares, src, src_options)
     samples, has_several = _read_samples(dataset, group, seed, progress)
     earlier = None if keep is None else open_dataset(keep, storage_options=src_options)
+    if earlier and group is None and (by := _GROUPED.search(earlier.manifest.tools.get("made by", ""))):
+        raise ConfigError(f"{earlier.url} was split by {by[1]}; give the same group, with group= or --group")
     kept = _earlier_splits(samples, dataset, earlier, ["train", *shares], seed)
     total, most = int((kept < 0).sum()), int(np.bincount(samples.groups[kept < 0]).max(initial=0))
     given = ", ".join(f"{name}={share}" for name, share in shares.items())
@@ -181,7 +186,7 @@ def split_folds(
         if torn := int((folds_of_groups > 1)[samples.groups].sum()):
             message = "%s of split 'train' have %s in other existing folds; `--folds %d` would keep them together"
             logger.warning(message, plural(torn, "image"), "copies" if group is None else "their groups", len(names))
-        made_by = f"of {len(names)} given{f', by {folds}' if isinstance(folds, str) else ''}"
+        made_by = f"of {len(names)} given{f', from {folds}' if isinstance(folds, str) else ''}"
     else:
         folds = check_integer("folds", folds, 2)
         samples, has_several = _read_samples(dataset, group, seed, progress)

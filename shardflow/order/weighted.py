@@ -46,14 +46,17 @@ class Weighted:
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return epochs of samples by weight."""
-        epochs = ShuffledEpochs(facts, self._of(facts))
+        weights, warnings = self._of(facts)
+        epochs = ShuffledEpochs(facts, weights)
+        epochs.warnings = warnings
         epochs.length_rule = (
             f"; it is the sum of the weights of {self!r}: scale them, by weights / weights.mean() for an epoch as long "
             "as the split, or pass the loader samples_per_epoch="
         )
         return epochs
 
-    def _of(self, facts: Facts) -> Weights:
+    def _of(self, facts: Facts) -> tuple[Weights, list[str]]:
+        """Return the weights, and warnings."""
         given, samples = self.weights, facts.samples
         mask = None if self.where is None else fulfilling(facts, self.where)
         if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
@@ -65,9 +68,31 @@ class Weighted:
             else:
                 by_class = _by_frequency(labels if mask is None else labels[mask], len(classes), _POWERS[given])
             if mask is not None:
-                return Weights(by_class[labels] * mask, facts.shard_samples)
-            return Weights(by_class, facts.shard_samples, labels)
-        return Weights(per_sample(facts, given, "Weighted", mask), facts.shard_samples)
+                return Weights(by_class[labels] * mask, facts.shard_samples), []
+            return Weights(by_class, facts.shard_samples, labels), []
+        numbers = per_sample(facts, given, "Weighted", mask)
+        weights = Weights(numbers, facts.shard_samples)
+        return weights, [] if isinstance(given, str) or mask is not None else _other_order(facts, numbers)
+
+
+def _other_order(facts: Facts, weights: npt.NDArray[Any]) -> list[str]:
+    """Return a warning if weights occur as often as classes, but with other samples than those of the classes."""
+    numbers, counts = np.unique(weights, return_inverse=True, return_counts=True)[1:]
+    if not 1 < len(counts) <= len(facts.classes or ()):
+        return []
+    try:
+        labels = facts.labels()[: facts.samples]
+    except ConfigError:  # samples without a class, or with several
+        return []
+    sizes, number = np.unique(np.bincount(labels)[np.unique(labels)], return_counts=True)
+    fit = sorted(np.repeat(sizes, number)), sorted(sizes * number)  # classes of one size may have one weight
+    if len(sizes) == 1 or sorted(counts) not in fit or len({*zip(labels, numbers, strict=True)}) == number.sum():
+        return []
+    return [
+        "the weights occur as often as the samples of the classes, but not with these samples: their order seems to be "
+        'that of a table, which pack shuffles; pass Weighted("balanced"), a mapping from class to weight, or a pandas '
+        "Series whose index has the ids of the images"
+    ]
 
 
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:

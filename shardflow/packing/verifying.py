@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from shardflow.errors import (
 from shardflow.formats import image_array
 from shardflow.formats.image_limits import check_image
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.labels import LABEL_PARTS, Label, sample_labels
+from shardflow.formats.labels import LABEL_PARTS, Label, format_label, sample_labels
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import OnShard, Shard
 from shardflow.formats.shard_layout import sample_key
@@ -50,6 +50,7 @@ from .sample_recipe import PackedSample, SampleRecipe
 from .sources.source import Source
 
 _Pixels = npt.NDArray[np.float32]
+_Checksums: TypeAlias = tuple[tuple[str, int, int], ...]
 
 IMAGES = 300
 """Number of images that are compared with their sources by default."""
@@ -84,8 +85,8 @@ def verify(
     """Read a whole dataset and return all findings.
 
     Without sources, only damage is found: checksums cannot show whether images and labels are the intended ones. With
-    sources, random images are packed again from their inputs; image, label and other parts must be equal, or nearly
-    equal if the codecs have other versions.
+    sources, all labels are compared with those of the inputs, and random images are packed again from them; image and
+    other parts must be equal, or nearly equal if the codecs have other versions.
 
     >>> shardflow.verify("photos256", sources=["photos/"])
     []
@@ -120,7 +121,8 @@ class Comparison(NamedTuple):
     """The result of comparing a dataset with its sources."""
 
     findings: list[Finding]
-    compared: int  # number of images
+    images: int  # number of images that were compared
+    labels: int  # number of samples whose labels were compared
 
 
 def compare_with_sources(
@@ -131,15 +133,16 @@ def compare_with_sources(
     seed: int = 0,
     damaged: Collection[str] = (),
 ) -> Comparison:
-    """Compare some images with their inputs, except in shards with `damaged` files; see `verify`."""
+    """Compare labels and some images with their inputs, except in shards with `damaged` files; see `verify`."""
     if not sources:
-        return Comparison([], 0)
+        return Comparison([], 0, 0)
     shards = [shard for shard in dataset.shards if not {shard.name, shard.index_name} & set(damaged)]
     chosen = _choose(np.array([shard.samples for shard in shards], dtype=np.int64), images, seed)
     findings: list[Finding] = []
     samples: list[_Sample] = []
-    for number, records in chosen.items():
-        shard = shards[number]
+    labels = _Labels(dataset, sources)
+    for number in range(len(shards)) if labels else chosen:
+        shard, records = shards[number], {*chosen.get(number, ())}
         try:
             receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
             rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
@@ -147,14 +150,19 @@ def compare_with_sources(
             findings.append(Finding(shard.receipt_name, f"its images cannot be compared with their inputs: {error}"))
             continue
         slots = receipt.packed_slots()
-        samples += [_Sample(shard, receipt, slots[record], rows.of_record(record)) for record in records]
+        for record, problem in labels.differing(shard, receipt, rows):
+            records.add(record)
+            if problem:
+                records.remove(record)
+                findings.append(Finding(shard.name, problem, key=sample_key(receipt.first + slots[record])))
+        samples += [_Sample(shard, receipt, slots[record], rows.of_record(record)) for record in sorted(records)]
     found = find_inputs(sources, [(sample.shard, sample.receipt, [sample.slot]) for sample in samples])
     check = _Check(dataset, SampleRecipe.of(dataset.manifest), found)
     with ThreadPoolExecutor(2 * allowed_cores()) as threads:
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
                 findings.append(Finding(sample.shard.name, problem, key=sample.key))
-    return Comparison(findings, len(samples))
+    return Comparison(findings, sum(map(len, chosen.values())), labels.compared)
 
 
 class _Sample(NamedTuple):
@@ -168,6 +176,62 @@ class _Sample(NamedTuple):
     @property
     def key(self) -> str:
         return sample_key(self.receipt.first + self.slot)
+
+
+class _Labels:
+    """Compares the labels of all samples with those of their inputs, by the checksums in the indexes.
+
+    It is false if neither dataset nor sources have labels.
+
+    Attributes:
+        compared: Number of samples whose labels were compared.
+    """
+
+    def __init__(self, dataset: Dataset, sources: Sequence[Source]) -> None:
+        self.compared = 0
+        self._inputs: dict[str, dict[str, tuple[tuple[Label, Source], ...]]] = {}  # split → path → labels of inputs
+        self._stored: dict[Label, _Checksums] = {}
+        for source in sources:
+            for split, items in source.splits.items():
+                self._stored |= {label: _checksums(label) for label in items.labels}
+                of_split, own = (
+                    self._inputs.setdefault(split, {}),
+                    {label: ((label, source),) for label in items.labels},
+                )
+                for item in items:
+                    of_split[item.path] = of_split.get(item.path, ()) + own[item.label]
+        self._stored |= {label: _checksums(label) for label in (None, *range(len(dataset.classes or ())))}
+        self._named = {checksums: label for label, checksums in self._stored.items()}
+
+    def __bool__(self) -> bool:
+        return len(self._named) > 1
+
+    def differing(self, shard: Shard, receipt: Receipt, rows: ShardRows) -> Iterator[tuple[int, str]]:
+        """Yield the records with other labels than their inputs, and the problem, "" if the sample must be read."""
+        inputs = self._inputs.get(shard.name.partition("/")[0], {})
+        for record, path in enumerate(receipt.sources):
+            if not (found := inputs.get(path, ())):
+                continue
+            self.compared += 1
+            members = rows.of_record(record)
+            stored = tuple((row[1].decode(), row[3], row[4]) for row in members if row[1].decode() in LABEL_PARTS)
+            if any(self._stored[label] == stored for label, _ in found):
+                continue
+            if len(found) > 1 or stored not in self._named:
+                yield record, ""
+            elif problem := _other_label(self._named[stored], path, *found[0]):
+                yield record, problem
+
+
+def _checksums(label: Label) -> _Checksums:
+    """Return name, size and CRC-32 of the part that holds a label."""
+    return tuple((part, len(data), zlib.crc32(data)) for part, data in format_label(label).items())
+
+
+def _other_label(packed: Label, path: str, label: Label, source: Source) -> str:
+    """Return the problem of a sample with another label than its input; "" if both are the same classes."""
+    one, other = _named(packed, source), _named(label, source)
+    return "" if one == other else f"has the label {one}, its input {path!r} has {other}"
 
 
 def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, list[int]]:
@@ -211,9 +275,8 @@ class _Check:
 
     def _compare(self, packed: Mapping[str, bytes], sample: _Sample, source: Source, job: Job) -> str:
         (item,) = job.items
-        labels = _named(sample_labels(packed.get), source), _named(item.label, source)
-        if labels[0] != labels[1]:
-            return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
+        if problem := _other_label(sample_labels(packed.get), item.path, item.label, source):
+            return problem
         ((result, again),) = Piece(job=job).outcomes()
         if again is None:
             reason = "" if result.quarantined is None else result.quarantined.reason

@@ -91,7 +91,7 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     answer = run("verify", dst, "--source", src, "--images", 4)
     assert (answer.returncode, answer.stdout.splitlines()[0]) == (
         0,
-        f"as its source: 4 of 6 images compared with {src}",
+        f"as its source: 6 labels and 4 of 6 images compared with {src}",
     )
     assert answer.stdout.splitlines()[1].endswith(" s")
     assert "not checked" not in answer.stdout
@@ -100,7 +100,7 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     assert answer.return_value == 1
     lines = answer.stdout.splitlines()
     assert "part 'jpg' differs from the part that is packed from 'a/0003.jpg'" in lines[0]
-    assert lines[1] == f"not as its source: 1 finding in 6 of 6 images compared with {src}"
+    assert lines[1] == f"not as its source: 1 finding in 6 labels and 6 of 6 images compared with {src}"
     assert lines[2].startswith("no damage: ")
     assert lines[2].endswith(" s; but not as its source")
     elsewhere = image_folder(tmp_path / "elsewhere/src", 6).parent
@@ -109,7 +109,7 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     assert answer.stdout.splitlines()[-2] == hint
     arguments = ["verify", "--json", str(dst), "--source", str(src)]
     told = json.loads(CliRunner().invoke(main.shardflow, arguments, standalone_mode=False).stdout)
-    assert (told["ok"], told["compared"], len(told["findings"])) == (False, 6, 1)
+    assert (told["ok"], told["labels"], told["compared"], len(told["findings"])) == (False, 6, 6, 1)
 
 
 def test_images_without_a_source(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_columns_of_a_table(tmp_path: Path) -> None:
     answer = run("verify", dst, "--source", table, *columns)
     assert (answer.returncode, answer.stdout.splitlines()[0]) == (
         0,
-        f"as its source: 4 of 4 images compared with {table}",
+        f"as its source: 4 labels and 4 of 4 images compared with {table}",
     )
     answer = run("verify", dst, "--source", table, *columns[:2])
     assert (

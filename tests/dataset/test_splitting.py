@@ -503,6 +503,13 @@ def test_an_earlier_split_that_cannot_be_kept(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             sf.split(source, tmp_path / "later", val=0.2, test=test, group=groups, keep=earlier)
     assert exit_code("split", str(dataset), str(tmp_path / "later"), "--folds", "3", "--keep", str(earlier)) == 2
+    sf.split_folds(dataset, tmp_path / "folds", folds=3, group=np.arange(20) // 2)
+    sf.split(dataset, tmp_path / "kept", val=0.2, group=np.arange(20) // 2, keep=tmp_path / "folds/fold1")
+    for grouped in ("folds/fold1", "kept"):
+        with pytest.raises(ConfigError, match=f"{grouped} was split by groups; give the same group, with group="):
+            sf.split(dataset, tmp_path / "later", val=0.2, keep=tmp_path / grouped)
+    sf.split_folds(dataset, tmp_path / "given", folds=np.arange(20) % 3)
+    sf.split(dataset, tmp_path / "later", val=0.2, keep=tmp_path / "given/fold1")
 
 
 def test_classes_that_a_split_lacks_are_named(

@@ -367,6 +367,20 @@ def test_ranks_with_other_weights_are_told(dataset: Path) -> None:
     assert found == ["sampler must be equal on all ranks, but rank 1 differs from rank 0"] * 2
 
 
+def test_weights_of_classes_in_another_order_are_told(long_tailed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights by class in the order of a table, which fit the sizes of the classes, are a warning; others are none."""
+    labels = np.array(shardflow.Loader(long_tailed, batch_size=1, num_workers=0).dataset.targets)
+    by_class = 1 / np.maximum(CLASS_SIZES, 1)
+    right, table = by_class[labels], by_class[np.sort(labels)[::-1]]
+    make_loader(long_tailed, 60 * right / right.sum())
+    make_loader(long_tailed, "balanced")
+    make_loader(long_tailed, np.linspace(0.5, 1.5, len(labels)))
+    make_loader(long_tailed, np.arange(len(labels)) % 2 + 1)
+    assert not caplog.records
+    make_loader(long_tailed, (60 * table / table.sum()).tolist())
+    assert "weights occur as often as the samples of the classes, but not with these samples" in caplog.text
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_classes(long_tailed: Path, workers: int) -> None:
     """With `ClassBatches`, each batch has different classes with that many samples, on any number of ranks."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -212,3 +213,48 @@ def test_numbers_that_the_dataset_named(tmp_path: Path) -> None:
     table.write_text("path,label\n0.jpg,0\n1.jpg,1\n2.jpg,0\n")
     (finding,) = sf.verify(tmp_path / "dst", sources=[table])
     assert "2.jpg" in finding.problem
+
+
+def test_all_labels_are_compared(tmp_path: Path) -> None:
+    """Each sample whose label the table corrects is a finding, although few images are compared."""
+    write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(8)})
+    table, labels = tmp_path / "t.jsonl", ["a", "b", ["a", "b"], ["b", "c"], "c", "a", ["c"], "b"]
+
+    def write(labels: list[Any]) -> None:
+        rows = ({"path": f"{number}.jpg", "label": label} for number, label in enumerate(labels))
+        table.write_text("\n".join(map(json.dumps, rows)))
+
+    write(labels)
+    sf.pack(table, tmp_path / "dst", short_side=32, executor="serial")
+    assert sf.verify(tmp_path / "dst", sources=[table], images=1) == []
+    for number, label in {1: "c", 2: ["a", "c"], 3: "c", 4: ["c"], 5: ["a", "b", "c"], 7: "d"}.items():
+        labels[number] = label
+    write(labels)
+    for images in (1, 8):
+        found = sf.verify(tmp_path / "dst", sources=[table], images=images)
+        problems = {finding.problem for finding in found}
+        assert problems == {
+            "has the label 'a', its input '5.jpg' has 'a', 'b', 'c'",
+            "has the label 'a', 'b', its input '2.jpg' has 'a', 'c'",
+            "has the label 'b', 'c', its input '3.jpg' has 'c'",
+            "has the label 'b', its input '1.jpg' has 'c'",
+            "has the label 'b', its input '7.jpg' has 'd'",
+        }
+        assert len({finding.key for finding in found}) == 5
+
+
+def test_labels_of_inputs_with_one_path(tmp_path: Path) -> None:
+    """If two sources have a path, a sample has the label of either; if it has another, it was packed from neither."""
+
+    def source(name: str, labels: str, first: int) -> Path:
+        write_tree(tmp_path / name, {f"{number}.jpg": photo(first + number) for number in range(3)})
+        table = tmp_path / name / "t.csv"
+        table.write_text("\n".join(["path,label", *(f"{number}.jpg,{label}" for number, label in enumerate(labels))]))
+        return table
+
+    sources = [source("one", "abb", 0), source("two", "bba", 10)]
+    sf.pack(sources[0], tmp_path / "dst", short_side=32, executor="serial")
+    assert sf.verify(tmp_path / "dst", sources=sources, images=1) == []
+    sources[0].write_text("path,label\n0.jpg,a\n1.jpg,b\n2.jpg,c")
+    (finding,) = sf.verify(tmp_path / "dst", sources=sources, images=1)
+    assert finding.problem == "the source has 2 inputs '2.jpg', and train/000000.tar was packed from none of them"

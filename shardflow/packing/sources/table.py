@@ -17,6 +17,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ Row: TypeAlias = "dict[str, Any]"
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
 """Default columns of the images; the first that the table has is used."""
 
+_DECIMAL = re.compile(r"-?\d*\.\d+")  # a measured number
 _HEAD = 100  # rows from which the label column is guessed for a warning
 _FEW = 20  # with fewer rows, repeated values mean nothing
 
@@ -202,9 +204,11 @@ class Table(SourceKind):
         if used.label is None:
             scalars = [name for name in others if isinstance(row[name], str | int) and type(row[name]) is not bool]
             most = len(head) - (len(head) >= _FEW)
-            repeated = [name for name in scalars if len({str(each.get(name)) for each in head}) <= most]
+            values = {name: {str(each.get(name)) for each in head} for name in scalars}
             other_uses = {*like_split, *like_caption, *files}
-            likely = _similar(others, LIKE_LABEL) or [name for name in repeated if name not in other_uses]
+            repeated = [name for name, found in values.items() if len(found) <= most and name not in other_uses]
+            classes = [name for name in repeated if not any(map(_DECIMAL.fullmatch, values[name]))]
+            likely = _similar(others, LIKE_LABEL) or sorted(classes, key=lambda name: len(values[name]))
             unused += self._perhaps_meant("label", likely, "the images have no labels")
         if used.split is None:
             effect = f"all rows are in the split {self._default_split()}"
