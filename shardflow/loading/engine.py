@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 _FIXED = {"batch_transform", "limit", "sampler", "seed", "shuffle", "tail", "transform"}
 """Settings of a loader that are not attributes, as far as a user could set them."""
 
+_FIXED_ATTRIBUTES = {"annotations", "classes", "fields", "max_errors", "pads", "workers"}
+
 
 class EpochSetter(NamedTuple):
     """The attribute `batch_sampler` of a torch DataLoader, which Lightning looks for.
@@ -96,7 +98,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         self._settings_of_workers: list[list[object]] = []
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _FIXED:  # it would have no effect
+        if name in _FIXED or (name in _FIXED_ATTRIBUTES and name in vars(self)):  # it would have no effect
             raise AttributeError(f"{name} is fixed once a {self._kind} is made; make another one")
         super().__setattr__(name, value)
 
@@ -373,7 +375,9 @@ class Iteration:
         if not self._steps:  # a state of an epoch's end: workers would start for nothing
             engine._stats.begin()
             return
-        settings = [settings_of((source.transform, source.batch_transform)) for source in engine._plan.sources]
+        settings = [
+            settings_of((source.decoder, source.transform, source.batch_transform)) for source in engine._plan.sources
+        ]
         if settings != engine._settings_of_workers:  # as with a DataLoader, whose workers begin with each epoch
             engine._pool.end()
             engine._settings_of_workers = settings
@@ -393,7 +397,7 @@ class Iteration:
                     raise WorkerError(f"{message}; iterate again")
         except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
             raise
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             engine._pool.end()  # the workers' state is unknown
             if isinstance(error, WorkerError):
                 raise WorkerError(f"{error}. {engine._in_progress()}") from None

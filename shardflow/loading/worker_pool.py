@@ -143,16 +143,16 @@ class WorkerPool(wds.WebLoader):  # type: ignore[misc] # webdataset has no types
             # The DataLoader draws a seed by its generator; forked workers keep this default device.
             with _starting(self._workers) if is_start else contextlib.nullcontext(), torch.device("cpu"):
                 items: Any = iter(self.data_loader)
+                if is_start and self._workers.count:
+                    weakref.finalize(items, self._sender.end, slots)
+                    for worker in getattr(items, "_workers", ()):
+                        _end_by_kill(worker._popen)
         except BrokenPipeError:  # a worker ended before it had read its arguments
             raise ConfigError(_UNGUARDED) from None
         except RuntimeError as error:
             if not _is_death(error):
                 raise
             raise _cause_of_death(_exit_codes(self.data_loader._iterator), error) from None  # since the last iteration
-        if is_start and self._workers.count:
-            weakref.finalize(items, self._sender.end, slots)
-            for worker in getattr(items, "_workers", ()):
-                _end_by_kill(worker._popen)
         is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined] # from torch._C
         try:
             while True:

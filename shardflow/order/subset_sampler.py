@@ -40,7 +40,8 @@ class Subset:
         if self._series is not None and str(getattr(indices, "dtype", "")) not in ("bool", "boolean"):
             message = f"Subset takes a pandas Series of True and False by id or path, found {type(indices).__name__}"
             raise ConfigError(
-                f"{message}; write a condition over the table, such as table.set_index('id')['fold'] != 0"
+                f"{message}; write a condition over the table, such as table.set_index('id')['fold'] != 0; numbers of "
+                "samples are passed by .to_numpy()"
             )
         is_list = self.where is None and self._series is None
         self.indices = as_numbers("Subset takes a list of sample numbers", indices if is_list else [])

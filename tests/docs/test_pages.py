@@ -97,6 +97,8 @@ def test_pages_run(
         _check_submission(names["model"])
     if "accuracy =" in code:
         _check_accuracy(names)
+    if "def read(path)" in code:
+        _check_file(names["read"])
 
 
 def _write_tars(folder: Path) -> None:
@@ -133,6 +135,15 @@ def _check_submission(model: Model) -> None:
     for path, (image, _) in zip(samples.split.sources(), samples, strict=True):
         inputs = torch.stack([crop(image), crop(image).flip(-1)]) / 255
         assert found[Path(path).stem] == CLASSES[int(model(inputs).softmax(1).sum(0).argmax())]
+
+
+def _check_file(read: Callable[[Path], torch.Tensor]) -> None:
+    """Compare the images that a page reads from files with those of the loader, which were resized by `pack`."""
+    loader = shardflow.Loader("photos256", split="val", batch_size=1, num_workers=0, fields=("image", "index"))
+    names = loader.dataset.split.sources()
+    for image, (number,) in loader:
+        (path,) = Path("photos").rglob(Path(names[number]).name)
+        assert float((read(path).float() - image[0].float()).abs().mean()) < 4
 
 
 def _check_accuracy(names: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -360,6 +361,76 @@ class Dimmed:
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """The image, float32, darker."""
         return image / 255 * self.strength
+
+
+class Strength:
+    """Settings as an attribute of a class, which functions and methods read."""
+
+    value = 1.0
+
+
+NAMESPACE, MODULE = SimpleNamespace(value=1.0), ModuleType("settings")
+
+
+class OfClass(v2.Transform):
+    """A transform whose method reads a variable of its module, in a function inside."""
+
+    def transform(self, inpt: torch.Tensor, params: Any) -> torch.Tensor:  # noqa: ARG002
+        """The image, float32, darker."""
+        return torch.stack([each / 255 * Strength.value for each in inpt])
+
+
+class OfAttribute:
+    """A transform with an attribute of its class."""
+
+    value = 1.0
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """The image, float32, darker."""
+        return image / 255 * self.value
+
+
+SETTINGS: dict[str, tuple[Any, Any]] = {
+    "class": (Strength, lambda image: image / 255 * Strength.value),
+    "method": (Strength, v2.Compose([v2.Identity(), OfClass()])),
+    "attribute": (OfAttribute, OfAttribute()),
+    "namespace": (NAMESPACE, lambda image: image / 255 * NAMESPACE.value),
+    "module": (MODULE, lambda image: image / 255 * MODULE.value),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_that_a_transform_reads_reach_the_workers(
+    dataset: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings in classes, namespaces and modules of the user that are changed between epochs count in the next."""
+    holder, transform = SETTINGS[kind]
+    monkeypatch.setattr(holder, "value", 1.0, raising=False)
+    some = loader(dataset, num_workers=1, transform=transform)
+    assert max(float(images.max()) for images, _ in some) > 0
+    pids = some._pool.pids()
+    assert max(float(images.max()) for images, _ in some) > 0
+    assert some._pool.pids() == pids
+    holder.value = 0.0
+    assert max(float(images.max()) for images, _ in some) == 0
+    some.close()
+
+
+def test_a_changed_decoder_reaches_the_workers(dataset: Path) -> None:
+    """An attribute of the decoder that is changed between epochs counts in the next one, as its repr says."""
+    decoder = shardflow.decoders.RandomResizedCrop(8, hflip=1)
+    some = loader(dataset, num_workers=1, decoder=decoder, fields=("image", "flipped"))
+    assert all(bool(flipped.all()) for _, flipped in some)
+    some.decoder.hflip = 0  # type: ignore[attr-defined]
+    assert not any(bool(flipped.any()) for _, flipped in some)
+    some.close()
+
+
+@pytest.mark.parametrize("name", ["fields", "classes", "max_errors", "workers", "transform"])
+def test_settings_of_a_loader_are_fixed(dataset: Path, name: str) -> None:
+    """An assignment that would have no effect is an error."""
+    with pytest.raises(AttributeError, match=f"{name} is fixed once a loader is made; make another one"):
+        setattr(loader(dataset, num_workers=0), name, ())
 
 
 @pytest.mark.parametrize("kind", ["attribute", "composed", "variable", "array"])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import shardflow
+from shardflow._signals import held_back
 from tests.helpers.loading import PROJECT, labels, until
 from tests.helpers.making import make_dataset
 from tests.helpers.warm_python import python
@@ -108,3 +109,57 @@ except KeyboardInterrupt:
     command = [python(), "-c", code]
     run = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, timeout=60)
     assert run.stdout == "3 30 34\n", run.stderr
+
+
+def test_interrupts_while_workers_start_or_begin_an_epoch(dataset: Path) -> None:
+    """Two interrupts at any time leave a loader that yields each sample of the epoch once, and a process that ends."""
+    code = f"""
+import os, signal, threading, time, shardflow
+
+def slow(image):
+    time.sleep(0.002)
+    return image
+
+def interrupted(delay):  # from another thread, as in a notebook
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        for batch in loader:
+            pass
+        timer.join()
+        time.sleep(1)
+    except KeyboardInterrupt:
+        return
+
+loader = shardflow.Loader(
+    {str(dataset)!r}, batch_size=2, tail="short", transform=slow, num_workers=2, fields=("image", "label")
+)
+for step in range(9):
+    interrupted(0.01 * step)
+    interrupted(0.002 * step)
+    labels = [label for _, labels in loader for label in labels.tolist()]
+    assert sorted(labels) == list(range({sum(SIZES)})), labels
+print("ended")
+"""
+    command = [python(), "-c", code]
+    run = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, start_new_session=True, timeout=100)
+    assert (run.returncode, run.stdout) == (0, "ended\n"), run.stderr
+
+
+def test_a_signal_that_another_thread_gets_is_held_back() -> None:
+    """A signal for which another thread runs is handled after the processes have started, by the handler of before."""
+    begin, sent, handler = threading.Event(), threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def send() -> None:
+        begin.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        sent.set()
+
+    threading.Thread(target=send).start()
+    ended = False
+    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012 - the error comes at its end
+        begin.set()
+        sent.wait()
+        ended = True
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is handler
