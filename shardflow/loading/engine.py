@@ -397,7 +397,7 @@ class Iteration:
                     raise WorkerError(f"{message}; iterate again")
         except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:  # an interrupt, too
             engine._pool.end()  # the workers' state is unknown
             if isinstance(error, WorkerError):
                 raise WorkerError(f"{error}. {engine._in_progress()}") from None

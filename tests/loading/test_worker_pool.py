@@ -13,7 +13,7 @@ import torch
 import shardflow
 from shardflow.errors import ConfigError
 from shardflow.loading.worker_settings import Workers
-from tests.helpers.loading import run_script
+from tests.helpers.loading import run_script, until
 from tests.helpers.making import make_dataset
 
 OPTIONS = "batch_size=4, decoder=shardflow.decoders.CenterCrop(8)"
@@ -64,24 +64,27 @@ def _interrupt_training(image: torch.Tensor) -> torch.Tensor:
     return image
 
 
-def test_workers_may_die_after_the_wait_for_the_first_batch_was_interrupted(tmp_path: Path) -> None:
-    """After Ctrl-C or sys.exit in a signal handler, the end of workers raises nothing, as at the interpreter's exit."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_the_wait_for_a_batch_ends_the_workers(
+    tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-C or sys.exit in a signal handler the workers are gone, and their end raises nothing."""
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise error
 
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # the wait for a worker's own end
     url = make_dataset(tmp_path / "set", [4])
     workers = Workers(1, multiprocessing_context="fork")
     loader = shardflow.Loader(url, batch_size=4, num_workers=workers, transform=_interrupt_training)
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             next(iter(loader))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    (pid,) = loader._pool.pids()
-    os.kill(pid, signal.SIGKILL)
-    assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) is not None  # SIGCHLD has arrived
+    assert loader._pool.pids() == []
+    assert until(lambda: not multiprocessing.active_children())  # SIGCHLD has arrived
     loader.close()
 
 
