@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import did_you_mean
+from shardflow._validation import did_you_mean, explain_unknown_arguments
 from shardflow._wording import add_note, plural
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats import quarantine
@@ -74,6 +74,7 @@ class ColumnsReport:
     samples: Mapping[str, int]
 
 
+@explain_unknown_arguments({"on": "use key= or path=", "index": "use key= or path="})
 def add(
     url: str | os.PathLike[str],
     table: Any,
@@ -128,7 +129,7 @@ def add(
     loaded = load_table(table, key or path or "", only, storage_options, by_path=path is not None)
     _check_names(dataset, loaded, replace, to)
     rows, example = _join(dataset, loaded, by_path=path is not None, only_split=split)
-    counts = _count(dataset, loaded, rows, allow, example)
+    counts = _count(dataset, loaded, rows, allow, example, path is not None)
     if key is not None and all(root.fingerprint for root in dataset.manifest.roots.values()):  # keys made by `pack`
         _refuse_own_ids(dataset, loaded, rows, key)
     if replace:
@@ -405,7 +406,9 @@ def _refuse_other_images(dataset: Dataset, table: Table, rows: _Rows) -> None:
         raise ConfigError(f"{message}; join by key (--key)")
 
 
-def _count(dataset: Dataset, table: Table, rows: _Rows, allow: Collection[str], ours: str) -> dict[str, Any]:
+def _count(
+    dataset: Dataset, table: Table, rows: _Rows, allow: Collection[str], ours: str, by_path: bool
+) -> dict[str, Any]:
     """Return the counts of a report; refuse rows that the caller does not allow."""
     from pyarrow import compute
 
@@ -418,9 +421,12 @@ def _count(dataset: Dataset, table: Table, rows: _Rows, allow: Collection[str], 
     unmatched, repeated = len(unused) + without_key, total - len(distinct) - without_key
     if not (used >= 0).any():
         example = table.keys[0].as_py() if total else "nothing"
+        remedy = "join by another column of the table, by key= or --key, or by path= or --path"
+        if str(example).isdecimal():
+            remedy += "; ids with leading zeros must be read as text (dtype=str)"
         raise ConfigError(
-            f"no row belongs to a sample: the table has keys such as {example!r}, samples such as {ours!r}; join by "
-            f"another column of the table{_or_by_json(dataset)}"
+            f"no row belongs to a sample: the table has {'paths' if by_path else 'keys'} such as {example!r}, samples "
+            f"such as {ours!r}; {remedy}{_or_by_json(dataset)}"
         )
     if unmatched and "unmatched" not in allow:
         some = ", ".join(repr(table.keys[int(row)].as_py()) for row in unused[:_NAMED]) or "null"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import check_integer, check_share
+from shardflow._validation import check_integer, check_share, explain_unknown_arguments
 from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError
 from shardflow.formats.shard import OnShard
@@ -28,9 +28,17 @@ from .virtual_dataset import Contents, VirtualReport, build_virtual_dataset, fin
 logger = logging.getLogger(__name__)
 
 _SHOWN_CLASSES = 10
+_OF_SKLEARN = {
+    "groups": "use group=",
+    "n_splits": "use folds=",
+    "random_state": "use seed=",
+    "stratify": "classes always keep their shares",
+    "test_size": "use test= or val=",
+}
 _GROUPED = re.compile(r"^split of .*, by (.+?)(?:, keeping sha256:\w+)?$")
 
 
+@explain_unknown_arguments(_OF_SKLEARN)
 def split(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -137,6 +145,7 @@ def _earlier_splits(
     return found[samples.groups]
 
 
+@explain_unknown_arguments(_OF_SKLEARN)
 def split_folds(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],

@@ -346,7 +346,7 @@ def test_a_series_comes_by_its_index(table: Any, tmp_path: Path, caplog: pytest.
         assert sf.split_folds(dataset, tmp_path / name, folds=3, group=group) == expected
     assert "order" not in caplog.text
     for other in (table.patient, by_id.iloc[1:], pd.concat([by_id, by_id.iloc[:1]])):
-        with pytest.raises(ConfigError, match=r"group is a Series, .* such as 'im\d+.jpg': set the table's index"):
+        with pytest.raises(ConfigError, match=r"group is a Series, .* such as 'im\d+.jpg': set the index"):
             sf.split_folds(dataset, tmp_path / "other", folds=3, group=other)
     sf.split_folds(dataset, tmp_path / "table", folds=3, group=table.patient.tolist())
     assert "group has the values of the field 'patient' in another order than the samples" in caplog.text

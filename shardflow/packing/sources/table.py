@@ -51,6 +51,7 @@ IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_pa
 """Default columns of the images; the first that the table has is used."""
 
 _DECIMAL = re.compile(r"-?\d*\.\d+")  # a measured number
+_NO_CLASS = re.compile(r"(.*_)?(id|k?fold)", re.IGNORECASE)
 _HEAD = 100  # rows from which the label column is guessed for a warning
 _FEW = 20  # with fewer rows, repeated values mean nothing
 
@@ -205,7 +206,7 @@ class Table(SourceKind):
             scalars = [name for name in others if isinstance(row[name], str | int) and type(row[name]) is not bool]
             most = len(head) - (len(head) >= _FEW)
             values = {name: {str(each.get(name)) for each in head} for name in scalars}
-            other_uses = {*like_split, *like_caption, *files}
+            other_uses = {*like_split, *like_caption, *files, *filter(_NO_CLASS.fullmatch, others)}
             repeated = [name for name, found in values.items() if len(found) <= most and name not in other_uses]
             classes = [name for name in repeated if not any(map(_DECIMAL.fullmatch, values[name]))]
             likely = _similar(others, LIKE_LABEL) or sorted(classes, key=lambda name: len(values[name]))

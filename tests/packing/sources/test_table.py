@@ -408,8 +408,8 @@ def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     assert list_source(tmp_path / "u.jsonl").classes is None
     assert "no labels; to use 'species', name it with label=" in caplog.records[0].message
     caplog.clear()
-    rows = [f"{n}.jpg,p{n // 2},{'ab'[n % 2]},{n % 2}.5,{n // 3}" for n in range(9)]
-    (tmp_path / "v.csv").write_text("\n".join(["image,patient,kind,age,place", *rows]))
+    rows = [f"{n}.jpg,p{n // 2},{'abc'[n % 3]},{n % 2}.5,{n % 2},{n // 5}" for n in range(9)]
+    (tmp_path / "v.csv").write_text("\n".join(["image,patient,kind,age,fold,site_id", *rows]))
     assert list_source(tmp_path / "v.csv").classes is None
     assert "no labels; to use 'kind', name it with label=" in caplog.records[0].message
     caplog.clear()
