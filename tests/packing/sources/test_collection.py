@@ -474,7 +474,7 @@ def test_masks_may_be_paths(tmp_path: Path) -> None:
 
 def test_only_collections_take_objects() -> None:
     """A frame as the URL of a table is refused without printing it."""
-    with pytest.raises(ConfigError, match=r"Table takes a path or URL, found DataFrame; save .*csv; .*Collection"):
+    with pytest.raises(ConfigError, match=r"Table takes a path or URL, found DataFrame; save .*csv file; .*Collection"):
         sf.sources.Table(pd.DataFrame({"image": ["1.jpg"]}))  # type: ignore[arg-type]
 
 
