@@ -93,7 +93,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2560,
-    "dataset": 6720,
+    "dataset": 6740,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,

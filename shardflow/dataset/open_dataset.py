@@ -34,6 +34,7 @@ from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_table import ShardTable
+from shardflow.formats.virtual_roots import Root, name_of_other_tar
 from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.cached import CachedStorage
 from shardflow.storage.interface import Storage
@@ -74,8 +75,9 @@ class Split:
         cache: Cache | str | os.PathLike[str] | None = None,
         tables: manifest.PackedTables = manifest.PackedTables(),  # noqa: B008 - immutable
         columns: Mapping[str, Column] | None = None,
+        roots: Mapping[str, Root] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._roots = name, roots or {}
         self.shards = ShardTable.of(shards)
         self.shard_samples = self.shards.samples
         self.reader = ShardReader(storage, self.shards, cache, tables)
@@ -118,7 +120,8 @@ class Split:
     def source(self, sample: int | str) -> str:
         """Return the input from which a sample was packed: its path below the source, or its row in the table.
 
-        It comes from the shard's receipt, also in a virtual dataset of `subset`, `split` or `merge`.
+        It comes from the shard's receipt, also in a virtual dataset of `subset`, `split` or `merge`. A sample of a tar
+        that another tool wrote, in an index, has the name of the tar and its key there: "train/000005.tar/c000254".
 
         >>> path = shardflow.open("photos256")["train"].source(17)  # "train/sea/0123.jpg"
 
@@ -128,13 +131,15 @@ class Split:
 
         Raises:
             IndexError: The sample does not exist.
-            NotFoundError: The receipt is missing: another tool wrote the tar, or the receipts were not copied.
+            NotFoundError: The receipt is missing: the receipts were not copied.
             FormatError, IntegrityError: The receipt is damaged, or belongs to another tar.
             ConfigError: Several samples have the key.
         """
         if isinstance(sample, str):
             return self._source_of_key(sample)
         shard, record = self.locate(check_integer("the number of a sample", sample))
+        if (tar := name_of_other_tar(self._roots, self.shards[shard].name)) is not None:
+            return f"{tar}/{self.reader.key(shard, record)}"
         made, slots = self._made_of(shard)
         if len(made.sources) == self.shards[shard].samples:
             return made.sources[record]
@@ -150,15 +155,23 @@ class Split:
 
     def shard_sources(self, shard: int) -> Sequence[str]:
         """Return the `source` of every sample of a shard, in order; see there for errors."""
-        made, slots = self._made_of(shard)
         samples = self.shards[shard].samples
-        if len(made.sources) == samples:
-            return made.sources
-        return [made.sources[slots[self.reader.key(shard, record)]] for record in range(samples)]
+        if (tar := name_of_other_tar(self._roots, self.shards[shard].name)) is not None:
+            return [f"{tar}/{key}" for key in self._keys(shard)]
+        made, slots = self._made_of(shard)
+        return made.sources if len(made.sources) == samples else [made.sources[slots[key]] for key in self._keys(shard)]
+
+    def _keys(self, shard: int) -> list[str]:
+        keys = [self.reader.key(shard, record) for record in range(self.shards[shard].samples)]
+        self.reader.close(shard)
+        return keys
 
     def _source_of_key(self, key: str) -> str:
         found = set()
         for shard in range(len(self.shards)):
+            if (tar := name_of_other_tar(self._roots, self.shards[shard].name)) is not None:
+                found |= {f"{tar}/{key}"} if key in self._keys(shard) else set()
+                continue
             made, slots = self._made_of(shard)
             found |= {made.sources[slots[key]]} if key in slots else set()
         if len(found) > 1:
@@ -276,7 +289,7 @@ class Dataset(Mapping[str, Split]):
         self.manifest = content
         self._splits, tables = dict[str, Split](), content.packed_tables
         for name, shards in content.splits.items():
-            split = self._splits[name] = Split(storage, name, shards, cache, tables, content.columns)
+            split = self._splits[name] = Split(storage, name, shards, cache, tables, content.columns, content.roots)
             cache = split.reader.cache or cache  # the splits share it
         self._state = self._manifest_state()
 

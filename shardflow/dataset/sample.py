@@ -43,7 +43,8 @@ class Sample:
         try:
             return _PARSERS.get(part.rpartition(".")[2], bytes)(bytes(self.parts[part]))
         except ValueError as error:
-            raise self.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
+            message = f"part {part!r} cannot be read: {error}; leave the sample out, as by samplers.Subset(condition)"
+            raise self.with_sample(DecodeError(message)) from error
 
     def with_sample(self, error: ShardflowError) -> ShardflowError:
         """Return an error with this sample as its location."""

@@ -13,6 +13,7 @@ path.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -63,6 +64,14 @@ def split_shard_name(name: str) -> tuple[str, str]:
     if len(parts) < 3:
         raise ManifestError(f"shard {name!r} of a virtual dataset is not named SPLIT/ROOT/PATH.tar")
     return parts[1], parts[2]
+
+
+def name_of_other_tar(roots: Mapping[str, Root], shard: str) -> str | None:
+    """Return the path of a tar of another tool below its root, given the name of its shard; None for packed shards."""
+    if not roots:
+        return None
+    root, path = split_shard_name(shard)
+    return path if roots[root].fingerprint is None else None
 
 
 def _is_relative(url: str) -> bool:

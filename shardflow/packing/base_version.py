@@ -37,7 +37,6 @@ from .sources.source import Source
 
 logger = logging.getLogger(__name__)
 
-_TAR = re.compile(r"([^/]+\.tar)(?=[/#])")
 _RECORD = re.compile(r"\.tar#\d+$")
 
 _READS = 32
@@ -112,7 +111,6 @@ class BaseVersion:
 
     def compare(self, source: Source) -> dict[str, npt.NDArray[np.int8]]:
         """Return split → `State` of each input; refuse a source whose inputs have other names in the base."""
-        self._refuse_other_names(source)
         self._refuse_fewer_parts(source)
         if source.is_dataset:
             self._refuse_other_dataset(source)
@@ -194,20 +192,6 @@ class BaseVersion:
                     "its further columns)"
                 )
 
-    def _refuse_other_names(self, source: Source) -> None:
-        """Refuse tars that were packed differently: samples have numbers in an index, but keys in a tar."""
-        if source.is_dataset:
-            before, now, packed_by, remedy = "/", "#", "their names", "a pattern of tars, as before"
-        else:
-            before, now, packed_by = "#", "/", "an index"
-            remedy = "an index of all tars, old and new (`shardflow index --to`)"
-        packed = _tars((path for receipt in self.receipts.values() for path in receipt.sources), before)
-        if packed and (both := packed & _tars((item.path for items in source.splits.values() for item in items), now)):
-            raise ConfigError(
-                f"{min(both)!r} was packed by {packed_by}, but the source names its samples differently, so new ones "
-                f"cannot be told from old ones; extend with {remedy}"
-            )
-
     def _refuse_other_dataset(self, source: Source) -> None:
         """Refuse another dataset than the one in the receipts, if both name samples by shard and record."""
         for split, items in source.splits.items():
@@ -244,12 +228,6 @@ def _part_counts(split: Split) -> dict[str, int]:
     """Return the parts of the first shard's samples, with their numbers."""
     names, counts = np.unique(split.reader.index(0)["part"], return_counts=True)
     return {name.decode(): count for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
-
-
-def _tars(paths: Iterable[str], mark: str) -> set[str]:
-    """Return the names of the tars in paths of samples, if `mark` follows the name."""
-    found = (_TAR.search(path) for path in paths)
-    return {match[1] for match in found if match and match.string[match.end()] == mark}
 
 
 def _contents_now(items: Iterable[Item], reader: Reader) -> list[str]:

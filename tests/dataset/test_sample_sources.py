@@ -3,10 +3,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import shardflow as sf
-from shardflow.errors import FormatError, IntegrityError, NotFoundError
+from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError
 from shardflow.preview.augmentation import augment_sample, training_loader
 from tests.helpers.folders import write_tree
 from tests.helpers.making import jpeg, make_dataset
@@ -88,11 +89,19 @@ def test_without_receipts(photos: Path, tmp_path: Path) -> None:
 
 
 def test_sources_of_indexed_tars(tmp_path: Path) -> None:
-    """Samples of indexed tars have no source, and the error names the field with their keys."""
-    write_tar(tmp_path / "0.tar", members_of(range(3)))
-    sf.index(tmp_path)
-    with pytest.raises(NotFoundError, match=r"shardflow did not pack the tar, .*fields=\(\"image\", \"key\"\)"):
-        sf.open(tmp_path)["train"].sources()
+    """Samples of indexed tars have the name of the tar and their key there; so columns can be joined by path."""
+    for tar in ("a/0.tar", "a/1.tar"):
+        write_tar(tmp_path / tar, members_of(range(3)))
+    sf.index(tmp_path, tmp_path / "index")
+    train = sf.open(tmp_path / "index")["train"]
+    keys = [sample["__key__"] for sample in train]
+    assert train.sources() == [f"a/{number // 3}.tar/{key}" for number, key in enumerate(keys)]
+    assert [train.source(number) for number in range(6)] == train.sources()
+    with pytest.raises(ConfigError, match="several samples have the key"):
+        train.source(keys[0])
+    scores = pa.table({"path": train.sources()[::-1], "score": range(6)})
+    sf.columns.add(tmp_path / "index", scores, path="path")
+    assert sf.open(tmp_path / "index")["train"].column("score")[0].tolist() == [5, 4, 3, 2, 1, 0]
 
 
 def test_preview_names_the_source(photos: Path) -> None:

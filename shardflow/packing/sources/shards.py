@@ -9,7 +9,6 @@ listing reads the headers; a remote tar is read as a whole, and then again, samp
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import zlib
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from shardflow._wording import first_few, plural
 from shardflow.dataset.finding_tars import find_tars, matching, split_pattern, splits_of_files
 from shardflow.dataset.label_numbering import Named
 from shardflow.dataset.receipts import find_receipt
-from shardflow.dataset.shard_rows import member_key, read_index
+from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.tar_file import open_tar
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
@@ -31,8 +30,7 @@ from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, MAX_LABEL_BYTES, p
 from shardflow.formats.shard import Shard
 from shardflow.formats.tar_members import TarBytes, crc32
 from shardflow.formats.tar_samples import read_samples
-from shardflow.formats.ustar import BLOCK
-from shardflow.formats.virtual_roots import split_shard_name
+from shardflow.formats.virtual_roots import name_of_other_tar, split_shard_name
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import is_remote, join_name
@@ -92,7 +90,7 @@ class Shards(SourceKind):
             each
             for split, shards in dataset.splits.items()
             for shard in shards
-            for each in _indexed_samples(tars, shard, split, _place(url, dataset, shard))
+            for each in _indexed_samples(tars, dataset, shard, split, _place(url, dataset, shard))
         )
         if self.classes is None:
             source = number_labels(unlabelled, dataset.classes, storage, reader)
@@ -170,9 +168,11 @@ def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
     return join_name(root_url(url, root) if is_remote(url) else root.url, path)
 
 
-def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Item]:
+def _indexed_samples(
+    storage: Storage, dataset: manifest.Manifest, shard: Shard, split: str, place: str
+) -> Iterator[Item]:
     """Yield the samples of a shard of a dataset, whose tar is at `place`."""
-    made = find_receipt(storage, shard.receipt_name, shard)
+    made, tar_name = find_receipt(storage, shard.receipt_name, shard), name_of_other_tar(dataset.roots, shard.name)
     paths = made.sources if made is not None and len(made.sources) == shard.samples else ()
     # A virtual dataset may have only some of the tar's samples.
     by_key = {} if made is None or paths else dict(zip(made.keys(), made.sources, strict=True))
@@ -180,22 +180,23 @@ def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> 
     try:
         index = read_index(storage, shard)
         has_labels = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
-        tar_is_read = has_labels or bool(by_key)
+        tar_is_read = has_labels or bool(by_key) or tar_name is not None
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
     with open_tar(storage, shard.name) if tar_is_read else contextlib.nullcontext() as tar:
         if index is None:
             assert tar is not None
             index = _rebuilt(storage, shard, tar)
-        rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
-        for record, parts in itertools.groupby(rows, key=lambda row: row.record):
-            members = list(parts)
+        rows = ShardRows.from_index(index, shard.samples)
+        for record in range(shard.samples):
             path = paths[record] if paths else f"{shard.name}#{record}"
-            if by_key:
+            if by_key or tar_name is not None:
                 assert tar is not None
+                begin, end = rows.key_span(record)
                 with contextlib.suppress(IntegrityError):
-                    path = by_key.get(member_key(bytes(tar.read(members[0].offset - BLOCK, BLOCK)), members[0]), path)
-            locations = {row.part.decode(): [place, row.offset, row.size, row.crc32] for row in members}
+                    key = rows.key(record, tar.read(begin, end - begin), begin)
+                    path = by_key.get(key, path) if tar_name is None else f"{tar_name}/{key}"
+            locations = {row[1].decode(): [place, *row[2:5]] for row in rows.of_record(record)}
             yield _unlabelled_input(tar, split, path, locations, 0, own=True)
 
 

@@ -231,24 +231,25 @@ def test_wildcards_mean_tars(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_index_first", [False, True], ids=["tars first", "index first"])
-def test_the_same_tars_by_another_way_do_not_extend(tmp_path: Path, by_index_first: bool) -> None:
-    """Tars packed by a pattern are not packed again through their index, nor the other way round; the remedy works."""
+def test_the_same_tars_by_another_way(tmp_path: Path, by_index_first: bool) -> None:
+    """Samples of tars have the same names by a pattern and by an index, so they are packed once, and new ones added."""
     tars, pattern, dst = tmp_path / "tars", str(tmp_path / "tars/*.tar"), tmp_path / "dst"
-    _foreign(tars / "00000.tar", _samples(3))
+    _foreign(tars / "00000.tar", [*_samples(3), {**_samples(1, 3)[0], "__key__": "long" * 60}])
     if by_index_first:
         sf.index(tars)
     sf.pack(tars if by_index_first else pattern, dst, **SMALL)
+    names = ["00000", "00001", "00002", "long" * 60]
+    assert sorted(sf.open(dst)["train"].sources()) == [f"00000.tar/{name}" for name in names]
     if not by_index_first:
         sf.index(tars)
     before = contents(dst)
-    with pytest.raises(ConfigError, match=r"00000\.tar.*extend with (an index of all tars|a pattern)"):
-        sf.extend(pattern if by_index_first else tars, dst, executor="serial")
+    report = sf.extend(pattern if by_index_first else tars, dst, executor="serial")
+    assert (report.packed, report.known, report.conflicting) == (0, 4, 0)
     assert contents(dst) == before
-    assert sf.extend(tars if by_index_first else pattern, dst, executor="serial").packed == 0
-    _foreign(tars / "00001.tar", _samples(2, 3))
-    if by_index_first:
-        sf.index(tars, tmp_path / "all")
-    assert sf.extend(tmp_path / "all" if by_index_first else pattern, dst, executor="serial").packed == 2
+    _foreign(tars / "00001.tar", _samples(2, 5))
+    sf.index(tars, tmp_path / "all")
+    report = sf.extend(pattern if by_index_first else tmp_path / "all", dst, executor="serial")
+    assert (report.packed, report.known, report.conflicting) == (2, 4, 0)
 
 
 def test_tars_beside_an_index_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
