@@ -140,7 +140,7 @@ def compare_with_sources(
     chosen = _choose(np.array([shard.samples for shard in shards], dtype=np.int64), images, seed)
     findings: list[Finding] = []
     samples: list[_Sample] = []
-    labels = _Labels(dataset, sources)
+    labels, compared = _Labels(dataset, sources), 0
     for number in range(len(shards)) if labels else chosen:
         shard, records = shards[number], {*chosen.get(number, ())}
         try:
@@ -149,7 +149,7 @@ def compare_with_sources(
         except (StoreError, FormatError, IntegrityError) as error:
             findings.append(Finding(shard.receipt_name, f"its images cannot be compared with their inputs: {error}"))
             continue
-        slots = receipt.packed_slots()
+        slots, compared = receipt.packed_slots(), compared + len(records)
         for record, problem in labels.differing(shard, receipt, rows):
             records.add(record)
             if problem:
@@ -162,7 +162,7 @@ def compare_with_sources(
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
                 findings.append(Finding(sample.shard.name, problem, key=sample.key))
-    return Comparison(findings, sum(map(len, chosen.values())), labels.compared)
+    return Comparison(findings, compared, labels.compared)
 
 
 class _Sample(NamedTuple):
@@ -194,10 +194,8 @@ class _Labels:
         for source in sources:
             for split, items in source.splits.items():
                 self._stored |= {label: _checksums(label) for label in items.labels}
-                of_split, own = (
-                    self._inputs.setdefault(split, {}),
-                    {label: ((label, source),) for label in items.labels},
-                )
+                of_split = self._inputs.setdefault(split, {})
+                own = {label: ((label, source),) for label in items.labels}
                 for item in items:
                     of_split[item.path] = of_split.get(item.path, ()) + own[item.label]
         self._stored |= {label: _checksums(label) for label in (None, *range(len(dataset.classes or ())))}
@@ -209,7 +207,7 @@ class _Labels:
     def differing(self, shard: Shard, receipt: Receipt, rows: ShardRows) -> Iterator[tuple[int, str]]:
         """Yield the records with other labels than their inputs, and the problem, "" if the sample must be read."""
         inputs = self._inputs.get(shard.name.partition("/")[0], {})
-        for record, path in enumerate(receipt.sources):
+        for record, path in enumerate(receipt.sources if self else ()):
             if not (found := inputs.get(path, ())):
                 continue
             self.compared += 1

@@ -15,6 +15,8 @@ from shardflow import native
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.manifest import FILE_NAME, from_bytes
 from shardflow.formats.receipt import from_bytes as receipt_from_bytes
+from shardflow.packing.origin import open_sources
+from shardflow.packing.verifying import Comparison, compare_with_sources
 from tests.helpers.folders import encoded, image_folder, photo, write_tree
 from tests.helpers.kernel import without_kernel
 from tests.helpers.making import flip, make_dataset
@@ -241,6 +243,14 @@ def test_all_labels_are_compared(tmp_path: Path) -> None:
             "has the label 'b', its input '7.jpg' has 'd'",
         }
         assert len({finding.key for finding in found}) == 5
+
+
+def test_images_without_labels(tmp_path: Path) -> None:
+    """Where nothing has labels, images alone are compared and counted."""
+    src = write_tree(tmp_path / "src", {f"{number}.jpg": photo(number) for number in range(4)})
+    sf.pack(src, tmp_path / "dst", short_side=32, executor="serial")
+    with open_sources(dataset := sf.open(tmp_path / "dst"), [src]) as sources:
+        assert compare_with_sources(dataset, sources, images=3) == Comparison([], 3, 0)
 
 
 def test_labels_of_inputs_with_one_path(tmp_path: Path) -> None:
