@@ -64,19 +64,26 @@ def refuse_unfit(decoder: object, transform: object, annotated: Sequence[str]) -
 
 
 def _check_albumentations(transform: object) -> None:
-    """Refuse Albumentations as the transform; warn if the code around it does not move the channels to the end."""
-    theirs, words = "", set[str]()
+    """Refuse Albumentations as the transform; warn if the code around it does not move the channels, or seeds nothing.
+
+    Since version 2 it has its own generators.
+    """
+    theirs, words, has_generators = "", set[str](), False
     for part in parts_of(transform, _is_albumentations):
         words.add(type(part).__name__)
         for function in (part, *(getattr(type(part), name, None) for name in ("__call__", "forward"))):
             words.update(getattr(getattr(function, "__code__", None), "co_names", ()))
         theirs = theirs or type(part).__name__ * _is_albumentations(part)
+        has_generators |= _is_albumentations(part) and hasattr(part, "set_random_seed")
     if theirs and words.isdisjoint(_MOVING_CHANNELS):
         message = f"{theirs} of Albumentations takes arrays [H, W, 3], and images come as tensors [3, H, W]"
         message += "; wrap it as `Keyed` in examples/albumentations_transform.py does, which seeds it too"
         if _is_albumentations(transform):
             raise ConfigError(message)
         logger.warning("%s, or move the axes before and after it", message)
+    elif has_generators and not any("seed" in word for word in words):
+        message = f"{theirs} of Albumentations draws from its own generators, which repeat in workers"
+        logger.warning("%s; seed it for each image, as `Keyed` in examples/albumentations_transform.py does", message)
 
 
 def _is_albumentations(value: object) -> bool:

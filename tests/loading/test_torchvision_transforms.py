@@ -102,7 +102,7 @@ class Turning:
 
 
 def test_albumentations_takes_other_axes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A function that gives a tensor's axes to Albumentations warns, one that moves them does not; alone it is refused.
+    """A function that gives a tensor's axes to Albumentations, or does not seed it, warns; alone it is refused.
 
     On [3, H, W] a vertical flip swaps red and blue, without an error.
     """
@@ -120,7 +120,18 @@ def test_albumentations_takes_other_axes(tmp_path: Path, caplog: pytest.LogCaptu
     options = {"batch_size": 2, "num_workers": 0, "decoder": Image()}
     for transform in (Turning(blur), turned, v2.Compose([v2.RandomInvert(), Turning(blur)])):
         shardflow.Loader(dataset, transform=transform, **options)
-        assert not caplog.text
+        assert [record.getMessage() for record in caplog.records] == [
+            "GaussianBlur of Albumentations draws from its own generators, which repeat in workers; seed it for each "
+            "image, as `Keyed` in examples/albumentations_transform.py does"
+        ]
+        caplog.clear()
+
+    def seeded(image: torch.Tensor) -> torch.Tensor:
+        blur.set_random_seed(int(np.random.randint(2**31)))
+        return turned(image)
+
+    shardflow.Loader(dataset, transform=seeded, **options)
+    assert not caplog.text
     for transform in (unturned, v2.Compose([v2.RandomInvert(), v2.Lambda(unturned)])):
         shardflow.Loader(dataset, transform=transform, **options)
         assert (
