@@ -131,7 +131,7 @@ class Split:
 
         Raises:
             IndexError: The sample does not exist.
-            NotFoundError: The receipt is missing: the receipts were not copied.
+            NotFoundError: The receipt is missing, because the receipts were not copied.
             FormatError, IntegrityError: The receipt is damaged, or belongs to another tar.
             ConfigError: Several samples have the key.
         """
@@ -157,11 +157,16 @@ class Split:
         """Return the `source` of every sample of a shard, in order; see there for errors."""
         samples = self.shards[shard].samples
         if (tar := name_of_other_tar(self._roots, self.shards[shard].name)) is not None:
-            return [f"{tar}/{key}" for key in self._keys(shard)]
+            return [f"{tar}/{key}" for key in self.stored_keys(shard)]
         made, slots = self._made_of(shard)
-        return made.sources if len(made.sources) == samples else [made.sources[slots[key]] for key in self._keys(shard)]
+        return (
+            made.sources
+            if len(made.sources) == samples
+            else [made.sources[slots[key]] for key in self.stored_keys(shard)]
+        )
 
-    def _keys(self, shard: int) -> list[str]:
+    def stored_keys(self, shard: int) -> list[str]:
+        """Return the key of every sample of a shard, from its tar."""
         keys = [self.reader.key(shard, record) for record in range(self.shards[shard].samples)]
         self.reader.close(shard)
         return keys
@@ -170,7 +175,7 @@ class Split:
         found = set()
         for shard in range(len(self.shards)):
             if (tar := name_of_other_tar(self._roots, self.shards[shard].name)) is not None:
-                found |= {f"{tar}/{key}"} if key in self._keys(shard) else set()
+                found |= {f"{tar}/{key}"} if key in self.stored_keys(shard) else set()
                 continue
             made, slots = self._made_of(shard)
             found |= {made.sources[slots[key]]} if key in slots else set()

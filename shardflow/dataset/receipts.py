@@ -23,9 +23,6 @@ def read_receipt(storage: Storage, name: str, shard: Shard | None) -> Receipt:
         receipt = from_bytes(storage.read(name, most_bytes=MAX_BYTES))
     except NotFoundError as error:
         lack = f"{url} does not exist, and only it names the files that the samples were packed from"
-        if name.count("/") > 1:  # in a virtual dataset
-            lack = f"{url} does not exist: shardflow did not pack the tar, or that file was not copied with it"
-            raise NotFoundError(f'{lack}; samples of other tools\' tars have keys, fields=("image", "key")') from error
         raise NotFoundError(f"{lack}; copy it from the packed dataset; tars of other tools have none") from error
     except FormatError as error:
         raise error.with_location(shard=url) from error

@@ -246,9 +246,7 @@ def shard_keys(split: Split, number: int) -> list[str]:
     made = split.receipt(number)
     if made is not None and len(made.sources) == split.shards[number].samples:
         return made.keys()
-    keys = [split.reader.key(number, record) for record in range(split.shards[number].samples)]
-    split.reader.close(number)
-    return keys
+    return split.stored_keys(number)
 
 
 def refuse_other_name(split: Split, number: int, key: str) -> None:
