@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shardflow.dataset.sample import Sample
-from shardflow.errors import ConfigError, DecodeError
+from shardflow.errors import ConfigError, DecodeError, ShardflowError
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.geometry.crops import Crops
 
@@ -68,13 +68,12 @@ def batch_field(field: str, batch: Batch, sources: Sequence[Source], allocator: 
     if field == "key":
         return [sample.key for sample in batch.samples]
     if field == "label":
-        labels = [parsed_labels(sample, "cls")[0] for sample in batch.samples]
+        labels = [_labels(sample, field)[0] for sample in batch.samples]
         return torch.tensor(labels, dtype=torch.int64, device="cpu")
     if field == "labels":
         encoded = torch.zeros(len(batch.samples), sources[batch.sources[0]].classes, dtype=torch.float32, device="cpu")
         for row, sample in zip(encoded, batch.samples, strict=True):
-            part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
-            row[list(parsed_labels(sample, part, encoded.shape[1]))] = 1
+            row[list(_labels(sample, field, encoded.shape[1]))] = 1
         return encoded
     pairs = zip(batch.sources, batch.samples, strict=True)
     return [part_value(sample, field, sources[number].columns.of_parts) for number, sample in pairs]
@@ -100,6 +99,29 @@ def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tupl
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:
         raise sample.with_sample(DecodeError(f"{error}; run `shardflow verify`")) from error
+
+
+def _labels(sample: Sample, field: str, classes: int = 0) -> tuple[int, ...]:
+    """Return the labels of a sample for the field "label", or for "labels", which has a place for each class."""
+    if field == "label":
+        return parsed_labels(sample, "cls")
+    return parsed_labels(sample, next((part for part in LABEL_PARTS if part in sample.parts), "cls"), classes)
+
+
+def unparsable(batch: Batch, sources: Sequence[Source]) -> dict[int, ShardflowError]:
+    """Return the errors of the samples with a field that cannot be parsed and whose sources have `max_errors`."""
+    failures: dict[int, ShardflowError] = {}
+    for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
+        source = sources[number]
+        for field in source.fields if source.max_errors else ():
+            try:
+                if field in ("label", "labels"):
+                    _labels(sample, field, source.classes)
+                elif field in sample.parts:
+                    sample.value(field)
+            except DecodeError as error:
+                failures[index] = error
+    return failures
 
 
 def part_value(sample: Sample, part: str, defaults: Mapping[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleErr
 from shardflow.formats.image_types import IMAGE_PARTS
 
 from .batch import Batch
-from .batch_fields import batch_field, crops_of
+from .batch_fields import batch_field, crops_of, unparsable
 from .damaged_samples import DAMAGED, replace_damaged
 from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
 from .decoders.multi_view import view_keys
@@ -105,7 +105,8 @@ def read_files(batch: Batch) -> dict[int, ShardflowError]:
 class Decode:
     """Fills in `crops` and `images`. Images that a pixel cache lacks are decoded whole and added to it.
 
-    Sources with equal decoders are decoded together.
+    Sources with equal decoders are decoded together. Where damaged samples may be replaced, those are damaged too whose
+    label, JSON or text cannot be parsed.
     """
 
     def __init__(self, sources: Sequence[Source], allocator: Allocator) -> None:
@@ -117,6 +118,7 @@ class Decode:
         """Return the batches, decoded."""
         for batch in batches:
             if "image" not in self._sources[batch.sources[0]].fields:
+                replace_damaged(batch, unparsable(batch, self._sources), self._sources)
                 yield batch
                 continue
             try:
@@ -126,7 +128,7 @@ class Decode:
                 decoded = self._decode(batch)
             batch.images, batch.crops, errors = decoded
             failures = {index: batch.samples[index].with_sample(error) for index, error in errors.items()}
-            replace_damaged(batch, failures, self._sources)
+            replace_damaged(batch, unparsable(batch, self._sources) | failures, self._sources)
             yield batch
 
     def _decode(self, batch: Batch) -> Decoded:
@@ -179,11 +181,12 @@ class Decode:
 
 
 def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage]:
-    """Return the stages that decode, annotate and transform samples."""
+    """Return the stages that decode or parse, annotate and transform samples."""
     stages: list[Stage] = []
     transforms = [source.transform for source in sources]
     fields = {name for source in sources for name in source.fields}
-    if has_images := "image" in fields:
+    has_images = "image" in fields
+    if has_images or any(source.max_errors for source in sources):
         stages.append(Decode(sources, allocator))
     if IMAGES in fields:
         stages.append(FurtherImages(list(sources)))

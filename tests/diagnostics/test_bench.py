@@ -112,7 +112,7 @@ def test_every_stage_is_timed(tmp_path: Path) -> None:
 
 def test_workers_are_counted_and_ended(url: Path) -> None:
     """The CPU time of workers is measured, their waiting is not, and no worker is left."""
-    before = multiprocessing.active_children()
+    before = {*multiprocessing.active_children()}
     for transform, least, most in ((burn, 0.9 * BURNT_S, 3 * BURNT_S), (rest, 0, BURNT_S / 2)):
         with LoaderProbe(loader(url, transform=transform)) as probe:
             measured = probe.measure(0.5)
@@ -121,7 +121,7 @@ def test_workers_are_counted_and_ended(url: Path) -> None:
         assert measured.wall_s >= 0.5
         assert least <= measured.workers_cpu_s / measured.images <= most
         assert measured.images_per_s <= 1.5 / BURNT_S
-    assert multiprocessing.active_children() == before
+    assert {*multiprocessing.active_children()} <= before
 
 
 def test_baseline_is_what_processes_decode(url: Path) -> None:

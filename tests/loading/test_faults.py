@@ -17,7 +17,7 @@ import torch
 import shardflow
 from shardflow.errors import DecodeError, IntegrityError, WorkerError
 from tests.helpers.loading import PROJECT, labels, open_files, until, with_workers
-from tests.helpers.making import flip, make_dataset
+from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
 from tests.helpers.warm_python import python
 
 
@@ -254,6 +254,26 @@ def test_substitute_covers_images_that_do_not_decode(tmp_path: Path) -> None:
     assert "sample 000000020: the image cannot be decoded" in problem
     with pytest.raises(DecodeError):
         list(loader(dataset))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("field", ["json", "txt", "label", "labels"])
+def test_substitute_covers_what_cannot_be_parsed(tmp_path: Path, field: str, workers: int) -> None:
+    """A JSON, text or label that cannot be parsed is damage if it is among the fields, with images or without."""
+    parts: dict[str, bytes] = {"json": b'{"a": 1}', "txt": b"a", "cls": b"1"}
+    bad = {"json": b"[" * 200_000, "txt": b"\xff", "cls": b"one"}
+    samples = [(f"{n}", {"jpg": jpeg(n), **parts, **(bad if n == 5 else {})}) for n in range(8)]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("a", "b"))
+    for names in ((field, "key", "valid"), (field, "key", "valid", "image")):
+        options: dict[str, Any] = {"fields": names, "shuffle": False, "num_workers": workers}
+        some = loader(url, max_errors=1, **options)
+        found = [(key, bool(valid)) for _, keys, each, *_ in some for key, valid in zip(keys, each, strict=True)]
+        assert found == [(str(n), True) if n != 5 else ("6", False) for n in range(8)]
+        (problem,) = some.replaced
+        assert "sample 5" in problem
+        with pytest.raises(DecodeError, match="sample 5"):
+            list(loader(url, **options))
+    assert not loader(url, max_errors=1, fields=("key",), num_workers=0).replaced
 
 
 def test_substitute_stops_at_its_limit(dataset: Path) -> None:

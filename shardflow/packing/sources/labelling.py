@@ -72,7 +72,10 @@ def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Re
     labelled = {split for split, label in unlabelled.labels if label is not None}
     if any(split in labelled for split, label in unlabelled.labels if label is None):
         unusable = {(split, None) for split in labelled}
-        unlabelled = Items.of(_refuse_unlabelled(each) if each.label in unusable else each for each in unlabelled)
+        remedy = "; the list of an image of no class is []" * any(isinstance(label, tuple) for label in labels)
+        unlabelled = Items.of(
+            _refuse_unlabelled(each, remedy) if each.label in unusable else each for each in unlabelled
+        )
     return Source(
         reader=reader,
         splits=unlabelled.divided(lambda key: (key[0], numbering.number(key[1]))),
@@ -133,9 +136,9 @@ def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:
             return
 
 
-def _refuse_unlabelled(each: Item) -> Item:
+def _refuse_unlabelled(each: Item, remedy: str) -> Item:
     content = json.loads(each.more) if each.more else {}
-    return each._replace(more=encode_more(**{"bad": "has no label, but others of its split have", **content}))
+    return each._replace(more=encode_more(**{"bad": f"has no label, but others of its split have{remedy}", **content}))
 
 
 def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], other: str) -> None:

@@ -251,6 +251,17 @@ def test_classes_by_number(tmp_path: Path) -> None:
             sf.sources.Table(table, classes=wrong).list()  # type: ignore[arg-type]
 
 
+def test_a_row_without_a_label_among_lists_is_told_of_the_empty_list(tmp_path: Path) -> None:
+    """An empty cell is not an image of no class, which has the list []: it is quarantined, with the remedy."""
+    write_tree(tmp_path, {f"{n}.jpg": photo(n) for n in range(3)})
+    rows = [("0.jpg", ["a", "b"]), ("1.jpg", []), ("2.jpg", None)]
+    table = tmp_path / "t.jsonl"
+    table.write_text("".join(json.dumps({"path": path, "label": label}) + "\n" for path, label in rows))
+    assert sf.pack(table, tmp_path / "dst", **SMALL, max_errors=1).packed == 2
+    (row,) = quarantined(tmp_path / "dst")
+    assert (row["path"], row["reason"].partition("; ")[2]) == ("2.jpg", "the list of an image of no class is []")
+
+
 def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     """A file that is not there, and a row without an image or a label, are quarantined by name; the rest is packed."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
