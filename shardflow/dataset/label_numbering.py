@@ -80,7 +80,8 @@ class LabelNumbering:
         if numbers and names:
             raise ConfigError(f"{where} has both numbers and names as labels: {min(numbers)} and {min(names)!r}")
         if numbers and max(numbers) >= MAX_CLASSES:
-            raise ConfigError(f"{where} has the label {max(numbers)}; expected a number from 0 to {MAX_CLASSES - 1}")
+            message = f"{where} has the label {max(numbers)}; expected a number from 0 to {MAX_CLASSES - 1}"
+            raise ConfigError(f"{message}, or a file of all ids for --classes, one per line")
         if known is None and numbers:
             known = tuple(map(str, range(max(numbers) + 1)))
         elif known is None:

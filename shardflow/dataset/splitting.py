@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from shardflow._validation import check_integer, check_share, explain_unknown_arguments
 from shardflow._wording import first_few, plural
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError
 from shardflow.formats.shard import OnShard
 from shardflow.order import keyed_rng
 from shardflow.storage.urls import url_text
@@ -69,14 +70,15 @@ def split(
             `.json`, to which packing adds the other columns of a table (the tars are read for it); or a value per
             training sample, in order. Each sample without a value (None, NaN or "") is a separate group.
         keep: An earlier split of `src`, before samples were added: its images stay in their splits, as do images of
-            the same groups, and the shares are those of the others. By default all samples are split again.
+            the same groups, and the shares are those of the others. Images that are packed in another way are found by
+            their sources. By default all samples are split again.
         seed: Random seed; another seed holds out other samples.
         src_options, dst_options: Options of fsspec's file systems for `src` (and `keep`) and `dst`, if these are URLs.
         progress: Called with each shard after its labels were read, and again after its groups were read.
 
     Returns:
         The fingerprint of the new dataset, and the numbers of its samples and shards. Warnings name a group that is
-        larger than `val` or `test` should be, and classes that a split lacks.
+        larger than `val` or `test` should be, classes that a split lacks, and images of `keep` that `src` lacks.
 
     Raises:
         NotFoundError: The dataset does not exist.
@@ -131,10 +133,14 @@ def _earlier_splits(
     if other := [name for name in earlier if name not in dataset and name not in names]:
         remedy = f"split with `--{other[0]} SHARE` too" if other[0] == "test" else "give the split that was made of it"
         raise ConfigError(f"{earlier.url} has a split {other[0]}, which would become train; {remedy}")
+    hashes = {name: _hashes(earlier, name, seed) for name in names if name in earlier}
+    is_new = ~np.isin(samples.hashes, np.concatenate([*hashes.values()]))
     for number, name in enumerate(names):
         if name not in earlier:
             continue
-        groups = samples.groups[np.isin(samples.hashes, _hashes(earlier, name, seed))]
+        lacking = np.flatnonzero(~np.isin(hashes[name], samples.hashes))
+        kept = np.isin(samples.hashes, hashes[name]) | _from_same_sources(dataset, is_new, earlier, name, lacking)
+        groups = samples.groups[kept]
         if len(twice := groups[found[groups] >= 0]):
             sample = int(np.argmax(samples.groups == twice[0]))
             message = f"the group of training sample {sample} is in the splits {names[found[twice[0]]]} and {name}"
@@ -143,6 +149,25 @@ def _earlier_splits(
     if (found < 0).all():
         raise ConfigError(f"none of the training images is in {earlier.url}: another dataset, or packed otherwise")
     return found[samples.groups]
+
+
+def _from_same_sources(dataset: Dataset, is_new: Mask, earlier: Dataset, name: str, lacking: I64) -> Mask:
+    """Return which new training samples were packed from the sources of the `lacking` samples of an earlier split.
+
+    Warn of the lacking samples whose sources have no new sample, either.
+    """
+    kept, left = np.zeros(len(is_new), dtype=np.bool_), len(lacking)
+    if left and is_new.any():
+        with contextlib.suppress(NotFoundError, FormatError, IntegrityError):  # without receipts
+            sources, own = np.array(earlier[name].sources())[lacking], np.array(dataset["train"].sources())
+            kept = is_new & np.isin(own, sources)
+            left -= int(np.isin(sources, own[kept]).sum())
+    if left:
+        message = (
+            "%s of split %r in %s are not in %s: removed, or packed otherwise, and then they may be in other splits"
+        )
+        logger.warning(message, plural(left, "image"), name, earlier.url, dataset.url)
+    return kept
 
 
 @explain_unknown_arguments(_OF_SKLEARN)

@@ -17,6 +17,7 @@ from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.columns import ColumnFile
 from shardflow.formats.shard import OnShard, Shard
+from shardflow.formats.virtual_roots import name_of_other_tar
 from shardflow.storage.interface import TEMPORARY, Storage
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
@@ -146,7 +147,9 @@ def sync(
         if lock is None:
             clean_up(target)
         else:
-            records = (*dataset.manifest.receipt_names, *dataset.manifest.removal_names)
+            packed = [shard for shard in shards if roots and not name_of_other_tar(dataset.manifest.roots, shard.name)]
+            receipts = (shard.receipt_name for shard in packed if shard.name in first_of_tar)
+            records = (*dataset.manifest.receipt_names, *dataset.manifest.removal_names, *receipts)
             for name in records:
                 with contextlib.suppress(NotFoundError):
                     target.put(name, source.read(name))

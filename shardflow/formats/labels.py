@@ -78,5 +78,10 @@ def are_numbers(names: Sequence[str]) -> bool:
     return [*names] == [str(number) for number in range(len(names))]
 
 
+def are_ids(names: Sequence[str]) -> bool:
+    """Return whether the names of classes are numbers other than their own: a number is then a name, never a place."""
+    return bool(names) and all(name.isascii() and name.isdecimal() for name in names) and not are_numbers(names)
+
+
 def _range(classes: int | None) -> str:
     return ", 0 or more" if classes is None else f" from 0 to {classes - 1}"

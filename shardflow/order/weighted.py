@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardflow._wording import first_few
 from shardflow.errors import ConfigError
+from shardflow.formats.labels import are_ids
 
 from .sampler import EpochSampler, Facts, fulfilling, per_sample
 from .shuffle_plan import ShuffledEpochs
@@ -30,8 +31,9 @@ class Weighted:
 
     Args:
         weights: A number per sample ([N], the name of a column of the dataset, or the path of a `.npy`), or one for
-            all. Or a mapping from class to number, 1 for missing classes. Or "balanced": each class equally often; or
-            "sqrt": each class in proportion to the square root of its number of images; both keep the epoch's length.
+            all. Or a mapping from the name of a class, or its number unless that is a name, to a weight, 1 for missing
+            classes. Or "balanced": each class equally often; or "sqrt": each class in proportion to the square root of
+            its number of images; both keep the epoch's length.
         where: Only samples that fulfil this condition come, see `Subset`; class frequencies are counted among them.
     """
 
@@ -98,9 +100,9 @@ def _other_order(facts: Facts, weights: npt.NDArray[Any]) -> list[str]:
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:
     """Return the weight of each class; 1 for those that `given` lacks."""
     weights = np.ones(len(classes))
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers, ids = {name: number for number, name in enumerate(classes)}, are_ids(classes)
     for name, weight in given.items():
-        number = numbers.get(name, name) if isinstance(name, str) else name
+        number = numbers.get(str(name), None if ids else name)
         if not isinstance(number, int | np.integer) or not 0 <= number < len(classes):
             raise ConfigError(f"weights name the unknown class {name!r}; the dataset has {first_few(classes, 10)}")
         if not isinstance(weight, Real):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
-from shardflow.formats.labels import are_numbers
+from shardflow.formats.labels import are_ids, are_numbers
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 
@@ -43,9 +43,10 @@ def open_sources(
     if sources and dataset.manifest.sharding is None:
         raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
     parts, labels = dataset.manifest.annotations.parts, dataset.classes is not None
+    ids = dataset.classes if are_ids(dataset.classes or ()) else None
     with contextlib.ExitStack() as stack:
         listed = (
-            stack.enter_context(list_source(source, source_options, parts=parts, labels=labels))
+            stack.enter_context(list_source(source, source_options, parts=parts, labels=labels, ids=ids))
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
         )
         labelled = {split: bool(each.classes) for split, each in (dataset.manifest.statistics or {}).items()}

@@ -490,6 +490,31 @@ def test_an_earlier_split_is_kept(tmp_path: Path) -> None:
     assert report.samples == Counter(later.values()) == {name: found["x"] for name, found in report.classes.items()}
 
 
+def test_an_earlier_split_of_images_that_are_packed_otherwise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Images of other bytes are found by their sources; those of neither are counted in a warning."""
+    src = tmp_path / "src"
+    write_tree(src, {f"x/{n}.jpg": jpeg(n, *((20, 20) if n % 8 == 0 else (60, 50))) for n in range(40)})
+    for side in (16, 24):  # of which the small images, kept as they are, are the same
+        sf.pack(src, tmp_path / f"{side}", short_side=side, workers=1)
+    sf.split(tmp_path / "16", tmp_path / "earlier", val=0.3)
+    write_tree(src, {f"x/{n}.jpg": jpeg(n, 60, 50) for n in range(40, 50)})
+    sf.extend(src, tmp_path / "24", workers=1)
+
+    def splits(url: Path) -> dict[str, str]:
+        return {source: name for name, split in sf.open(url).items() for source in split.sources()}
+
+    sf.split(tmp_path / "24", tmp_path / "later", val=0.3, keep=tmp_path / "earlier", seed=1)
+    earlier, later = splits(tmp_path / "earlier"), splits(tmp_path / "later")
+    assert earlier.items() <= later.items()
+    assert (len(later), "removed, or packed otherwise" in caplog.text) == (50, False)
+    gone = [name for name, split in earlier.items() if split == "val"][:2]
+    train = sf.open(tmp_path / "24")["train"]
+    sf.remove(tmp_path / "24", keys=[sample["__key__"] for sample in train if train.source(sample["__key__"]) in gone])
+    sf.split(tmp_path / "24", tmp_path / "last", val=0.3, keep=tmp_path / "earlier", seed=2)
+    assert "2 images of split 'val'" in caplog.text
+    assert earlier.items() - {(name, "val") for name in gone} <= splits(tmp_path / "last").items()
+
+
 def test_an_earlier_split_that_cannot_be_kept(tmp_path: Path) -> None:
     """A split that would become train, a group in several splits, and other images are refused."""
     dataset, earlier = make_dataset(tmp_path / "set", [20]), tmp_path / "earlier"

@@ -166,6 +166,10 @@ def test_crops(indexed: Path, packed: dict[str, npt.NDArray[np.uint8]]) -> None:
             views = found.crops if isinstance(found.crops, tuple) else (found.crops,)
             if any(one is None or one.source.tolist() != [[width, height]] for one in views):
                 wrong.append((name, decoder, known))
+        for decoder in decoders:  # a file that no dataset has
+            expected = decoder([whole], np.array([[width, height]]), np.zeros(1, np.uint64))
+            if not all(map(torch.equal, _views(decoder.read(bytes(payload))), _views(expected.images))):
+                wrong.append((name, decoder, "read"))
         rows = sf.decoders.Raw()([payload], size, keys).images
         assert isinstance(rows, torch.Tensor)
         if not torch.equal(sf.device.DecodeJpeg(crop)(rows, torch.device("cpu")), crop([whole], size, keys).images):
@@ -230,3 +234,14 @@ def test_pixel_cache(tmp_path: Path) -> None:
         for (one, numbers), (other, others) in zip(plain, cached, strict=True):
             assert numbers.tolist() == others.tolist()
             assert torch.equal(one, other)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """`Decoder.read` takes a path or bytes; what is not an image, and a file that is not there, raise their errors."""
+    (tmp_path / "a.png").write_bytes(encoded(RGB, "PNG"))
+    crop = sf.decoders.CenterCrop(8)
+    assert torch.equal(crop.read(tmp_path / "a.png"), crop.read(encoded(RGB, "PNG")))
+    with pytest.raises(SampleError, match="not an image"):
+        crop.read(b"text")
+    with pytest.raises(FileNotFoundError, match=r"b\.png"):
+        crop.read(str(tmp_path / "b.png"))

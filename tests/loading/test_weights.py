@@ -160,6 +160,21 @@ def test_weights_by_class(long_tailed: Path) -> None:
     assert classes({"a": 0.5}) == [20, 12, 5, 0, 3]
 
 
+def test_weights_by_class_name_classes_that_are_numbers_by_name(tmp_path: Path) -> None:
+    """Where classes are named by numbers, a key that is a number is a name, and never the place of another class."""
+    samples = [(f"{n:05}", {"jpg": jpeg(n), "cls": b"%d" % (n % 3)}) for n in range(9)]
+    ids = write_dataset(tmp_path / "ids", {"train": [samples]}, classes=("7", "2", "1"))
+
+    def classes(weights: Any) -> list[int]:
+        found = Counter(n for _, each in make_loader(ids, weights, fields=("image", "label")) for n in each.tolist())
+        return [found[label] for label in range(3)]
+
+    for one in (1, "1", np.int64(1)):
+        assert classes({one: 5}) == [3, 3, 15]
+    with pytest.raises(ConfigError, match="unknown class 0; the dataset has 7, 2, 1"):
+        make_loader(ids, {0: 5})
+
+
 def test_weights_come_from_a_file(dataset: Path, tmp_path: Path) -> None:
     """A `.npy` is mapped, of any type of number."""
     np.save(tmp_path / "w.npy", VALUES.astype(np.float32))

@@ -87,11 +87,13 @@ def test_a_copy_that_lost_something_gets_it_back(dataset: Path, place: tuple[str
 
 
 def test_a_copy_of_a_view_gets_its_tars_back(dataset: Path, tmp_path: Path, place: tuple[str, dict[str, Any]]) -> None:
-    """The copy of a view has tars of its own, which are looked for where they are."""
+    """The copy of a view has tars of its own, which are looked for where they are, and the names of the files."""
     sf.subset(dataset, tmp_path / "view", fraction=0.5)
     url, options = place
     first = sf.sync(tmp_path / "view", url, dst_options=options)
     assert sf.sync(tmp_path / "view", url, dst_options=options).copied == 0
+    copied, view = sf.open(url, storage_options=options)["train"], sf.open(tmp_path / "view")["train"]
+    assert copied.sources() == view.sources()
     storage = open_storage(url, options)
     gone = next(name for name in storage.listing() if name.endswith("000001.tar"))
     storage.remove(gone)

@@ -7,9 +7,11 @@ byte is read, for annotations, previews, buckets and devices to follow.
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -181,6 +183,24 @@ class Decoder(ABC):
     @property
     def takes_pixels_of(self) -> PixelSource | None:  # noqa: D102 - an attribute, see above
         return None
+
+    def read(self, file: str | os.PathLike[str] | bytes) -> Images:
+        """Return an image file, given by its path or its bytes, as a batch of one: uint8 [1, 3, H, W].
+
+        It is turned upright, in sRGB, and on white where it is transparent, as `pack` stores it. A random crop is
+        always the same.
+
+        >>> image = shardflow.decoders.CenterCrop(224).read("photos/val/cat/0264.jpg")
+
+        Raises:
+            SampleError: The image cannot be decoded.
+            OSError: The file cannot be read.
+        """
+        data = file if isinstance(file, bytes) else Path(file).read_bytes()
+        images, _, failures = self([memoryview(data)], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64))
+        for error in failures.values():
+            raise error
+        return images
 
     def __call__(
         self,

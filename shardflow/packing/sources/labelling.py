@@ -7,11 +7,12 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named, as_json_list, refuse_lookalikes
 from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.labels import Label, are_numbers
+from shardflow.formats.labels import Label, are_ids, are_numbers
 
 from .items import Item, Items, encode_more
 from .reader import Reader
@@ -54,6 +55,27 @@ def unlabelled_input(split: str, label: Named, path: str, size: int, identity: i
         looks = ", which looks like a one-hot or multi-hot vector" * all(isinstance(one, int) for one in several)
         raise ConfigError(f"{path} has the label {list(several)!r:.60}{looks}; expected a list of different classes")
     return Item(path, (split, tuple(label) if isinstance(label, list) else label), size, identity, more)
+
+
+def names_or_numbers(unlabelled: Items, classes: Sequence[str] | None, *, is_text: bool) -> Items:
+    """Return the inputs of a table; their labels that are numbers become names, if the given classes have such names.
+
+    They have if one label is among the names, or if all names are ids. Otherwise numbers stay the numbers of classes,
+    and if all labels of a text table are such, they become these.
+    """
+    labels = [label for _, label in unlabelled.labels if label is not None]
+    texts = {str(one) for label in labels for one in (label if isinstance(label, tuple) else (label,))}
+    if are_ids(classes or ()) or not texts.isdisjoint(classes or ()):
+        to: type = str
+    elif is_text and all(NUMBER.fullmatch(str(label)) for label in labels):
+        to = int
+    else:
+        return unlabelled
+
+    def convert(label: Any) -> Any:
+        return None if label is None else tuple(map(to, label)) if isinstance(label, tuple) else to(label)
+
+    return unlabelled.relabelled(lambda key: (key[0], convert(key[1])))
 
 
 def number_labels(unlabelled: Items, classes: Classes, where: object, reader: Reader) -> Source:

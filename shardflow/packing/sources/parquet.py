@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardflow._wording import plural
+from shardflow.dataset import label_numbering
 from shardflow.dataset.finding_tars import (
     expand_braces,
     has_wildcards,
@@ -39,7 +40,7 @@ from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import divide_query, is_remote, remote_options, strip_file_scheme
 
 from .items import Item, Items, encode_more, identity_of
-from .labelling import number_labels, unlabelled_input
+from .labelling import names_or_numbers, number_labels, unlabelled_input
 from .parquet_file import ParquetFile, byte_columns, class_names, describe_schema, object_class_names
 from .reader import Input, Reader, StorageOptions, process_storage, too_many_bytes
 from .sample_adapter import IMAGE_KEYS, LIKE_CAPTION, MASK_PART, caption_text, label_column, to_json, unfit_caption
@@ -132,7 +133,9 @@ class Parquet(SourceKind):
             storage_options=remote_options(root, self.storage_options),
             columns=columns,
         )
-        classes = names.get(columns.label or "") if self.classes is None else self.classes
+        classes = names.get(columns.label or "") if self.classes is None else label_numbering.class_names(self.classes)
+        if not names.get(columns.label or ""):
+            unlabelled = names_or_numbers(unlabelled, classes, is_text=False)
         source = number_labels(unlabelled, classes, self, reader)
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 

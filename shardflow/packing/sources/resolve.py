@@ -35,20 +35,23 @@ def list_source(
     *,
     parts: tuple[str, ...] | None = None,
     labels: bool = True,
+    ids: Classes = None,
 ) -> Source:
     """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close the source after use.
 
     `parts` are read next to each image of a folder, in addition to the parts of a `Folder`. Without `labels`, a folder
-    is listed as with `classes=()`, if it names no classes.
+    is listed as with `classes=()`, if it names no classes. A path or table that names none has the classes `ids`.
     """
     process_storage.cache_clear()  # the environment may name other endpoints and keys by now
     if isinstance(src, str | os.PathLike):
-        return DetectedSource(src, parts=parts, labels=labels, storage_options=storage_options).list()
+        return DetectedSource(src, parts=parts, labels=labels, classes=ids, storage_options=storage_options).list()
     named: Any = src if isinstance(src, (Collection, *KINDS)) else Collection(src)
     if parts and isinstance(named, Folder):
         named = replace(named, parts=tuple(dict.fromkeys([*(named.parts or ()), *parts])))
     if not labels and isinstance(named, Folder) and named.classes is None:
         named = replace(named, labels=False) if isinstance(named, DetectedSource) else replace(named, classes=())
+    if ids and isinstance(named, (Table, Parquet, DetectedSource)) and named.classes is None:
+        named = replace(named, classes=ids)
     source: Source = named.list()
     return source
 

@@ -38,7 +38,7 @@ from shardflow.storage.resolve import open_folder_of, open_storage
 from shardflow.storage.urls import divide_query, is_remote, strip_file_scheme, url_text
 
 from .items import Item, Items, encode_more, identity_of
-from .labelling import NUMBER, number_labels, unlabelled_input
+from .labelling import names_or_numbers, number_labels, unlabelled_input
 from .reader import Reader, is_place, map_in_threads, place_state, public_name, refusal
 from .sample_adapter import LIKE_CAPTION, LIKE_LABEL, MASK_PART, caption_text, to_json, unfit_caption
 from .source import Source, SourceKind
@@ -126,12 +126,9 @@ class Table(SourceKind):
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         classes = class_names(self.classes)
-        labels = {label for _, label in unlabelled.labels if label is not None}
-        if self.label is not None and not labels:
+        if self.label is not None and not any(label is not None for _, label in unlabelled.labels):
             raise ConfigError(f"{self} has no label in column {self.label!r}; without labels, do not name a column")
-        are_numbers = labels.isdisjoint(classes or ()) and all(NUMBER.fullmatch(str(label)) for label in labels)
-        if are_numbers and is_text:
-            unlabelled = unlabelled.relabelled(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
+        unlabelled = names_or_numbers(unlabelled, classes, is_text=is_text)
         reader = Reader.at(images, base, self.storage_options)
         if any(is_remote(each.path) for each in unlabelled):
             reader = replace(reader, remote=True)

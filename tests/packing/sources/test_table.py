@@ -211,6 +211,46 @@ def test_a_class_that_may_be_a_missing_label_is_named(
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "table of paths", "table of images"])
+def test_given_names_that_are_numbers_are_labels_by_name(tmp_path: Path, kind: str) -> None:
+    """A number is the name of a class where the given names are ids, in every kind of table; others are refused."""
+    images = {f"{n}.jpg": photo(n) for n in range(4)}
+    write_tree(tmp_path, images)
+
+    def table(labels: Sequence[Any]) -> Any:
+        rows = [{"path": path, "label": label} for path, label in zip(images, labels, strict=False)]
+        if kind == "csv":
+            written = [{**row, "label": json.dumps(row["label"])} for row in rows]
+            return _write(tmp_path / "t.csv", written)
+        if kind == "jsonl":
+            (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            return tmp_path / "t.jsonl"
+        if kind == "table of images":
+            rows = [{"jpg": images[row["path"]], "label": row["label"]} for row in rows]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+        return tmp_path / "t.parquet"
+
+    def labels(given: Sequence[Any], classes: Sequence[str]) -> list[Any]:
+        of = sf.sources.Parquet if kind == "table of images" else sf.sources.Table
+        return [item.label for item in list_source(of(table(given), classes=classes)).splits["train"]]
+
+    assert labels([1, 2, 3, 4], list("12345")) == [0, 1, 2, 3]
+    assert labels([9929, 3000000, 9929], ["9929", "3000000"]) == [0, 1, 0]
+    assert labels([1, 7], ["7", "other", "1"]) == [2, 0]
+    assert labels([1, 0], ["ant", "bee"]) == [1, 0]
+    assert labels([1, 0], ["0", "1"]) == [1, 0]
+    assert labels([[1, 2], [3]], list("12345")) == [(0, 1), (2,)]
+    for wrong in ([3, 7], [3, 9929]):
+        with pytest.raises(ConfigError, match="has the class '3', not one of the 2 given"):
+            labels(wrong, ["9929", "12311"])
+    ids = sf.sources.Table(table([1, 2, 2, 4]), classes=list("1245")) if kind != "table of images" else None
+    if ids is not None:
+        sf.pack(ids, tmp_path / "dst", **SMALL)
+        assert sf.verify(tmp_path / "dst", sources=[ids.url]) == sf.verify(tmp_path / "dst", sources=[ids]) == []
+        sources = [sf.sources.Table(table([1, 2, 5, 4]))]
+        assert ["has the label '2'" in str(each) for each in sf.verify(tmp_path / "dst", sources=sources)] == [True]
+
+
 def test_numbers_in_one_text_name_the_list(tmp_path: Path) -> None:
     """Several numbers in a cell are refused with the JSON list to write, also where the classes are given."""
     table = _write(tmp_path / "t.csv", [{"path": f"{label}.jpg", "label": label} for label in ("0 3", "0", "1", "3")])
