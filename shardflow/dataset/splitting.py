@@ -65,7 +65,8 @@ def split(
     Args:
         src: A dataset with a split `train`, and without the new splits.
         dst: A directory or URL without a dataset; on this machine if `src` is.
-        val, test: Shares of the samples to hold out, above 0 and together below 1; by default `val=0.1`.
+        val, test: Shares of the samples to hold out, above 0 and together below 1; by default `val=0.1`. With `keep`
+            also 0, if all new samples are for training.
         group: Samples of one group, such as a patient, place or video, stay in one split. A field of the samples'
             `.json`, to which packing adds the other columns of a table (the tars are read for it); or a value per
             training sample, in order. Each sample without a value (None, NaN or "") is a separate group.
@@ -90,8 +91,10 @@ def split(
     """
     shares = {name: share for name, share in (("val", val), ("test", test)) if share is not None} or {"val": 0.1}
     for name, share in shares.items():
-        check_share(name, share)
-    check_share(" + ".join(shares), sum(shares.values()))
+        if keep is None or share != 0:
+            check_share(name, share)
+    if any(shares.values()):
+        check_share(" + ".join(shares), sum(shares.values()))
     seed = check_integer("seed", seed)
     dataset = _open_without(shares, src, src_options)
     samples, has_several = _read_samples(dataset, group, seed, progress)
@@ -112,7 +115,7 @@ def split(
             if most > 1:
                 message += f", as the largest group has {most:,} samples"
             raise ConfigError(f"{message}; choose another share")
-        if most > (wanted := round(total * share)):
+        if share and most > (wanted := round(total * share)):
             _warn_of_group(samples, most, f"{wanted:,} of {name}={share}: {name} has {held_out[name].sum():,}")
     shown = ", ".join(f"{name} {share}" for name, share in shares.items())
     keeping = "" if earlier is None else f", keeping {earlier.fingerprint}"

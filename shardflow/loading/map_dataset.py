@@ -38,6 +38,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         class_to_idx: Class name → label.
         indices: The number of each sample in the split, int64 [len(dataset)].
         targets: The label of each sample: an int; or, if some samples have none or several, a tuple for each.
+        samples: Path below the source, or row of the table, from which a sample was packed, and its label.
     """
 
     def __init__(
@@ -103,6 +104,12 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
             return numbers
         several = [*read_labels(self.split, len(self.classes))]
         return [several[number] for number in self.indices.tolist()]
+
+    @functools.cached_property
+    def samples(self) -> list[tuple[str, Any]]:
+        """The source of each sample, as from `Split.source`, and its label, as ImageFolder has them."""
+        sources = self.split.sources()
+        return [(sources[number], label) for number, label in zip(self.indices.tolist(), self.targets, strict=True)]
 
     def __repr__(self) -> str:
         return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {plural(len(self), 'sample')}"

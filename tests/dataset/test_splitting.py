@@ -507,6 +507,11 @@ def test_an_earlier_split_of_images_that_are_packed_otherwise(tmp_path: Path, ca
     earlier, later = splits(tmp_path / "earlier"), splits(tmp_path / "later")
     assert earlier.items() <= later.items()
     assert (len(later), "removed, or packed otherwise" in caplog.text) == (50, False)
+    sf.split(tmp_path / "24", tmp_path / "no more", val=0, keep=tmp_path / "earlier")
+    assert {name for name, split in splits(tmp_path / "no more").items() if split == "val"} == {
+        name for name, split in earlier.items() if split == "val"
+    }
+    assert caplog.text == ""
     gone = [name for name, split in earlier.items() if split == "val"][:2]
     train = sf.open(tmp_path / "24")["train"]
     sf.remove(tmp_path / "24", keys=[sample["__key__"] for sample in train if train.source(sample["__key__"]) in gone])

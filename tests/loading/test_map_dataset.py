@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import shardflow
 from shardflow.errors import ConfigError
+from tests.helpers.folders import image_folder
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
@@ -57,6 +59,20 @@ def test_classes_are_torchvisions(tmp_path: Path) -> None:
     assert loader.dataset.classes == loader.classes == ["class0", "class1"]
     assert loader.dataset.class_to_idx == loader.class_to_idx == {"class0": 0, "class1": 1}
     assert loader.dataset.targets == [loader.dataset[number][1] for number in range(len(loader.dataset))]
+
+
+def test_samples_are_files_with_labels(tmp_path: Path) -> None:
+    """`samples` has the source and the label of each sample, also of a subset, and in its order."""
+    src = image_folder(tmp_path / "src", 12)
+    shardflow.pack(src, tmp_path / "set", short_side=32, workers=1)
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "shuffle": False}
+    dataset = shardflow.Loader(tmp_path / "set", **options).dataset
+    assert len(dataset.samples) == 12
+    for number, (path, label) in enumerate(dataset.samples):
+        assert (path, label) == (dataset.split.source(number), dataset[number][1])
+        assert Path(path).parent.name == dataset.classes[label]
+    subset = shardflow.Loader(tmp_path / "set", **options, sampler=shardflow.samplers.Subset([7, 1, 3, 0])).dataset
+    assert subset.samples == [dataset.samples[number] for number in (7, 1, 3, 0)]
 
 
 def test_labels_of_other_kinds(tmp_path: Path) -> None:
