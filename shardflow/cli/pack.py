@@ -10,6 +10,7 @@ import click
 import shardflow
 from shardflow._wording import first_few, plural, size_text
 from shardflow.errors import DatasetExistsError
+from shardflow.formats.labels import are_numbers
 from shardflow.formats.quarantine import Quarantined
 from shardflow.packing.creating import new_sharding, plan_pack
 from shardflow.packing.ledger import Ledger
@@ -149,7 +150,9 @@ def _small_classes(sizes: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
     for size, words in enumerate(("no image", "one image, so the label may be misspelt")):
         names = [name for name, images in sizes.items() if images == size]
         has = "has" if len(names) == 1 else "have"
-        yield "classes", names and f"{plural(len(names), 'class')} {has} {words}: {first_few(names, _NAMED)}"
+        are_sparse = not size and 2 * len(names) > len(sizes) and are_numbers([*sizes])
+        remedy = "; if labels are ids, list these in a file for --classes" * are_sparse
+        yield "classes", names and f"{plural(len(names), 'class')} {has} {words}: {first_few(names, _NAMED)}{remedy}"
 
 
 def _range(numbers: Collection[int]) -> str:

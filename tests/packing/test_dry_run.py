@@ -115,3 +115,7 @@ def test_classes_of_few_images(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
     assert planned[:3] == ["train        5 inputs in 4 classes of 0 to 2", *lines]
     assert packed[1:4] == ["splits       train 5; 4 classes", *lines]
+    (src / "t.csv").write_text(f"image,label\n{rows}".replace(",3", ",30"))
+    assert exit_code("pack", str(src / "t.csv"), str(tmp_path / "ids"), "--dry-run") == 0
+    assert "28 classes have no image: 0, 3, 4" in (said := capsys.readouterr().out)
+    assert "if labels are ids, list these in a file for --classes" in said
