@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,14 @@ from shardflow.errors import ConfigError
 from shardflow.loading.decoders.repeated_crops import refuse_mixed_padding, warn_of_repeated_crops
 from shardflow.loading.engine import Engine, Iteration
 from shardflow.loading.stats import Stats, StatsRecorder
+from shardflow.loading.transform_parts import parts_of
 
 from .buffers import BatchBuffer
 from .copy_stream import CopyStream, EventTimer, copy_stream_for
 from .prefetch_thread import PrefetchThread
 from .transform_chain import DeviceTransform, PreparedBatch, TransformChain
+
+logger = logging.getLogger(__name__)
 
 
 class Prefetcher:
@@ -78,6 +82,9 @@ class Prefetcher:
         self.device = resolve_device(device)
         decoder = getattr(loader, "decoder", None)
         warn_of_repeated_crops(decoder, transforms=transforms, batch_transform=batch_transform)
+        earlier = [source.transform for source in loader._plan.sources] if isinstance(loader, Engine) else ()
+        if _normalizes(earlier) and _normalizes(transforms):
+            logger.warning("images are normalized twice: by transform of the loader, and again here; leave one out")
         fields, pads = getattr(loader, "fields", None), getattr(loader, "pads", False)
         if pads:
             refuse_mixed_padding(batch_transform, fields or ())
@@ -280,3 +287,7 @@ class _Uncounted(contextlib.AbstractContextManager["_Uncounted"]):
 def _closable(loader: Iterable[Any]) -> Generator[Any, None, None]:
     """Return a generator over the loader, because not all iterators can be closed."""
     yield from loader
+
+
+def _normalizes(transform: object) -> bool:
+    return any(type(part).__name__ == "Normalize" for part in parts_of(transform))

@@ -60,7 +60,6 @@ class Cursor:
 
     def begin(self) -> tuple[int, int]:
         """Begin an iteration, which ends the current one, and return its start."""
-        self.running = False
         self.epoch, self.position = self.next
         self.may_peek = self.may_peek and self.peeked_at is None
         self.begun, self.running, self.peeked_at = False, True, None

@@ -40,8 +40,9 @@ from .worker_settings import Workers
 
 logger = logging.getLogger(__name__)
 
-_FIXED = {"batch_transform", "limit", "sampler", "seed", "shuffle", "tail", "transform"}
-"""Settings of a loader that are not attributes, as far as a user could set them."""
+_FIXED = {"batch_size", "batch_transform", "decoder", "limit", "num_workers", "sampler", "seed", "shuffle", "tail"}
+_FIXED |= {"transform"}
+"""Settings of a loader that are no attributes, or properties, as far as a user could set them."""
 
 _FIXED_ATTRIBUTES = {"annotations", "classes", "fields", "max_errors", "pads", "workers"}
 
@@ -139,7 +140,24 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     @property
     def epoch(self) -> int:
         """The epoch of the running iteration; between iterations, that of the next."""
+        self._warn_of_left()
         return self._cursor.next[0]
+
+    def _warn_of_left(self) -> None:
+        """Warn once if training left an epoch early and the next iteration begins another."""
+        cursor, left = self._cursor, self._steps(self._cursor.position)
+        is_training = self._plan.sources[0].epochs.shuffle is not None
+        if self._has_left or not (is_training and left and cursor.next[0] > cursor.epoch):
+            return
+        self._has_left = True
+        remedy = "to finish an interrupted epoch, call loader.load_state_dict(loader.state_dict()) before the loop; to"
+        remedy += " train from the start, loader.set_epoch(0)"
+        if cursor.was_peek:
+            remedy = (
+                f"the second look in a row at one batch counts: call loader.set_epoch({cursor.epoch}) before training"
+            )
+        message = "epoch %d was left with %s to go, and epoch %d is next; %s"
+        logger.warning(message, cursor.epoch, plural(left, "batch"), cursor.next[0], remedy)
 
     @property
     def remaining(self) -> int:
@@ -317,19 +335,9 @@ class Iteration:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        before, left = engine._cursor.epoch, engine._steps(engine._cursor.position)
-        was_peek = engine._cursor.was_peek
+        engine._cursor.running = False
+        engine._warn_of_left()
         self._epoch, self._position = engine._cursor.begin()
-        is_training = engine._plan.sources[0].epochs.shuffle is not None
-        if is_training and left and self._epoch > before and not engine._has_left:
-            engine._has_left = True
-            remedy = "to finish an interrupted epoch, call loader.load_state_dict(loader.state_dict()) before the loop"
-            if was_peek:
-                remedy = (
-                    f"the second look in a row at one batch counts: call loader.set_epoch({before}) before training"
-                )
-            message = "epoch %d was left with %s to go, and epoch %d begins; %s"
-            logger.warning(message, before, plural(left, "batch"), self._epoch, remedy)
         first, starts = engine._begin(self._epoch, self._position)
         if not engine._was_compared:
             engine._was_compared = True

@@ -297,7 +297,7 @@ class Loader(Engine):
             f"in {plural(len(split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
             f"({', '.join(self.fields)}) by {type(self.decoder).__name__}, tail {partition.tail!r}; "
             f"rank {partition.rank} of {partition.world_size}, "
-            f"{plural(self.num_workers, 'worker')}; epoch {self.epoch}, {self.remaining} of its batches left>"
+            f"{plural(self.num_workers, 'worker')}; epoch {self._cursor.next[0]}, {self.remaining} of its batches left>"
         )
 
     def explain(self, number: int, *, epoch: int = 0, sample: Sample | None = None) -> ExplainedSample | None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
+from torchvision.transforms import v2
 
 import shardflow
 from shardflow.device import prefetcher as module
@@ -51,6 +52,18 @@ def contents(batches: Any) -> list[tuple[bytes, list[int]]]:
 def threads() -> list[str]:
     """Return the names of the running prefetch threads."""
     return [thread.name for thread in threading.enumerate() if thread.name == "device-prefetcher"]
+
+
+def test_images_that_are_normalized_twice_bring_a_warning(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`Normalize` in the loader's transform and in the prefetcher is a warning, wherever it is nested; one is none."""
+    floats = v2.ToDtype(torch.float32, scale=True)
+    normalized = v2.Compose([floats, v2.Normalize([0.5] * 3, [0.5] * 3)])
+    on_device = [shardflow.device.Normalize()]
+    for transform, transforms in ((normalized, []), (floats, on_device), (None, on_device)):
+        shardflow.device.Prefetcher(loader(dataset, transform=transform), "cpu", transforms)
+    assert not caplog.messages
+    shardflow.device.Prefetcher(loader(dataset, transform=lambda image: normalized(image)), "cpu", on_device)
+    assert caplog.messages == ["images are normalized twice: by transform of the loader, and again here; leave one out"]
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3])

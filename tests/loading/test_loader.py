@@ -336,8 +336,14 @@ def test_an_epoch_that_is_left_is_named_once(dataset: Path, caplog: pytest.LogCa
         assert not caplog.messages
         list(itertools.islice(each, 2))
         list(itertools.islice(each, 2))
-    left = f"epoch 0 was left with {len(some) - 2} batches to go, and epoch 1 begins"
+    left = f"epoch 0 was left with {len(some) - 2} batches to go, and epoch 1 is next"
     assert [message.partition(";")[0] for message in caplog.messages] == [left]
+    again = loader(dataset, num_workers=0)  # a loop over range(again.epoch, 1) would be empty
+    list(itertools.islice(again, 2))
+    repr(again)
+    assert len(caplog.messages) == 1
+    assert again.epoch == again.epoch == 1
+    assert [message.partition(";")[0] for message in caplog.messages] == [left] * 2
     assert labels(loader(dataset, num_workers=0)) == expected
 
 
@@ -348,7 +354,7 @@ def test_looks_at_single_batches_that_cost_epochs_are_named(dataset: Path, caplo
         next(iter(some))
     assert not caplog.text
     next(iter(some))
-    assert "epoch 1 begins; the second look in a row at one batch counts: call loader.set_epoch(0)" in caplog.text
+    assert "epoch 1 is next; the second look in a row at one batch counts: call loader.set_epoch(0)" in caplog.text
     some.set_epoch(0)
     assert labels(some) == labels(loader(dataset, num_workers=0))
 
@@ -426,7 +432,7 @@ def test_a_changed_decoder_reaches_the_workers(dataset: Path) -> None:
     some.close()
 
 
-@pytest.mark.parametrize("name", ["fields", "classes", "max_errors", "workers", "transform"])
+@pytest.mark.parametrize("name", ["fields", "classes", "max_errors", "workers", "transform", "decoder", "batch_size"])
 def test_settings_of_a_loader_are_fixed(dataset: Path, name: str) -> None:
     """An assignment that would have no effect is an error."""
     with pytest.raises(AttributeError, match=f"{name} is fixed once a loader is made; make another one"):

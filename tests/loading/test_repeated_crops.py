@@ -120,6 +120,7 @@ def test_only_what_is_repeated_is_a_warning(caplog: pytest.LogCaptureFixture) ->
         (RandomResizedCrop(32, hflip=0), flip),
         (CenterCrop(32), flip),
         (CenterCrop(40), cut),
+        (CenterCrop(40), v2.FiveCrop(32)),
         (RandomResizedCrop(32), v2.Resize(48)),
         (RandomResizedCrop(32), v2.Compose([v2.ColorJitter(), v2.RandomVerticalFlip()])),
         (RandomResizedCrop(32), None),
@@ -128,6 +129,7 @@ def test_only_what_is_repeated_is_a_warning(caplog: pytest.LogCaptureFixture) ->
     for decoder, transform, options, said in (
         (RandomResizedCrop(32), flip, {}, ["flipped twice", "leave RandomHorizontalFlip out", "hflip=0"]),
         (CenterCrop(40), cut, {"is_default": True}, ["RandomCrop", "CenterCrop"]),
+        (CenterCrop(40), v2.TenCrop(32), {"is_default": True}, ["TenCrop", "CenterCrop"]),
         (RandomResizedCrop(32), VAL, {}, ["Resize and CenterCrop in transform"]),
     ):
         message = warning(caplog, decoder, transform, **options)

@@ -23,11 +23,12 @@ logger = logging.getLogger(__name__)
 _PACKAGES = ("torchvision.", "timm.", "albumentations.", "kornia.", "shardflow.device.")
 
 _RANDOM_RESIZED_CROPS = {"RandomResizedCrop", "RandomResizedCropAndInterpolation"}
-_CROPS = {*_RANDOM_RESIZED_CROPS, "CenterCrop", "FiveCrop", "ImageClassification", "RandomSizedCrop", "TenCrop"}
+_CROPS = {*_RANDOM_RESIZED_CROPS, "CenterCrop", "ImageClassification", "RandomSizedCrop"}
 """They choose the part of the image that is seen, as decoders do: no decoder that crops goes with them."""
 
 _SIZES = {"CenterCropOrPad", "LongestMaxSize", "RandomCrop", "RandomCropOrPad", "RandomIoUCrop", "RandomResize"}
 _SIZES |= {"RandomScale", "RandomShortestSize", "Resize", "ResizeKeepRatio", "ScaleJitter", "SmallestMaxSize"}
+_SIZES |= {"FiveCrop", "TenCrop"}
 """They need images of a certain size. After a decoder that the user has chosen for them they are right."""
 
 _FLIPS = {"HorizontalFlip", "RandomHorizontalFlip"}
