@@ -63,7 +63,9 @@ def split(
     if folds is not None and (val is not None or test is not None):
         raise click.UsageError("choose --folds, or --val and --test, not both")
     if folds is not None and keep is not None:
-        raise click.UsageError("--keep is for --val and --test; folds are dealt again")
+        raise click.UsageError(
+            "--keep is for --val and --test; for folds, add a column with the old ones and give --folds its name"
+        )
     given = int(folds) if folds is not None and folds.isdecimal() else folds
     dataset = shardflow.open(url)
     passes = (dataset.classes is not None) + (group is not None) + isinstance(given, str)

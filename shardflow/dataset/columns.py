@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from shardflow._validation import did_you_mean, explain_unknown_arguments
 from shardflow._wording import add_note, plural
-from shardflow.errors import ConfigError, NotFoundError
+from shardflow.errors import ConfigError, DecodeError, NotFoundError
 from shardflow.formats import quarantine
 from shardflow.formats.annotations import mask_field
 from shardflow.formats.columns import COMPUTED_FIELDS, HAS, MAX_FILE_BYTES, NAME, TABLE_FIELDS, Column, stems_of
@@ -38,6 +39,8 @@ from .sample_table import refuse_other_name, shard_keys
 from .selection import image_checksums, selected_contents
 from .virtual_dataset import SelectedRows, build_virtual_dataset
 from .write_lock import WriteLock, acquire_to_extend, clean_up
+
+logger = logging.getLogger(__name__)
 
 ALLOWED = ("unmatched", "repeated")
 _FILES_AT_A_TIME = 8
@@ -162,13 +165,14 @@ def compute(
         name: The name of the new column.
         function: Takes a list with the values of a shard's samples: texts of a `.txt`, values of a `.json`, bytes of
             another part; numbers or texts of a column. Returns as many values, None for a sample without a value.
-        field: The part, such as "txt", or the column. Samples that lack it are not in the list, and get no value.
+        field: The part, such as "txt", or the column. Samples that lack it are not in the list, and get no value. So it
+            is for those whose text or JSON cannot be read, with a warning.
         split: Compute values only for this split; other splits keep theirs.
         replace, to, storage_options, progress: As for `add`.
 
     Raises:
         ConfigError: No sample has the field, the function returns another number of values, or as for `add`.
-        IntegrityError, DecodeError: A sample is damaged.
+        IntegrityError: A sample is damaged.
         DatasetExistsError, NotFoundError, StoreError: As for `add`.
     """
     pa = import_pyarrow()
@@ -234,10 +238,17 @@ def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np
         values, present = split.columns.read(field, number)
         return np.flatnonzero(present), values[present].tolist()
     found: dict[int, Any] = {}
+    unread: list[DecodeError] = []
     for record in range(split.shards[number].samples):
         sample = split.reader.read(number, record, sequential=True)
-        if field in sample.parts:
-            found[record] = sample.value(field)
+        try:
+            if field in sample.parts:
+                found[record] = sample.value(field)
+        except DecodeError as error:
+            unread.append(error)
+    if unread:
+        what = f"no value for {plural(len(unread), 'sample')} of {split.shards[number].name}"
+        logger.warning("%s: %s", what, str(unread[0]).partition("; leave")[0])
     return np.array([*found], dtype=np.int64), [*found.values()]
 
 

@@ -145,9 +145,12 @@ def _earlier_splits(
         kept = np.isin(samples.hashes, hashes[name]) | _from_same_sources(dataset, is_new, earlier, name, lacking)
         groups = samples.groups[kept]
         if len(twice := groups[found[groups] >= 0]):
-            sample = int(np.argmax(samples.groups == twice[0]))
-            message = f"the group of training sample {sample} is in the splits {names[found[twice[0]]]} and {name}"
-            raise ConfigError(f"{message} of {earlier.url}; give the groups with which it was split")
+            sample, remedy = int(np.argmax(samples.groups == twice[0])), "give the groups with which it was split"
+            what = f"the group of training sample {sample} is"
+            if len({*samples.hashes[samples.groups == twice[0]].tolist()}) == 1:
+                what, remedy = f"copies of training sample {sample} are", "remove all but one, or split by given folds"
+            where = f"in the splits {names[found[twice[0]]]} and {name} of {earlier.url}"
+            raise ConfigError(f"{what} {where}; {remedy}")
         found[groups] = number
     if (found < 0).all():
         raise ConfigError(f"none of the training images is in {earlier.url}: another dataset, or packed otherwise")

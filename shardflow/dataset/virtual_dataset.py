@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -38,6 +40,8 @@ from .leftovers import remove_leftovers
 from .open_dataset import Dataset
 from .shard_rows import read_index
 from .write_lock import clean_up, refuse_dataset
+
+logger = logging.getLogger(__name__)
 
 _FILES_AT_A_TIME = 8
 
@@ -173,6 +177,11 @@ def build_virtual_dataset(
         ):  # not `quarantine.jsonl`: that allows a pack to replace tars next to it, and these are the user's
             _put(storage, quarantine.version_name(written.fingerprint), quarantine.to_bytes(contents.bad))
         storage.put(manifest.FILE_NAME, written.to_bytes(), new=True)
+    if (path := files.equal_name()) is not None:
+        message = (
+            "tars of several folders have the name %r, so the sources of their samples are equal; index all tars by one"
+        )
+        logger.warning("%s pattern, such as 's3://bucket/{photos,art}/*.tar', to tell them apart", message % path)
     return _report(dst, written, contents)
 
 
@@ -244,6 +253,12 @@ class _Files:
         """
         if not any(self._shards.values()):
             raise ConfigError("no sample is selected, so the dataset would be empty; select others")
+
+    def equal_name(self) -> str | None:
+        """Return the path of a tar of other tools that several roots have in a split; None without one."""
+        tars = ((split, *split_shard_name(shard.name)) for split, entries in self._shards.items() for shard in entries)
+        times = Counter((split, path) for split, root, path in tars if self._roots[root].fingerprint is None)
+        return next((path for (_, path), number in times.items() if number > 1), None)
 
     def manifest(self) -> Manifest:
         """Return the manifest of the indexes that `indexes` has yielded."""

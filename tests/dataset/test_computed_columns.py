@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import shardflow
 from shardflow.dataset.open_dataset import Dataset
-from shardflow.errors import ConfigError, DecodeError
+from shardflow.errors import ConfigError
 from shardflow.samplers import TokenBudget
 from tests.helpers.counting import CountingStorage
 from tests.helpers.making import jpeg, write_dataset
@@ -94,7 +94,7 @@ def test_ids_that_look_like_keys_of_pack(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_a_column_is_refused(captioned: Path) -> None:
-    """Another number of values, a dict of them, values of several types, a taken name and broken text are errors."""
+    """Another number of values, a dict of them, values of several types, and a taken name are errors."""
     before = shardflow.open(captioned).fingerprint
     for name, function, field in (
         ("words", lambda texts: texts[1:], "txt"),
@@ -110,10 +110,20 @@ def test_what_cannot_be_a_column_is_refused(captioned: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=r"function.* must|returned .* values|no sample has|taken|has values of"):
             shardflow.columns.compute(captioned, name, function, field=field)
-    broken = write_dataset(captioned.parent / "broken", {"train": [[("a", {"jpg": jpeg(1), "txt": b"\xff"})]]})
-    with pytest.raises(DecodeError, match="txt"):
-        shardflow.columns.compute(broken, "words", lengths, field="txt")
     assert shardflow.open(captioned).fingerprint == before
+
+
+def test_broken_text_gets_no_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A text or JSON that cannot be read has no value, as one that is not there; a warning names a sample."""
+    texts = (b"one two", b"\xff", b"three")
+    samples = [(f"{number}", {"jpg": jpeg(number), "txt": text}) for number, text in enumerate(texts)]
+    broken = write_dataset(tmp_path / "broken", {"train": [samples]})
+    report = shardflow.columns.compute(broken, "words", lengths, field="txt")
+    assert report.matched == {"train": 2}
+    values, present = shardflow.open(broken)["train"].column("words")
+    assert (values[present].tolist(), present.tolist()) == ([2, 1], [True, False, True])
+    assert "no value for 1 sample of train/000000.tar" in caplog.text
+    assert "sample 1: part 'txt' cannot be read" in caplog.text
 
 
 def test_a_tokenizer_gives_the_lengths_of_a_token_budget(captioned: Path) -> None:

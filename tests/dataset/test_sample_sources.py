@@ -104,6 +104,20 @@ def test_sources_of_indexed_tars(tmp_path: Path) -> None:
     assert sf.open(tmp_path / "index")["train"].column("score")[0].tolist() == [5, 4, 3, 2, 1, 0]
 
 
+def test_equal_names_of_tars_bring_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Tars of one name in two folders give equal sources: an index of both and a merge say so, one pattern does not."""
+    for number, tar in enumerate(("photos/0.tar", "art/0.tar", "more/1.tar")):
+        write_tar(tmp_path / tar, members_of(range(3 * number, 3 * number + 3)))
+    one = sf.index(f"{tmp_path}/{{photos,art}}/*.tar", tmp_path / "one").url
+    assert len({*sf.open(one)["train"].sources()}) == 6
+    for name in ("photos", "art", "more"):
+        sf.index(tmp_path / name, tmp_path / f"of {name}")
+    sf.merge([tmp_path / "of photos", tmp_path / "of more"], tmp_path / "different")
+    assert "several folders" not in caplog.text
+    sf.index([str(tmp_path / "photos"), str(tmp_path / "art")], tmp_path / "both")
+    assert "tars of several folders have the name '0.tar'" in caplog.text
+
+
 def test_preview_names_the_source(photos: Path) -> None:
     """The sheet of an augmented sample names its source, and its pictures have the default size of the loader."""
     dataset = sf.open(photos.parent / "packed")

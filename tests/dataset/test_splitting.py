@@ -532,6 +532,11 @@ def test_an_earlier_split_that_cannot_be_kept(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             sf.split(source, tmp_path / "later", val=0.2, test=test, group=groups, keep=earlier)
+    twice = [(f"{n}", {"jpg": jpeg(n % 8)}) for n in range(12)]
+    copies = write_dataset(tmp_path / "copies", {"train": [twice]})
+    sf.split_folds(copies, tmp_path / "own", folds=np.arange(12) // 8)
+    with pytest.raises(ConfigError, match=r"copies of training sample 0 are in the splits train and val of .*; remove"):
+        sf.split(copies, tmp_path / "later", val=0.2, keep=tmp_path / "own/fold1")
     assert exit_code("split", str(dataset), str(tmp_path / "later"), "--folds", "3", "--keep", str(earlier)) == 2
     sf.split_folds(dataset, tmp_path / "folds", folds=3, group=np.arange(20) // 2)
     sf.split(dataset, tmp_path / "kept", val=0.2, group=np.arange(20) // 2, keep=tmp_path / "folds/fold1")
