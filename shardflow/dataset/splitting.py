@@ -169,9 +169,7 @@ def _from_same_sources(dataset: Dataset, is_new: Mask, earlier: Dataset, name: s
             kept = is_new & np.isin(own, sources)
             left -= int(np.isin(sources, own[kept]).sum())
     if left:
-        message = (
-            "%s of split %r in %s are not in %s: removed, or packed otherwise, and then they may be in other splits"
-        )
+        message = "%s of split %r in %s are not in %s: removed, or packed otherwise and perhaps in another split"
         logger.warning(message, plural(left, "image"), name, earlier.url, dataset.url)
     return kept
 
@@ -190,7 +188,8 @@ def split_folds(
 ) -> dict[str, VirtualReport]:
     """Make the datasets of a k-fold cross-validation: `dst/fold0`, `dst/fold1`, …. No tar is copied.
 
-    Each training sample of `src` is in the split `val` of exactly one dataset, and in `train` of all others. The
+    Each training sample of `src` is in the split `val` of exactly one dataset, and in `train` of all others; with given
+    folds, one of fold -1 is in all `train`, as for scikit-learn's PredefinedSplit. The
     numbers of samples in the folds, in total and per class, differ by one at most, or as little as whole groups allow,
     see `split`. Other splits do not change. After an interruption, the same call continues.
 
@@ -203,7 +202,8 @@ def split_folds(
         src, group, seed, src_options, dst_options, progress: As for `split`.
         dst: A directory or URL; on this machine if `src` is.
         folds: Number of folds, 2 or more; or a field with the fold of each sample; or the fold of each training sample,
-            in order. Existing folds stay; with `group`, a warning counts the samples whose groups they divide.
+            in order; -1 is never held out. Existing folds stay; with `group`, a warning counts the samples whose groups
+            they divide.
 
     Returns:
         Name below `dst`, such as "fold0" → report. Warnings name a group that is larger than a fold should be, classes
@@ -219,9 +219,11 @@ def split_folds(
         names, fold_of = sample_folds(dataset["train"], folds, progress)
         samples, has_several = _read_samples(dataset, group, seed, progress)
         if len(names) < 2:
-            raise ConfigError(
-                f"all training samples are in fold {', '.join(names)}; a cross-validation needs two folds"
-            )
+            raise ConfigError(f"all training samples are in fold {', '.join(names)}; a cross-validation needs two")
+        if "-1" in names:
+            never = names.index("-1")
+            names.remove("-1")
+            fold_of = np.where(fold_of == never, -1, fold_of - (fold_of > never))
         folds_of_groups = np.bincount(np.unique(np.stack([samples.groups, fold_of]), axis=1)[0])
         if torn := int((folds_of_groups > 1)[samples.groups].sum()):
             message = "%s of split 'train' have %s in other existing folds; `--folds %d` would keep them together"

@@ -179,9 +179,9 @@ def build_virtual_dataset(
         storage.put(manifest.FILE_NAME, written.to_bytes(), new=True)
     if (path := files.equal_name()) is not None:
         message = (
-            "tars of several folders have the name %r, so the sources of their samples are equal; index all tars by one"
+            "tars of several folders have the name %r, so their samples have equal sources; index all by one pattern,"
         )
-        logger.warning("%s pattern, such as 's3://bucket/{photos,art}/*.tar', to tell them apart", message % path)
+        logger.warning("%s such as 's3://bucket/{photos,art}/*.tar', to tell them apart", message % path)
     return _report(dst, written, contents)
 
 

@@ -317,6 +317,12 @@ def test_given_folds_are_kept(tmp_path: Path) -> None:
         assert in_val(tmp_path / "list" / name) == {f"{n:03}" for n in range(20) if f"fold{given[n]}" == name}
         assert in_val(tmp_path / "field" / name) == in_val(tmp_path / "list" / name)
         assert sum(report.samples.values()) == 20
+    never = sf.split_folds(dataset, tmp_path / "never", folds=[fold - 2 for fold in given])  # -1, 0 and 1
+    assert [*never] == ["fold0", "fold1"]
+    for fold in (0, 1):
+        held_out = {f"{n:03}" for n in range(20) if given[n] - 2 == fold}
+        assert in_val(tmp_path / f"never/fold{fold}") == held_out
+        assert never[f"fold{fold}"].samples == {"train": 20 - len(held_out), "val": len(held_out)}
 
 
 @pytest.fixture
