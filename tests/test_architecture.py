@@ -94,7 +94,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2560,
-    "dataset": 6790,
+    "dataset": 6800,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,

@@ -178,10 +178,8 @@ def build_virtual_dataset(
             _put(storage, quarantine.version_name(written.fingerprint), quarantine.to_bytes(contents.bad))
         storage.put(manifest.FILE_NAME, written.to_bytes(), new=True)
     if (path := files.equal_name()) is not None:
-        message = (
-            "tars of several folders have the name %r, so their samples have equal sources; index all by one pattern,"
-        )
-        logger.warning("%s such as 's3://bucket/{photos,art}/*.tar', to tell them apart", message % path)
+        message = "tars of several folders have the name %r, so their samples have equal sources; index all by one"
+        logger.warning("%s pattern, such as 's3://bucket/{photos,art}/*.tar', to tell them apart", message % path)
     return _report(dst, written, contents)
 
 
