@@ -386,12 +386,12 @@ class Dataset(Mapping[str, Split]):
         return None
 
     def __getitem__(self, split: str) -> Split:
-        if split not in self._splits:
+        if split not in [*self._splits]:
             message = f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}"
             if split == "test" and [*self._splits] == ["train"]:
                 message += "; if they are the test set, load them with split='train', shuffle=False; `pack` shuffled "
                 message += "them, and `sources()` has their names"
-            validation = [each for each in self._splits if split in _VALIDATION and each in _VALIDATION]
+            validation = [each for each in self._splits if split in [*_VALIDATION] and each in _VALIDATION]
             if validation:
                 message += f" (did you mean {validation[0]!r}?)"
             elif split == "val" and "train" in self._splits:

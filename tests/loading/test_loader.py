@@ -717,6 +717,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"group": 1}, ConfigError, r"group must be \(rank, size\)"),
         ({"group": (2, 2)}, ConfigError, "rank must be 0"),
         ({"split": "test"}, ConfigError, "has no split 'test'; it has train, val$"),
+        ({"split": ["train", "val"]}, ConfigError, r"has no split \['train', 'val'\]; it has train, val$"),
         ({"fields": ("image", "txt")}, ConfigError, "no part 'txt' among cls, jpg"),
         ({"limit": 0}, ConfigError, "limit must be 1 or more"),
         ({"num_workers": -1}, ConfigError, "num_workers must be 0 or more"),
