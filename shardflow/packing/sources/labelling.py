@@ -113,7 +113,9 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
     whole = next(filter(_WHOLE_NUMBER.fullmatch, names), None)
     if whole and all(NUMBER.fullmatch(name) or _WHOLE_NUMBER.fullmatch(name) for name in names):
         message = f"{where} has the label {whole!r}; write class numbers without a point, as pandas does after "
-        message += "`.astype('Int64')`, also with empty cells; or list the classes in a file for --classes; a number to "
+        message += (
+            "`.astype('Int64')`, also with empty cells; or list the classes in a file for --classes; a number to "
+        )
         message += "predict is not a label: name the column otherwise, and add it by `shardflow columns add`"
         raise ConfigError(message)
     like_numbers = filter(_LIKE_NUMBER.fullmatch, names)

@@ -40,17 +40,19 @@ def list_source(
     """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close the source after use.
 
     `parts` are read next to each image of a folder, in addition to the parts of a `Folder`. Without `labels`, a folder
-    is listed as with `classes=()`, if it names no classes. A path or table that names none has the classes `ids`.
+    is listed as with `classes=()`, if it names no classes. A table that names none has the classes `ids`.
     """
     process_storage.cache_clear()  # the environment may name other endpoints and keys by now
     if isinstance(src, str | os.PathLike):
-        return DetectedSource(src, parts=parts, labels=labels, classes=ids, storage_options=storage_options).list()
+        return DetectedSource(src, parts=parts, labels=labels, ids=ids, storage_options=storage_options).list()
     named: Any = src if isinstance(src, (Collection, *KINDS)) else Collection(src)
     if parts and isinstance(named, Folder):
         named = replace(named, parts=tuple(dict.fromkeys([*(named.parts or ()), *parts])))
     if not labels and isinstance(named, Folder) and named.classes is None:
         named = replace(named, labels=False) if isinstance(named, DetectedSource) else replace(named, classes=())
-    if ids and isinstance(named, (Table, Parquet, DetectedSource)) and named.classes is None:
+    if isinstance(named, DetectedSource):
+        named = replace(named, ids=ids)
+    elif ids and isinstance(named, (Table, Parquet)) and named.classes is None:
         named = replace(named, classes=ids)
     source: Source = named.list()
     return source
@@ -86,9 +88,10 @@ def describe_source(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectedSource(Folder):
-    """A path or URL whose kind of source is detected when it is listed; see `list_source` for `labels`."""
+    """A path or URL whose kind of source is detected when it is listed; see `list_source` for the arguments."""
 
     labels: bool = True
+    ids: Classes = None
 
     def list(self) -> Source:
         """Detect the kind and list the inputs."""
@@ -99,7 +102,8 @@ class DetectedSource(Folder):
             if kind is Folder:
                 classes = self.classes if self.labels else ()
                 return Folder(url, parts=self.parts, classes=classes, storage_options=options).list()
-            return kind(url, classes=self.classes, storage_options=options).list()
+            classes = self.ids if kind in (Table, Parquet) and self.classes is None else self.classes
+            return kind(url, classes=classes, storage_options=options).list()
         except NoImagesError as error:
             files = next((each for extension, each in _BY_FILES.items() if extension in error.ignored), None)
             if files is None:

@@ -251,6 +251,14 @@ def test_given_names_that_are_numbers_are_labels_by_name(tmp_path: Path, kind: s
         assert ["has the label '2'" in str(each) for each in sf.verify(tmp_path / "dst", sources=sources)] == [True]
 
 
+def test_folders_named_by_numbers_are_compared_by_name(tmp_path: Path) -> None:
+    """A further class folder of a number is no error for `verify`, whose dataset lacks it."""
+    write_tree(tmp_path / "src", {f"{n}/{n}.jpg": photo(n) for n in (1, 3)})
+    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL)
+    write_tree(tmp_path / "src", {"2/2.jpg": photo(2)})
+    assert sf.verify(tmp_path / "dst", sources=[tmp_path / "src"]) == []
+
+
 def test_numbers_in_one_text_name_the_list(tmp_path: Path) -> None:
     """Several numbers in a cell are refused with the JSON list to write, also where the classes are given."""
     table = _write(tmp_path / "t.csv", [{"path": f"{label}.jpg", "label": label} for label in ("0 3", "0", "1", "3")])
