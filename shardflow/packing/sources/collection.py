@@ -21,6 +21,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.annotations import Annotations
@@ -37,6 +39,7 @@ from .source import Source
 
 logger = logging.getLogger(__name__)
 
+_READ_AGAIN = 4  # samples of a dataset, to see whether its images are random
 _NAME_FILES_THEMSELVES = ("generator", "imagefolder")
 """Builders whose rows may name files of this machine: paths come from the caller's function, or from the library."""
 
@@ -118,7 +121,11 @@ class Collection:
             is_changed = getattr(samples, "format", {}).get("type") == "custom"  # by `with_transform`
         else:
             origin, _ = _of_subset(samples)
-            _warn_of_transform(origin, split)
+            if not _warn_of_transform(origin, split) and (number := _changing(samples, adapter)) is not None:
+                message = (
+                    "split %r: sample %d has another image when it is read again, and only one is packed; pack the"
+                )
+                logger.warning("%s dataset without its random transforms, for the Loader", message % (split, number))
             classes = getattr(origin, "classes", None)  # torchvision's; ImageNet has several names for each class
             names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
             adapted = _Split(samples, adapter, names)
@@ -134,14 +141,25 @@ class Collection:
         return adapted._replace(classes=None)
 
 
-def _warn_of_transform(samples: Any, split: str) -> None:
-    """Warn of a torchvision dataset that transforms its images, perhaps at random: each is packed once."""
+def _warn_of_transform(samples: Any, split: str) -> bool:
+    """Warn of a dataset that is known to transform its images, perhaps at random; return whether it is."""
     while (transform := _transform(samples)) is None and hasattr(samples, "dataset"):
         samples = samples.dataset  # of a wrapper
     if transform is not None:
         name = type(transform).__name__
         remedy = "pack it without, and give the transform to the Loader"
         logger.warning("split %r: the dataset has the transform %s, whose results are packed; %s", split, name, remedy)
+    return transform is not None
+
+
+def _changing(samples: Any, adapter: SampleAdapter) -> int | None:
+    """Return the number of one of the first samples whose image differs when it is read again; None without one."""
+    with contextlib.suppress(Exception):  # samples that raise are quarantined later, and iterators have no numbers
+        for number in range(min(_READ_AGAIN, len(samples))):
+            one, other = (np.asarray(adapter.adapt(samples[number]).image) for _ in range(2))
+            if not np.array_equal(one, other):
+                return number
+    return None
 
 
 def _transform(samples: Any) -> Any:

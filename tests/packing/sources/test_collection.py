@@ -209,6 +209,25 @@ def test_a_transform_of_images_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     assert "transform" not in caplog.text
 
 
+def test_images_that_change_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A dataset whose images differ when they are read again has random transforms, whatever holds them."""
+
+    class Cropped(torch.utils.data.Dataset[tuple[Any, int]]):
+        def __init__(self, crop: Any) -> None:
+            self.augmentation = crop
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            return self.augmentation(Image.open(io.BytesIO(photo(number)))), number
+
+    _packed(Cropped(v2.CenterCrop(16)), tmp_path / "same")
+    assert not caplog.messages
+    _packed(torch.utils.data.Subset(Cropped(v2.RandomCrop(16)), [2, 0]), tmp_path / "other")
+    assert "has another image when it is read again, and only one is packed" in caplog.text
+
+
 def test_a_subset_has_the_classes_of_its_dataset(tmp_path: Path) -> None:
     """PyTorch's `Subset`, also of another one, keeps class names, absent ones too, and packs the files themselves."""
     samples = torchvision.datasets.ImageFolder(str(image_folder(tmp_path / "src", 6)))
