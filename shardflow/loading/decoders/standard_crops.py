@@ -82,7 +82,7 @@ class CenterCrop(CropDecoder):
 
     Args:
         size: Height and width of the result in pixels, 1 or more.
-        resize: Short side before the crop, `size` or more; by default 8/7 of `size` (256 for 224).
+        resize: Short side before the crop, `size` or more; by default 8/7 of `size`, rounded up (256 for 224).
         max_pixels: As for `RandomResizedCrop`.
 
     Raises:
