@@ -51,7 +51,7 @@ def merge(
     Raises:
         NotFoundError: A dataset does not exist.
         ConfigError: `srcs` has fewer than two datasets, their classes, annotations or columns do not fit together, a
-            sample is in different splits, or `dst` cannot name the tars.
+            sample is in different splits, a tar was rewritten between them, or `dst` cannot name the tars.
         DatasetExistsError: `dst` is a dataset.
         StoreError: A source cannot be read, or `dst` cannot be written.
     """
@@ -60,7 +60,7 @@ def merge(
     datasets = [open_dataset(src, storage_options=src_options) for src in srcs]
     recipes = [dict(dataset.recipe) for dataset in datasets]
     splits = list(dict.fromkeys(split for dataset in datasets for split in dataset))
-    _check_splits(datasets)
+    _check_tars(datasets)
     report = build_virtual_dataset(
         dst,
         Contents(
@@ -103,12 +103,17 @@ def _common_kinds(datasets: Sequence[Dataset]) -> dict[str, str]:
     return kinds
 
 
-def _check_splits(datasets: Sequence[Dataset]) -> None:
-    """Check that no sample is in different splits of two datasets."""
+def _check_tars(datasets: Sequence[Dataset]) -> None:
+    """Check that no tar was rewritten between two datasets, and that no sample is in different splits of them."""
     found: dict[str, list[tuple[Dataset, str, int]]] = {}
+    first: dict[tuple[str, str], tuple[str, Dataset]] = {}
     for dataset in datasets:
         for split in dataset:
             for number, tar in enumerate(tar_locations(dataset, split)):
+                sha256, other = first.setdefault((tar.root, tar.path), (tar.sha256, dataset))
+                if sha256 != tar.sha256:
+                    message = f"{tar.root}/{tar.path} was rewritten: {other.url} and {dataset.url} read other versions"
+                    raise ConfigError(f"{message}; make the older one again, or take the newer one alone")
                 found.setdefault(tar.sha256, []).append((dataset, split, number))
     for places in found.values():
         if len({split for _, split, _ in places}) == 1:

@@ -12,6 +12,7 @@ from shardflow.cli.main import shardflow as cli
 from shardflow.errors import ConfigError
 from shardflow.formats import manifest
 from tests.helpers.making import make_dataset
+from tests.helpers.tars import members_of, write_tar
 
 
 def rename_classes(dataset: Path, classes: tuple[str, ...] | None) -> Path:
@@ -117,3 +118,16 @@ def test_classes_must_mean_the_same(tmp_path: Path) -> None:
         sf.merge([two, plain], tmp_path / "virtual")
     with pytest.raises(ConfigError, match="two or more"):
         sf.merge([two], tmp_path / "virtual")
+
+
+def test_a_tar_that_was_rewritten_is_named(tmp_path: Path) -> None:
+    """Indexes before and after a tar was rewritten are refused with its name, before anything is written."""
+    for tar in (0, 1):
+        write_tar(tmp_path / f"tars/{tar}.tar", members_of(range(3 * tar, 3 * tar + 3)))
+    sf.index(tmp_path / "tars", tmp_path / "old")
+    write_tar(tmp_path / "tars/1.tar", members_of(range(7, 10)))
+    write_tar(tmp_path / "tars/2.tar", members_of(range(10, 12)))
+    sf.index(tmp_path / "tars", tmp_path / "new")
+    with pytest.raises(ConfigError, match=r"tars/1\.tar was rewritten: .*; make the older one again"):
+        sf.merge([tmp_path / "old", tmp_path / "new"], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
