@@ -88,7 +88,7 @@ class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
 
     def __exit__(self, *_: object) -> None:
         self._batches.close()
-        self.loader.set_epoch(self.loader.epoch)  # the epoch was left on purpose
+        self.loader.set_epoch(self.loader.state_dict()["epoch"] + 1)  # the epoch was left on purpose
         self.loader.close()
 
     def _counters(self, images: int) -> Measurement:
