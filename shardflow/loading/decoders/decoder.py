@@ -187,13 +187,14 @@ class Decoder(ABC):
     def read(self, file: str | os.PathLike[str] | bytes) -> Images:
         """Return an image file, given by its path or its bytes, as a batch of one: uint8 [1, 3, H, W].
 
-        It is turned upright, in sRGB, and on white where it is transparent, as `pack` stores it. A random crop is
-        always the same.
+        Whole images are a list of one, views a tuple. The image is turned upright, in sRGB, and on white where it is
+        transparent, as `pack` stores it. A random crop is always the same.
 
         >>> image = shardflow.decoders.CenterCrop(224).read("photos/val/cat/0264.jpg")
 
         Raises:
             SampleError: The image cannot be decoded.
+            ConfigError: The decoder needs a shape that a sampler chooses.
             OSError: The file cannot be read.
         """
         data = file if isinstance(file, bytes) else Path(file).read_bytes()
