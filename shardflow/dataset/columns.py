@@ -247,8 +247,7 @@ def _field_values(split: Split, number: int, field: str) -> tuple[npt.NDArray[np
         except DecodeError as error:
             unread.append(error)
     if unread:
-        what = f"no value for {plural(len(unread), 'sample')} of {split.shards[number].name}"
-        logger.warning("%s: %s", what, str(unread[0]).partition("; leave")[0])
+        logger.warning("no value for %s of %s: %s", plural(len(unread), "sample"), split.shards[number].name, unread[0])
     return np.array([*found], dtype=np.int64), [*found.values()]
 
 

@@ -43,9 +43,7 @@ class Sample:
         try:
             return _PARSERS.get(part.rpartition(".")[2], bytes)(bytes(self.parts[part]))
         except (ValueError, RecursionError) as error:
-            remedy = "leave the sample out by samplers.Subset(condition), or let max_errors= of the loader replace it"
-            message = f"part {part!r} cannot be read: {error}; {remedy}"
-            raise self.with_sample(DecodeError(message)) from error
+            raise self.with_sample(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
     def with_sample(self, error: ShardflowError) -> ShardflowError:
         """Return an error with this sample as its location."""

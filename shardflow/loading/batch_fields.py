@@ -112,11 +112,10 @@ def unparsable(batch: Batch, sources: Sequence[Source]) -> dict[int, ShardflowEr
     """Return the errors of the samples with a field that cannot be parsed and whose sources have `max_errors`."""
     failures: dict[int, ShardflowError] = {}
     for index, (number, sample) in enumerate(zip(batch.sources, batch.samples, strict=True)):
-        source = sources[number]
-        for field in source.fields if source.max_errors else ():
+        for field in sources[number].fields if sources[number].max_errors else ():
             try:
                 if field in ("label", "labels"):
-                    _labels(sample, field, source.classes)
+                    _labels(sample, field, sources[number].classes)
                 elif field in sample.parts:
                     sample.value(field)
             except DecodeError as error:
@@ -129,7 +128,11 @@ def part_value(sample: Sample, part: str, defaults: Mapping[str, Any]) -> Any:
     if part not in sample.parts and part in defaults:
         return copy.deepcopy(defaults[part])  # a transform may write into it
     _payload(sample, part, f", or fill it in by columns.Filled({part!r}, default)")
-    return sample.value(part)
+    try:
+        return sample.value(part)
+    except DecodeError as error:
+        error.args = (f"{error}; leave the sample out by samplers.Subset(condition), or let max_errors= replace it",)
+        raise
 
 
 def _payload(sample: Sample, part: str, remedy: str = "") -> memoryview:

@@ -54,13 +54,18 @@ class Cursor:
     @property
     def next(self) -> tuple[int, int]:
         """Epoch and position of the next batch, of the running iteration or else of the next one."""
-        if self.running or not self.begun:
+        return (self.epoch, self.position) if self.running else self.next_start
+
+    @property
+    def next_start(self) -> tuple[int, int]:
+        """Epoch and position where the next iteration starts."""
+        if not self.begun:
             return self.epoch, self.position
         return (self.epoch + 1, 0) if self.peeked_at is None else (self.epoch, self.peeked_at)
 
     def begin(self) -> tuple[int, int]:
         """Begin an iteration, which ends the current one, and return its start."""
-        self.epoch, self.position = self.next
+        self.epoch, self.position = self.next_start
         self.may_peek = self.may_peek and self.peeked_at is None
         self.begun, self.running, self.peeked_at = False, True, None
         return self.epoch, self.position

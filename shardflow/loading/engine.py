@@ -140,24 +140,21 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
     @property
     def epoch(self) -> int:
         """The epoch of the running iteration; between iterations, that of the next."""
-        self._warn_of_left()
-        return self._cursor.next[0]
+        self._warn_of_left(epoch := self._cursor.next[0])
+        return epoch
 
-    def _warn_of_left(self) -> None:
-        """Warn once if training left an epoch early and the next iteration begins another."""
-        cursor, left = self._cursor, self._steps(self._cursor.position)
-        is_training = self._plan.sources[0].epochs.shuffle is not None
-        if self._has_left or not (is_training and left and cursor.next[0] > cursor.epoch):
+    def _warn_of_left(self, after: int) -> None:
+        """Warn once if training left an epoch early and epoch `after` is another."""
+        before, left = self._cursor.epoch, self._steps(self._cursor.position)
+        if self._has_left or not left or after == before or self._plan.sources[0].epochs.shuffle is None:
             return
         self._has_left = True
         remedy = "to finish an interrupted epoch, call loader.load_state_dict(loader.state_dict()) before the loop; to"
         remedy += " train from the start, loader.set_epoch(0)"
-        if cursor.was_peek:
-            remedy = (
-                f"the second look in a row at one batch counts: call loader.set_epoch({cursor.epoch}) before training"
-            )
+        if self._cursor.was_peek:
+            remedy = f"the second look in a row at one batch counts: call loader.set_epoch({before}) before training"
         message = "epoch %d was left with %s to go, and epoch %d is next; %s"
-        logger.warning(message, cursor.epoch, plural(left, "batch"), cursor.next[0], remedy)
+        logger.warning(message, before, plural(left, "batch"), after, remedy)
 
     @property
     def remaining(self) -> int:
@@ -335,8 +332,7 @@ class Iteration:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        engine._cursor.running = False
-        engine._warn_of_left()
+        engine._warn_of_left(engine._cursor.next_start[0])
         self._epoch, self._position = engine._cursor.begin()
         first, starts = engine._begin(self._epoch, self._position)
         if not engine._was_compared:

@@ -199,8 +199,8 @@ class Decoder(ABC):
         """
         data = file if isinstance(file, bytes) else Path(file).read_bytes()
         images, _, failures = self([memoryview(data)], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64))
-        for error in failures.values():
-            raise error
+        if failures:
+            raise failures[0]
         return images
 
     def __call__(
