@@ -329,7 +329,7 @@ def _place(sample: Sample) -> str:
 
 
 _IN_FILE = memoryview(b"")  # in place of an image that the kernel reads
-_TYPES = "images come as uint8 tensors; v2.ToDtype(torch.float32, scale=True) makes floats of them"
+_TYPES = "images are uint8 tensors; v2.ToDtype(torch.float32, scale=True) makes floats, v2.ToPILImage() PIL images"
 
 
 def _next_place(batch: Batch, done: Sequence[Any]) -> str:

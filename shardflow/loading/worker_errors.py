@@ -24,16 +24,16 @@ _STAGES = [str(Path(__file__).with_name(name)) for name in ("stages.py", "collat
 
 @contextlib.contextmanager
 def add_context(describe: Callable[[], str], types: str = "") -> Iterator[None]:
-    """Add a note with the sample or batch to an error of the user's code, and a hint about types to a TypeError."""
+    """Add a note with the sample or batch to an error of the user's code, and a hint about types if it may need one."""
     try:
         yield
     except ShardflowError:
         raise
     except Exception as error:
-        info = get_worker_info()
-        place = "" if info is None else f", in worker {info.id}"
+        place = f", in worker {info.id}" if (info := get_worker_info()) else ""
         add_note(error, f"shardflow: raised by {describe()}{place}")
-        if types and isinstance(error, TypeError):
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if types and (isinstance(error, TypeError | AttributeError) or raised_in.parent.name == "PIL"):
             add_note(error, f"shardflow: {types}")
         raise
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -137,13 +138,22 @@ def test_errors_of_decoder_and_batch_transform_name_the_batch(dataset: Path, arg
         assert note.endswith("000000.tar and 3 more, in worker 0")
 
 
-@pytest.mark.parametrize("transform", [v1.ToTensor(), v2.Normalize([0.5], [0.5])], ids=("ToTensor", "Normalize"))
-def test_a_transform_of_pictures_is_told_what_it_gets(dataset: Path, transform: Any) -> None:
-    """The TypeError of a transform that expects a picture, or floats, has a note with the one that makes floats."""
-    with pytest.raises(TypeError) as caught:
-        list(loader(dataset, transform=v2.Compose([nn.Identity(), transform]), num_workers=0))
+@pytest.mark.parametrize(
+    ("transform", "remedy"),
+    [
+        (v1.ToTensor(), "v2.ToDtype(torch.float32, scale=True)"),
+        (v2.Normalize([0.5], [0.5]), "v2.ToDtype(torch.float32, scale=True)"),
+        (ImageOps.equalize, "v2.ToPILImage()"),
+        (methodcaller("rotate", 90), "v2.ToPILImage()"),
+    ],
+    ids=("ToTensor", "Normalize", "ImageOps", "rotate"),
+)
+def test_a_transform_of_pictures_is_told_what_it_gets(dataset: Path, transform: Any, remedy: str) -> None:
+    """The error of a transform that expects a PIL image, or floats, has a note with the one that makes them."""
+    with pytest.raises((TypeError, OSError, AttributeError)) as caught:
+        list(loader(dataset, transform=v2.Compose([nn.Identity(), v2.Lambda(transform)]), num_workers=0))
     if sys.version_info >= (3, 11):
-        assert "v2.ToDtype(torch.float32, scale=True)" in caught.value.__notes__[1]
+        assert remedy in caught.value.__notes__[1]
     (images, _), *_ = loader(dataset, transform=v2.ToDtype(torch.float32, scale=True), num_workers=0)
     assert images.dtype == torch.float32
 
