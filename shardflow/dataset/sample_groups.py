@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import did_you_mean, is_series
-from shardflow._wording import first_few, plural
+from shardflow._validation import did_you_mean
+from shardflow._wording import first_few
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
 from shardflow.formats.coordinates import parse_json
 from shardflow.formats.shard import OnShard, is_name
@@ -29,14 +27,19 @@ from .selection import in_split_order, read_records
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
-Group: TypeAlias = str | Iterable[Any] | None
-"""An added column, or a field of the samples' `.json`; or a value for each sample; or None."""
+
+class ByPath(Protocol):
+    """A dict or pandas Series with a value for each sample, by its path or its path without extension."""
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """Return the paths and their values."""
+
+
+Group: TypeAlias = str | ByPath | None
+"""An added column, or a field of the samples' `.json`; or values by path; or None."""
 
 _PART = "json"
 _SHOWN_FIELDS = 10
-_LOOKED_AT = 20
-
-logger = logging.getLogger(__name__)
 
 
 def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = None) -> npt.NDArray[np.int64]:
@@ -46,7 +49,7 @@ def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = N
     grouped only with its copies.
 
     Raises:
-        ConfigError: There is not one value per sample, or a sample lacks the field.
+        ConfigError: A sample has no value, or lacks the field.
         IntegrityError: A `.json` is damaged.
         StoreError: A shard cannot be read.
     """
@@ -58,7 +61,7 @@ def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = N
 
 
 def sample_folds(
-    split: Split, folds: str | Iterable[Any], progress: OnShard = None
+    split: Split, folds: str | ByPath, progress: OnShard = None
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return the names of the folds, and the number of each sample's fold in that list: int64 [N]. Errors: see above.
 
@@ -81,7 +84,7 @@ def sample_folds(
 
 
 def _values(split: Split, argument: str, given: Any, progress: OnShard) -> Iterable[Any]:
-    """Return a value for each sample of a split: of a field, or as they are given."""
+    """Return a value for each sample of a split: of a field, or given by path."""
     if isinstance(given, str):
         if given in split.columns.kinds:
             column = split.column(given)
@@ -90,38 +93,12 @@ def _values(split: Split, argument: str, given: Any, progress: OnShard) -> Itera
                 for value, is_there in zip(column.values.tolist(), column.present, strict=True)
             ]
         return read_records(split, partial(_field, split, argument, given), progress)
-    if is_series(given):
+    if hasattr(given, "items"):
         return in_split_order(split, argument, given)
-    try:
-        values = list(given)
-    except TypeError:
-        raise ConfigError(f"{argument} must be a field, or a value per sample, found {given!r:.100}") from None
-    if len(values) != len(split):
-        found = (
-            f"{argument} has {plural(len(values), 'value')}, split {split.name!r} has {plural(len(split), 'sample')}"
-        )
-        raise ConfigError(f"{found}; give one per sample, or the name of a field")
-    _warn_of_other_order(split, argument, values)
-    return values
-
-
-def _warn_of_other_order(split: Split, argument: str, values: Sequence[Any]) -> None:
-    """Warn if these are the values of a field of the samples' `.json`, but in another order, such as a table's."""
-    if not len(split) or not split.reader.is_local(0):
-        return
-    given = [*map(_plain, values)]
-    with contextlib.suppress(ShardflowError, AttributeError, TypeError, ValueError):  # values that cannot be compared
-        records = range(min(_LOOKED_AT, int(split.shard_samples[0])))
-        rows = [parse_json(_PART, split.reader.part(0, record, _PART) or b"{}") for record in records]
-        for name in set(rows[0]).intersection(*rows):
-            found = [_plain(row[name]) for row in rows]
-            if found == given[: len(found)] or not {*found}.issubset(given):
-                continue
-            every = [*map(_plain, read_records(split, partial(_field, split, argument, name), None))]
-            if every != given and Counter(every) == Counter(given):
-                message = f"{argument} has the values of the field {name!r} in another order than the samples; write"
-                logger.warning("%s %s=%r, or give them in the order of Split.sources()", message, argument, name)
-                return
+    raise ConfigError(
+        f"{argument} is of type {type(given).__name__}: give the name of a field, or a value for each path or id, in a "
+        "dict or pandas Series; the values of a list or array could be in the order of a table or of the samples"
+    )
 
 
 def _field(split: Split, argument: str, name: str, shard: int, record: int) -> Any:
@@ -139,7 +116,7 @@ def _field(split: Split, argument: str, name: str, shard: int, record: int) -> A
         raise ConfigError(
             f"{reader.url(shard)}, sample {reader.key(shard, record)} has no field {name!r} in its .json, which has "
             f"{fields}{did_you_mean(name, names)}; add it with `shardflow columns add`, pack a table with it, or pass "
-            f"{argument}= in Python with a value per sample, in the order of Split.sources()"
+            f"{argument}= in Python with a value for each path of Split.sources()"
         )
     return content[name]
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import OnShard
 from shardflow.formats.shard_index import KEY_PART, Index
@@ -39,23 +39,27 @@ def read_records(split: Split, read: Callable[[int, int], _Result], progress: On
             progress(shard)
 
 
-def in_split_order(split: Split, argument: str, series: Any) -> list[Any]:
-    """Return the value of each sample of a split, by its path, or its path without extension, in the Series' index.
+def in_split_order(split: Split, argument: str, values: Any) -> list[Any]:
+    """Return the value of each sample of a split, from a dict or pandas Series by path, or path without extension.
+
+    In a dataset without receipts, which have the paths, it is by key.
 
     Raises:
-        ConfigError: The index lacks one, or has it twice.
-        NotFoundError: A receipt, which has the paths, is missing.
+        ConfigError: A sample has no value, or several.
     """
-    paths = split.sources()
+    try:
+        paths = split.sources()
+    except NotFoundError:
+        paths = [key for shard in range(len(split.shards)) for key in split.stored_keys(shard)]
     stems = [os.path.splitext(path)[0] for path in paths]
-    by_name = series.set_axis(series.index.map(str))
+    given = [(str(name), value) for name, value in values.items()]
+    found = dict(given)
     for names in (paths, stems) if len({*stems}) == len({*paths}) else (paths,):
-        if by_name.index.is_unique and by_name.index.isin(names).sum() == len({*names}):
-            return [*by_name.loc[names]]
+        if len(found) == len(given) and found.keys() >= {*names}:
+            return [found[name] for name in names]
     raise ConfigError(
-        f"{argument} is a Series, which has the order of its table, and its index does not have each sample "
-        f"of split {split.name!r} once, such as {paths[0]!r}: set the index to the column of paths or ids, or to "
-        "Split.sources()"
+        f"{argument} does not have each sample of split {split.name!r} once, such as {paths[0]!r}; a Series, "
+        "which has the order of its table, needs the column of paths or ids as its index: table.set_index('id')"
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from shardflow.storage.urls import url_text
 
 from .class_labels import read_labels
 from .open_dataset import Dataset, open_dataset
-from .sample_groups import I64, Group, sample_folds, sample_groups
+from .sample_groups import I64, ByPath, Group, sample_folds, sample_groups
 from .selection import Mask, sample_hashes, select_lowest, selected_contents
 from .virtual_dataset import Contents, VirtualReport, build_virtual_dataset, find_virtual_dataset
 
@@ -68,8 +68,9 @@ def split(
         val, test: Shares of the samples to hold out, above 0 and together below 1; by default `val=0.1`. With `keep`
             also 0, if all new samples are for training.
         group: Samples of one group, such as a patient, place or video, stay in one split. A field of the samples'
-            `.json`, to which packing adds the other columns of a table (the tars are read for it); or a value per
-            training sample, in order. Each sample without a value (None, NaN or "") is a separate group.
+            `.json`, to which packing adds the other columns of a table (the tars are read for it); or a dict or pandas
+            Series with the value of each path, or path without extension. Each sample whose value is None, NaN or "" is
+            a separate group.
         keep: An earlier split of `src`, before samples were added: its images stay in their splits, as do images of
             the same groups, and the shares are those of the others. Images that are packed in another way are found by
             their sources. By default all samples are split again.
@@ -179,7 +180,7 @@ def split_folds(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    folds: int | str | Iterable[Any] = 5,
+    folds: int | str | ByPath = 5,
     group: Group = None,
     seed: int = 0,
     src_options: Mapping[str, Any] | None = None,
@@ -189,9 +190,9 @@ def split_folds(
     """Make the datasets of a k-fold cross-validation: `dst/fold0`, `dst/fold1`, …. No tar is copied.
 
     Each training sample of `src` is in the split `val` of exactly one dataset, and in `train` of all others; with given
-    folds, one of fold -1 is in all `train`, as for scikit-learn's PredefinedSplit. The
-    numbers of samples in the folds, in total and per class, differ by one at most, or as little as whole groups allow,
-    see `split`. Other splits do not change. After an interruption, the same call continues.
+    folds, one of fold -1 is in all `train`, as for scikit-learn's PredefinedSplit. The numbers of samples in the folds,
+    in total and per class, differ by one at most, or as little as whole groups allow, see `split`. Other splits do not
+    change. After an interruption, the same call continues.
 
     Existing folds come from a field, such as the column `fold` of a packed table: fold 3 becomes `dst/fold3`.
 
@@ -201,9 +202,9 @@ def split_folds(
     Args:
         src, group, seed, src_options, dst_options, progress: As for `split`.
         dst: A directory or URL; on this machine if `src` is.
-        folds: Number of folds, 2 or more; or a field with the fold of each sample; or the fold of each training sample,
-            in order; -1 is never held out. Existing folds stay; with `group`, a warning counts the samples whose groups
-            they divide.
+        folds: Number of folds, 2 or more; or a field with the fold of each sample, or a dict or Series as for `group`;
+            -1 is never held out. Existing folds stay; with `group`, a warning counts the samples whose groups they
+            divide.
 
     Returns:
         Name below `dst`, such as "fold0" → report. Warnings name a group that is larger than a fold should be, classes
@@ -215,7 +216,7 @@ def split_folds(
     """
     seed = check_integer("seed", seed)
     dataset = _open_without(["val"], src, src_options)
-    if isinstance(folds, Iterable):  # a text, too
+    if not isinstance(folds, int | np.integer):
         names, fold_of = sample_folds(dataset["train"], folds, progress)
         samples, has_several = _read_samples(dataset, group, seed, progress)
         if len(names) < 2:

@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ from tests.helpers.crashes import INSTRUMENT
 from tests.helpers.examples import examples
 from tests.helpers.folders import contents, write_tree
 from tests.helpers.making import jpeg, make_dataset, write_dataset
+
+
+def by_key(dataset: Path, values: Iterable[Any]) -> dict[str, Any]:
+    """Return these values by the keys of the training samples, which a dataset without receipts takes as paths."""
+    return dict(zip((sample["__key__"] for sample in sf.open(dataset)["train"]), values, strict=True))
 
 
 def dataset_with_classes(root: Path, sizes: list[int]) -> Path:
@@ -124,10 +129,12 @@ def test_samples_with_one_value_of_a_field_stay_together(tmp_path: Path) -> None
     folds = sf.split_folds(dataset, tmp_path / "folds", folds=4, group="patient")
     held_out = [{patients[int(key)] for key in in_val(tmp_path / f"folds/fold{n}")} for n in range(4)]
     assert sum(map(len, held_out)) == len(set(patients))
-    given = sf.split_folds(dataset, tmp_path / "given", folds=4, group=patients)
-    array = sf.split_folds(dataset, tmp_path / "array", folds=4, group=np.unique(patients, return_inverse=True)[1])
+    given = sf.split_folds(dataset, tmp_path / "given", folds=4, group=by_key(dataset, patients))
+    array = sf.split_folds(
+        dataset, tmp_path / "array", folds=4, group=by_key(dataset, np.unique(patients, return_inverse=True)[1])
+    )
     assert folds == given == array
-    assert sf.split_folds(dataset, tmp_path / "other", folds=4, group=patients, seed=1) != given
+    assert sf.split_folds(dataset, tmp_path / "other", folds=4, group=by_key(dataset, patients), seed=1) != given
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor, lambda groups: [*torch.tensor(groups)]])
@@ -135,8 +142,8 @@ def test_groups_are_arrays_of_any_library(tmp_path: Path, make: Callable[[list[i
     """Equal numbers are one group, in whatever they come: an array, a tensor, a list of tensors."""
     dataset = make_dataset(tmp_path / "set", [60])
     groups = [n // 6 for n in range(60)]
-    expected = sf.split(dataset, tmp_path / "list", val=0.2, group=groups)
-    assert sf.split(dataset, tmp_path / "made", val=0.2, group=make(groups)) == expected
+    expected = sf.split(dataset, tmp_path / "list", val=0.2, group=by_key(dataset, groups))
+    assert sf.split(dataset, tmp_path / "made", val=0.2, group=by_key(dataset, make(groups))) == expected
     assert len({groups[int(key)] for key in in_val(tmp_path / "made")}) == 2
 
 
@@ -144,8 +151,8 @@ def test_a_number_and_its_text_are_one_group(tmp_path: Path) -> None:
     """A patient who is 7 in one row, "7" in another and 7.0 in a third is in one part."""
     dataset = make_dataset(tmp_path / "set", [60])
     groups = [(int, str, float, np.int64)[n % 4](n // 6) for n in range(60)]
-    expected = sf.split(dataset, tmp_path / "numbers", val=0.2, group=[n // 6 for n in range(60)])
-    assert sf.split(dataset, tmp_path / "mixed", val=0.2, group=groups) == expected
+    expected = sf.split(dataset, tmp_path / "numbers", val=0.2, group=by_key(dataset, (n // 6 for n in range(60))))
+    assert sf.split(dataset, tmp_path / "mixed", val=0.2, group=by_key(dataset, groups)) == expected
 
 
 @pytest.mark.parametrize("missing", [None, "", math.nan, np.float32("nan"), np.datetime64("NaT"), "NaT", "NA"])
@@ -154,7 +161,7 @@ def test_samples_without_a_group_are_alone(tmp_path: Path, missing: Any) -> None
     if missing in ("NaT", "NA"):
         missing = getattr(pytest.importorskip("pandas"), missing)
     dataset = make_dataset(tmp_path / "set", [10], labelled=False)
-    report = sf.split(dataset, tmp_path / "val", val=0.2, group=["a"] * 4 + [missing] * 6)
+    report = sf.split(dataset, tmp_path / "val", val=0.2, group=by_key(dataset, ["a"] * 4 + [missing] * 6))
     assert report.samples == {"train": 8, "val": 2}
 
 
@@ -165,33 +172,35 @@ def test_groups_with_a_copy_in_common_are_one(tmp_path: Path) -> None:
     samples = [(f"{n:03}", {"jpg": jpeg(image)}) for n, image in enumerate(images)]
     dataset = write_dataset(tmp_path / "set", {"train": [samples]})
     for seed in range(5):
-        sf.split(dataset, tmp_path / f"{seed}", val=0.5, group=patients, seed=seed)
+        sf.split(dataset, tmp_path / f"{seed}", val=0.5, group=by_key(dataset, patients), seed=seed)
         assert len(in_val(tmp_path / f"{seed}") & {f"{n:03}" for n in range(6)}) in (0, 6)
 
 
 def test_groups_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A field that a sample lacks, a wrong number of values, and groups that leave nothing are errors that say so."""
-    dataset, _ = dataset_with_patients(tmp_path / "set")
+    dataset, patients = dataset_with_patients(tmp_path / "set")
     for group, message in (
         ("person", r"sample 000 has no field 'person' in its .json, which has 'camera', 'patient'; add it with"),
         ("patients", r"which has 'camera', 'patient' \(did you mean 'patient'\?\)"),
-        (["a"], "group has 1 value, split 'train' has 110 samples; give one per sample"),
-        (5, "group must be a field, or a value per sample, found 5"),
-        ([np.zeros(2)] * 110, "a group is named by a text or a number"),
-        (torch.zeros(110, 1), "a group is named by a text or a number"),
-        (["a"] * 110, "leaves train or val empty, as the largest group has 110 samples"),
+        ({"000": "a"}, "group does not have each sample of split 'train' once, such as '000'"),
+        (patients, "group is of type list: give the name of a field, or a value for each path or id"),
+        (5, "group is of type int: give the name of a field"),
+        (by_key(dataset, [np.zeros(2)] * 110), "a group is named by a text or a number"),
+        (by_key(dataset, torch.zeros(110, 1)), "a group is named by a text or a number"),
+        (by_key(dataset, ["a"] * 110), "leaves train or val empty, as the largest group has 110 samples"),
     ):
         with pytest.raises(ConfigError, match=message):
             sf.split(dataset, tmp_path / "val", group=group)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"110.*3.*4"):
-        sf.split_folds(dataset, tmp_path / "folds", folds=4, group=[n % 3 for n in range(110)])
+        sf.split_folds(dataset, tmp_path / "folds", folds=4, group=by_key(dataset, (n % 3 for n in range(110))))
     damaged = write_dataset(tmp_path / "damaged", {"train": [[("0", {"jpg": jpeg(0), "json": b"{"})]]})
     with pytest.raises(IntegrityError, match=r"000000\.tar,.*0:.*'json'.*JSON"):
         sf.split(damaged, tmp_path / "val", group="patient")
     assert not list(tmp_path.glob("val*"))
     assert not caplog.records
-    sf.split(dataset, tmp_path / "large", group=["a"] * 50 + list(range(60)))  # type: ignore[list-item]
-    sf.split_folds(dataset, tmp_path / "uneven", folds=3, group=["a"] * 50 + list(range(60)))  # type: ignore[list-item]
+    large = by_key(dataset, ["a"] * 50 + [*map(str, range(60))])
+    sf.split(dataset, tmp_path / "large", group=large)
+    sf.split_folds(dataset, tmp_path / "uneven", folds=3, group=large)
     assert [record.getMessage() for record in caplog.records] == [
         "the group of training sample 0 has 50 samples, more than the 11 of val=0.1: val has 11",
         "the group of training sample 0 has 50 samples, more than the 37 of an even fold: the largest has 50",
@@ -305,19 +314,24 @@ def test_folds_that_cannot_be(tmp_path: Path, folds: int, message: str) -> None:
 
 
 def test_given_folds_are_kept(tmp_path: Path) -> None:
-    """Folds that a field or a list names are the folds, by their names; each sample is in `val` of its own alone."""
+    """Folds that a field or a dict names are the folds, by their names; each sample is in `val` of its own alone."""
     given = [n * 7 % 3 + 1 for n in range(20)]
     samples = [(f"{n:03}", {"jpg": jpeg(n), "json": b'{"fold": %d}' % given[n]}) for n in range(20)]
     dataset = write_dataset(tmp_path / "set", {"train": [samples[:9], samples[9:]]})
     assert exit_code("split", str(dataset), str(tmp_path / "field"), "--folds", "fold") == 0
-    reports = sf.split_folds(dataset, tmp_path / "list", folds=[str(fold) for fold in given])
+    reports = sf.split_folds(dataset, tmp_path / "list", folds=by_key(dataset, map(str, given)))
     assert [*reports] == ["fold1", "fold2", "fold3"]
-    assert sf.split_folds(dataset, tmp_path / "floats", folds=[f"{fold}.0" for fold in given]).keys() == reports.keys()
+    assert (
+        sf.split_folds(dataset, tmp_path / "floats", folds=by_key(dataset, (f"{fold}.0" for fold in given))).keys()
+        == reports.keys()
+    )
     for name, report in reports.items():
         assert in_val(tmp_path / "list" / name) == {f"{n:03}" for n in range(20) if f"fold{given[n]}" == name}
         assert in_val(tmp_path / "field" / name) == in_val(tmp_path / "list" / name)
         assert sum(report.samples.values()) == 20
-    never = sf.split_folds(dataset, tmp_path / "never", folds=[fold - 2 for fold in given])  # -1, 0 and 1
+    never = sf.split_folds(
+        dataset, tmp_path / "never", folds=by_key(dataset, (fold - 2 for fold in given))
+    )  # -1, 0 and 1
     assert [*never] == ["fold0", "fold1"]
     for fold in (0, 1):
         held_out = {f"{n:03}" for n in range(20) if given[n] - 2 == fold}
@@ -338,24 +352,22 @@ def table(tmp_path: Path) -> Any:
     return found
 
 
-def test_a_series_comes_by_its_index(table: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Values of pandas are those of the ids or paths in the index; without these the order is unknown, and refused.
-
-    A list that has the values of a field in the order of the table gets a warning.
-    """
+def test_a_series_comes_by_its_index(table: Any, tmp_path: Path) -> None:
+    """Values of pandas are those of the ids or paths in the index; without these the order is unknown, and refused."""
     dataset = tmp_path / "set"
     expected = sf.split_folds(dataset, tmp_path / "field", folds=3, group="patient")
     by_id = table.set_index("id").patient
     by_path = by_id.rename(lambda name: f"{name}.jpg")
     ordered = by_path.loc[sf.open(dataset)["train"].sources()]
-    for name, group in {"id": by_id, "path": by_path, "ordered": ordered, "list": ordered.tolist()}.items():
+    for name, group in {"id": by_id, "path": by_path, "ordered": ordered, "dict": ordered.to_dict()}.items():
         assert sf.split_folds(dataset, tmp_path / name, folds=3, group=group) == expected
-    assert "order" not in caplog.text
     for other in (table.patient, by_id.iloc[1:], pd.concat([by_id, by_id.iloc[:1]])):
-        with pytest.raises(ConfigError, match=r"group is a Series, .* such as 'im\d+.jpg': set the index"):
+        with pytest.raises(ConfigError, match=r"group does not have .* such as 'im\d+.jpg'; a Series, which has the order"):
             sf.split_folds(dataset, tmp_path / "other", folds=3, group=other)
-    sf.split_folds(dataset, tmp_path / "table", folds=3, group=table.patient.tolist())
-    assert "group has the values of the field 'patient' in another order than the samples" in caplog.text
+    for values in (table.patient.tolist(), table.fold.to_numpy(), torch.tensor(table.fold), range(40)):
+        for refused in ({"folds": values}, {"folds": 3, "group": values}):
+            with pytest.raises(ConfigError, match="values of a list or array could be in the order of a table or of"):
+                sf.split_folds(dataset, tmp_path / "other", **refused)
     weights = table.set_index("id").patient * 1.0
     sampler = sf.samplers.Weighted(weights)
     loader = sf.Loader(dataset, batch_size=1, sampler=sampler, num_workers=0, fields=("index",), tail="short")
@@ -374,7 +386,7 @@ def test_a_subset_by_a_series(table: Any, tmp_path: Path) -> None:
     loader = sf.Loader(dataset, sampler=sf.samplers.Subset(of_table >= 4), **options)
     sources = [Path(name).stem for name in sf.open(dataset)["train"].sources()]
     assert [sources[int(index)] for (index,) in loader] == [name for name in sources if of_table[name] >= 4]
-    with pytest.raises(ConfigError, match="Series, which has the order of its table"):
+    with pytest.raises(ConfigError, match="a Series, which has the order of its table"):
         sf.Loader(dataset, sampler=sf.samplers.Subset(table.patient >= 4), **options)
     for wrong in (table[table.patient >= 4].index, table.patient):
         with pytest.raises(ConfigError, match=r"Series of True and False by id or path, found"):
@@ -428,18 +440,24 @@ def test_given_folds_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFix
         ([0, 1, math.nan, None] * 2, "sample 2 "),
         (["a/b", "c"] * 4, "sample 0 .*'a/b'"),
         ([1] * 8, "fold 1"),
-        (2.5, "folds"),
     ):
         with pytest.raises(ConfigError, match=message):
-            sf.split_folds(dataset, tmp_path / "folds", folds=folds)  # type: ignore[arg-type]
-    sf.split_folds(dataset, tmp_path / "folds", folds=[0, 0, 1, 1, 0, 0, 1, 1])
+            sf.split_folds(dataset, tmp_path / "folds", folds=by_key(dataset, folds))
+    with pytest.raises(ConfigError, match="folds is of type float"):
+        sf.split_folds(dataset, tmp_path / "folds", folds=2.5)  # type: ignore[arg-type]
+    sf.split_folds(dataset, tmp_path / "folds", folds=by_key(dataset, [0, 0, 1, 1, 0, 0, 1, 1]))
     assert "copies" not in caplog.text
-    sf.split_folds(dataset, tmp_path / "torn", folds=[0, 1] * 4)
+    sf.split_folds(dataset, tmp_path / "torn", folds=by_key(dataset, [0, 1] * 4))
     assert "8 images of split 'train' have copies in other existing folds" in caplog.text
-    sf.split_folds(dataset, tmp_path / "groups", folds=[0, 0, 1, 1, 0, 0, 1, 1], group=[0, 0, 1, 1, 2, 2, 2, 2])
+    sf.split_folds(
+        dataset,
+        tmp_path / "groups",
+        folds=by_key(dataset, [0, 0, 1, 1, 0, 0, 1, 1]),
+        group=by_key(dataset, [0, 0, 1, 1, 2, 2, 2, 2]),
+    )
     assert "4 images of split 'train' have their groups in other existing folds" in caplog.text
     caplog.clear()
-    sf.split_folds(dataset, tmp_path / "one", folds=[0, 1, 0, 0, 1, 1, 1, 1])
+    sf.split_folds(dataset, tmp_path / "one", folds=by_key(dataset, [0, 1, 0, 0, 1, 1, 1, 1]))
     assert "2 images of split 'train' have copies" in caplog.text
 
 
@@ -461,7 +479,7 @@ def test_val_and_test_are_held_out_together(tmp_path: Path, caplog: pytest.LogCa
     both = sf.open(tmp_path / "both")
     assert sorted(sample["__key__"] for split in both.values() for sample in split) == [f"{n:05}" for n in range(60)]
     groups = [n // 5 for n in range(60)]
-    sf.split(dataset, tmp_path / "groups", val=0.2, test=0.2, group=groups)
+    sf.split(dataset, tmp_path / "groups", val=0.2, test=0.2, group=by_key(dataset, groups))
     parts = [{groups[int(sample["__key__"])] for sample in split} for split in sf.open(tmp_path / "groups").values()]
     assert sum(map(len, parts)) == len(set().union(*parts)) == 12
     sf.split(dataset, tmp_path / "val", val=0.1)
@@ -480,8 +498,8 @@ def test_an_earlier_split_is_kept(tmp_path: Path) -> None:
     before = write_dataset(tmp_path / "before", {"train": [samples[:30]]}, classes=("x",))
     after = write_dataset(tmp_path / "after", {"train": [samples[30:], samples[:30]]}, classes=("x",))
     groups = numbers // 3
-    sf.split(before, tmp_path / "earlier", val=0.2, test=0.2, group=groups[:30])
-    moved = [*groups[30:], *groups[:30]]
+    sf.split(before, tmp_path / "earlier", val=0.2, test=0.2, group=by_key(before, groups[:30]))
+    moved = by_key(after, [*groups[30:], *groups[:30]])
     report = sf.split(after, tmp_path / "later", val=0.2, test=0.2, group=moved, keep=tmp_path / "earlier", seed=1)
 
     def split_of(path: Path) -> dict[str, str]:
@@ -534,22 +552,23 @@ def test_an_earlier_split_that_cannot_be_kept(tmp_path: Path) -> None:
     for source, test, groups, message in (
         (dataset, None, None, "has a split test, .*`--test SHARE`"),
         (other, 0.2, None, "none of the training images is in"),
-        (dataset, 0.2, [0] * 20, "sample 0 is in the splits train and val"),
+        (dataset, 0.2, by_key(dataset, [0] * 20), "sample 0 is in the splits train and val"),
     ):
         with pytest.raises(ConfigError, match=message):
             sf.split(source, tmp_path / "later", val=0.2, test=test, group=groups, keep=earlier)
     twice = [(f"{n}", {"jpg": jpeg(n % 8)}) for n in range(12)]
     copies = write_dataset(tmp_path / "copies", {"train": [twice]})
-    sf.split_folds(copies, tmp_path / "own", folds=np.arange(12) // 8)
+    sf.split_folds(copies, tmp_path / "own", folds=by_key(copies, np.arange(12) // 8))
     with pytest.raises(ConfigError, match=r"copies of training sample 0 are in the splits train and val of .*; remove"):
         sf.split(copies, tmp_path / "later", val=0.2, keep=tmp_path / "own/fold1")
     assert exit_code("split", str(dataset), str(tmp_path / "later"), "--folds", "3", "--keep", str(earlier)) == 2
-    sf.split_folds(dataset, tmp_path / "folds", folds=3, group=np.arange(20) // 2)
-    sf.split(dataset, tmp_path / "kept", val=0.2, group=np.arange(20) // 2, keep=tmp_path / "folds/fold1")
+    pairs = by_key(dataset, np.arange(20) // 2)
+    sf.split_folds(dataset, tmp_path / "folds", folds=3, group=pairs)
+    sf.split(dataset, tmp_path / "kept", val=0.2, group=pairs, keep=tmp_path / "folds/fold1")
     for grouped in ("folds/fold1", "kept"):
         with pytest.raises(ConfigError, match=f"{grouped} was split by groups; give the same group, with group="):
             sf.split(dataset, tmp_path / "later", val=0.2, keep=tmp_path / grouped)
-    sf.split_folds(dataset, tmp_path / "given", folds=np.arange(20) % 3)
+    sf.split_folds(dataset, tmp_path / "given", folds=by_key(dataset, np.arange(20) % 3))
     sf.split(dataset, tmp_path / "later", val=0.2, keep=tmp_path / "given/fold1")
 
 
