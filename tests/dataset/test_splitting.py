@@ -362,7 +362,9 @@ def test_a_series_comes_by_its_index(table: Any, tmp_path: Path) -> None:
     for name, group in {"id": by_id, "path": by_path, "ordered": ordered, "dict": ordered.to_dict()}.items():
         assert sf.split_folds(dataset, tmp_path / name, folds=3, group=group) == expected
     for other in (table.patient, by_id.iloc[1:], pd.concat([by_id, by_id.iloc[:1]])):
-        with pytest.raises(ConfigError, match=r"group does not have .* such as 'im\d+.jpg'; a Series, which has the order"):
+        with pytest.raises(
+            ConfigError, match=r"group does not have .* such as 'im\d+.jpg'; a Series, which has the order"
+        ):
             sf.split_folds(dataset, tmp_path / "other", folds=3, group=other)
     for values in (table.patient.tolist(), table.fold.to_numpy(), torch.tensor(table.fold), range(40)):
         for refused in ({"folds": values}, {"folds": 3, "group": values}):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -332,3 +333,14 @@ Image.new("RGB", (9, 7)).save(file := io.BytesIO(), "JPEG")
 assert jpeg_decoder()(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)).shape == (3, 7, 9)
 """
     subprocess.run([python(), "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["RandomResizedCrop", "CenterCrop"])
+def test_the_size_of_a_decoder_is_fixed(kind: str) -> None:
+    """Assigning a size, from which other values follow, is an error. The rest can change."""
+    decoder = getattr(shardflow.decoders, kind)(32)
+    for name in {"size", "resize"} & {*vars(decoder)}:
+        with pytest.raises(AttributeError, match=f"{name} is fixed once a decoder is made; make another one"):
+            setattr(decoder, name, 16)
+        assert pickle.loads(pickle.dumps(decoder)).size == 32
+    decoder.hflip = 0

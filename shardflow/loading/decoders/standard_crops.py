@@ -21,7 +21,14 @@ _TORCHVISION = {"interpolation": "resizing is bilinear", "antialias": "resizing 
 NO_FLIP = "it flips no image; add v2.RandomHorizontalFlip as transform, or use RandomResizedCrop"
 
 
-class RandomResizedCrop(CropDecoder):
+class _SizedCrop(CropDecoder):
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("size", "resize") and name in vars(self):  # other values follow from it
+            raise AttributeError(f"{name} is fixed once a decoder is made; make another one")
+        super().__setattr__(name, value)
+
+
+class RandomResizedCrop(_SizedCrop):
     """A random part of each image, resized to one size and flipped half of the time: the usual training crop.
 
     The crops have the distribution of `torchvision.transforms.v2.RandomResizedCrop` followed by `RandomHorizontalFlip`;
@@ -77,7 +84,7 @@ def _size_by_epoch(size: int | Mapping[int, int]) -> dict[int, int]:
     return sizes
 
 
-class CenterCrop(CropDecoder):
+class CenterCrop(_SizedCrop):
     """The centre of each image after a resize of its short side: the usual evaluation crop.
 
     Args:
