@@ -127,7 +127,7 @@ def verify(
         differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
         say(differing or f"as its source: {how}")
         absent = [finding for finding in compared.findings if finding.problem.startswith(NOT_IN_SOURCES)]
-        if absent and len(absent) == compared.images:
+        if absent and len(absent) == samples:
             remedy = "--source takes the same SRC as `pack`, not a folder in or above it"
             say(f"none of them is in {compared_with}: {remedy}")
     seconds = time.perf_counter() - started

@@ -97,6 +97,11 @@ def job_again(
     return source, job
 
 
+def not_in_sources(path: str, shard: Shard) -> str:
+    """Return the problem of a sample whose input is gone."""
+    return f"{NOT_IN_SOURCES} {path!r}, from which {shard.name} was packed"
+
+
 def _split(shard: Shard) -> str:
     return shard.name.partition("/")[0]
 
@@ -106,7 +111,7 @@ def _choose(
 ) -> tuple[Source, Item]:
     """Return which of the inputs with a path is the packed one. A single candidate is returned without a check."""
     if not candidates:
-        raise NotFoundError(f"{NOT_IN_SOURCES} {path!r}, from which {shard.name} was packed")
+        raise NotFoundError(not_in_sources(path, shard))
     if len(candidates) == 1:
         return candidates[0]
     record = receipt.record(slot)

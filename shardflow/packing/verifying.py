@@ -45,7 +45,7 @@ from shardflow.order import keyed_rng
 
 from .image.pipeline import pack_image
 from .jobs import Job, Piece
-from .origin import FoundInputs, find_inputs, job_again, open_sources
+from .origin import FoundInputs, find_inputs, job_again, not_in_sources, open_sources
 from .sample_recipe import PackedSample, SampleRecipe
 from .sources.source import Source
 
@@ -85,7 +85,7 @@ def verify(
     """Read a whole dataset and return all findings.
 
     Without sources, only damage is found: checksums cannot show whether images and labels are the intended ones. With
-    sources, all labels are compared with those of the inputs, and random images are packed again from them; image and
+    sources, each sample must have an input with its label, and random images are packed again from them; image and
     other parts must be equal, or nearly equal if the codecs have other versions.
 
     >>> shardflow.verify("photos256", sources=["photos/"])
@@ -141,8 +141,8 @@ def compare_with_sources(
     findings: list[Finding] = []
     samples: list[_Sample] = []
     labels, compared = _Labels(dataset, sources), 0
-    for number in range(len(shards)) if labels else chosen:
-        shard, records = shards[number], {*chosen.get(number, ())}
+    for number, shard in enumerate(shards):
+        records = {*chosen.get(number, ())}
         try:
             receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
             rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
@@ -179,12 +179,10 @@ class _Sample(NamedTuple):
 
 
 class _Labels:
-    """Compares the labels of all samples with those of their inputs, by the checksums in the indexes.
-
-    It is false if neither dataset nor sources have labels.
+    """Finds the inputs of all samples, and compares their labels by the checksums in the indexes.
 
     Attributes:
-        compared: Number of samples whose labels were compared.
+        compared: Number of samples whose labels were compared; 0 if neither dataset nor sources have labels.
     """
 
     def __init__(self, dataset: Dataset, sources: Sequence[Source]) -> None:
@@ -201,16 +199,14 @@ class _Labels:
         self._stored |= {label: _checksums(label) for label in (None, *range(len(dataset.classes or ())))}
         self._named = {checksums: label for label, checksums in self._stored.items()}
 
-    def __bool__(self) -> bool:
-        return len(self._named) > 1
-
     def differing(self, shard: Shard, receipt: Receipt, rows: ShardRows) -> Iterator[tuple[int, str]]:
-        """Yield the records with other labels than their inputs, and the problem, "" if the sample must be read."""
+        """Yield the records without inputs, or with other labels, and the problem, "" if the sample must be read."""
         inputs = self._inputs.get(shard.name.partition("/")[0], {})
-        for record, path in enumerate(receipt.sources if self else ()):
+        for record, path in enumerate(receipt.sources):
             if not (found := inputs.get(path, ())):
+                yield record, not_in_sources(path, shard)
                 continue
-            self.compared += 1
+            self.compared += len(self._named) > 1
             members = rows.of_record(record)
             stored = tuple((row[1].decode(), row[3], row[4]) for row in members if row[1].decode() in LABEL_PARTS)
             if any(self._stored[label] == stored for label, _ in found):

@@ -48,15 +48,37 @@ def test_the_right_dataset(packed: Path) -> None:
 
 
 def test_sources_that_are_not_all(packed: Path) -> None:
-    """Each input that the sources do not have is a finding that names it; the seed chooses which are looked for."""
+    """Each input that the sources do not have is a finding that names it, however few images are compared."""
     found = sf.verify(packed / "dst", sources=[packed / "src"])
     where = [(finding.file, finding.key) for finding in found]
     assert where == [("train/000003.tar", f"0000000{number}") for number in range(52, 56)]
     gone = [f"the source has no 'h/{n}.jpg', from which train/000003.tar was packed" for n in range(4)]
     assert sorted(finding.problem for finding in found) == gone
-    assert len(sf.verify(packed / "dst", sources=[packed / "more"], images=5)) <= 5
-    choices = [sf.verify(packed / "dst", sources=str(packed / "more"), images=9, seed=seed) for seed in (0, 0, 1)]
+    assert found == sf.verify(packed / "dst", sources=[packed / "src"], images=1)
+    others = {sample["__key__"] for sample in sf.open(packed / "dst")["train"]} - {finding.key for finding in found}
+    assert {finding.key for finding in sf.verify(packed / "dst", sources=[packed / "more"], images=5)} == others
+
+
+def test_the_seed_chooses_the_images(packed: Path, tmp_path: Path) -> None:
+    """As many images as asked for are compared, others with another seed."""
+    changed = shutil.copytree(packed / "src", tmp_path / "src")
+    for number, path in enumerate(sorted(changed.rglob("*.jpg"))):
+        path.write_bytes(photo(900 + number))
+    sources = [changed, packed / "more"]
+    choices = [sf.verify(packed / "dst", sources=sources, images=9, seed=seed) for seed in (0, 0, 1)]
     assert choices[0] == choices[1] != choices[2]
+    assert {len(findings) for findings in choices} <= {*range(5, 10)}  # four inputs are as they were
+
+
+def test_inputs_without_labels_that_are_gone(tmp_path: Path) -> None:
+    """Without labels, too, each input that is gone is a finding."""
+    write_tree(tmp_path / "src", {f"{n}.jpg": photo(n) for n in range(9)})
+    sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial", short_side=32)
+    for number in (2, 5):
+        (tmp_path / f"src/{number}.jpg").unlink()
+    found = sf.verify(tmp_path / "dst", sources=[tmp_path / "src"], images=1)
+    gone = [f"the source has no '{number}.jpg', from which train/000000.tar was packed" for number in (2, 5)]
+    assert sorted(finding.problem for finding in found) == gone
 
 
 def test_pictures_of_another_class(packed: Path, dst: Path) -> None:
