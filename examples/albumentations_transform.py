@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
 import shardflow
-from net import Net
 
 NAMES = {"boxes": "bboxes"}
 """What Albumentations calls the loader's fields, where the names differ."""
@@ -60,6 +59,8 @@ def seed_all(transform: A.BasicTransform | A.BaseCompose) -> None:
 
 def main() -> None:
     """Parse the command line, and train for an epoch."""
+    from net import Net  # here, as `Keyed` is of use without it
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="path or URL of a labelled dataset")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per step")

@@ -77,8 +77,9 @@ def check_range(
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return " (did you mean …?)" with the closest of the words, or "" if none is close."""
-    close = difflib.get_close_matches(str(word), list(words), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    by_name = {name.lower(): name for name in reversed([*words])}
+    close = difflib.get_close_matches(str(word).lower(), list(by_name), n=1)
+    return f" (did you mean {by_name[close[0]]!r}?)" if close else ""
 
 
 def check_names(names: Iterable[str], own: Sequence[str], elsewhere: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ from .options import PathOrUrl, json_option
 from .output import operation_counts, print_result
 from .progress_bars import show_waiting
 
-_CLASSES_SHOWN = 8
+_CLASSES_SHOWN = 20
 
 
 @click.command()

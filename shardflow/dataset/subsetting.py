@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardflow._validation import check_integer, check_share
+from shardflow._validation import check_integer, check_share, did_you_mean
 from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError
 from shardflow.formats.shard import OnShard
@@ -114,10 +114,9 @@ def _keep_classes(dataset: Dataset, masks: dict[str, Mask], classes: Collection[
         raise ConfigError(f"{dataset.url} has no classes to choose from")
     unknown = sorted(set(classes) - set(dataset.classes))
     if unknown:
-        known = first_few(dataset.classes, _SHOWN_NAMES)
-        raise ConfigError(
-            f"{dataset.url} has no class {unknown[0]!r}, but {plural(len(dataset.classes), 'class')}: {known}"
-        )
+        known = f"{plural(len(dataset.classes), 'class')}: {first_few(dataset.classes, _SHOWN_NAMES)}"
+        meant = did_you_mean(unknown[0], dataset.classes)
+        raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}{meant}, but {known}")
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():
         labels = read_labels(split, len(dataset.classes), progress)
@@ -143,7 +142,9 @@ def find_keys(
         masks[name] = np.array(kept, dtype=np.bool_)
     if missing := sorted(wanted - found.keys() - set(gone)):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
-        raise ConfigError(f"{dataset.url} lacks {len(missing)} of {plural(len(wanted), 'sample')}, such as {shown}")
+        lacking = f"{dataset.url} lacks {len(missing)} of {plural(len(wanted), 'key')}, such as {shown}"
+        are_files = any("." in key for key in missing)
+        raise ConfigError(lacking + "; `shardflow table` lists the key of each file" * are_files)
     for bare in [key for key in found if ":" not in key][:_CHECKED]:
         number, name, _ = found[bare][0]
         refuse_other_name(dataset[name], number, bare)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardflow.dataset.sample import Sample
-from shardflow.errors import ShardflowError
+from shardflow.errors import DecodeError, IntegrityError, ShardflowError
 
 from .batch import Batch
 from .decoders.decoder import as_views
@@ -33,7 +33,10 @@ def replace_damaged(batch: Batch, failures: Mapping[int, ShardflowError], source
     size = len(batch.samples)
     refused = [index for index in failures if len(failures) == size or not sources[batch.sources[index]].max_errors]
     if refused:
-        raise failures[min(refused)]
+        error = failures[min(refused)]
+        if isinstance(error, DecodeError | IntegrityError) and not sources[batch.sources[min(refused)]].max_errors:
+            error.args = (f"{error}; max_errors= replaces damaged samples",)
+        raise error
     decoder = sources[batch.sources[0]].decoder
     for index in failures:
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)

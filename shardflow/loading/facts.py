@@ -61,7 +61,7 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
     if len(without := np.flatnonzero(labels < 0)):
         raise ConfigError(
             f"choosing samples by class needs one class per sample, but {len(without)} of {len(split)} samples have "
-            f"none or several, such as sample {without[0]}; pack them with labels, or use a column of weights"
+            f"none or several, such as sample {without[0]}; give weights as a column, or a pandas Series by path"
         )
     return labels
 

@@ -38,7 +38,8 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         class_to_idx: Class name → label.
         indices: The number of each sample in the split, int64 [len(dataset)].
         targets: The label of each sample: an int; or, if some samples have none or several, a tuple for each.
-        samples: Path below the source, or row of the table, from which a sample was packed, and its label.
+        samples: Path below the source, or row of the table, from which a sample was packed, and its label; not of a
+            `Subset`, where `split.sources()[index]` has the path.
     """
 
     def __init__(
@@ -108,6 +109,9 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     @functools.cached_property
     def samples(self) -> list[tuple[str, Any]]:
         """The source of each sample, as from `Split.source`, and its label, as ImageFolder has them."""
+        if self._chosen is not None:
+            message = "of a Subset has no samples, as its numbers are not those of the field 'index'"
+            raise AttributeError(f"the dataset {message}: split.sources()[index] is the source")
         sources = self.split.sources()
         return [(sources[number], label) for number, label in zip(self.indices.tolist(), self.targets, strict=True)]
 

@@ -62,6 +62,8 @@ class Subset:
                 f"Subset names sample {self.indices[bad[0]]}, but split {facts.split!r} has samples "
                 f"0 … {facts.split_samples - 1}: numbers count packed samples, which Split.sources() lists in order"
             )
+        if len(self.indices) == facts.split_samples > 2 and self.indices.max() < 2:
+            raise ConfigError("Subset has a 0 or 1 for each sample, as a mask has: write np.flatnonzero(mask)")
         numbers = self.indices.astype(np.int64)
         if self.where is not None:
             numbers = np.flatnonzero(fulfilling(facts, self.where))

@@ -161,7 +161,8 @@ def plan_extension(
     refuse_other_annotations(source, recipe.annotations)
     if source.classes and base.manifest.classes and set(source.classes).isdisjoint(base.manifest.classes):
         names = f"{source.classes[0]!r}, the dataset such as {base.manifest.classes[0]!r}"
-        logger.warning("all classes of the source are new, such as %s; for a table, repeat the label column", names)
+        remedy = "if they are misspelt, correct them; for a table, repeat the label column"
+        logger.warning("all classes of the source are new, such as %s; %s", names, remedy)
     source = append_classes(source, base.manifest.classes, base.labelled)
     for split in source.splits.keys() & base.labelled:
         _refuse_other_labelling(split, source.splits[split], base.labelled[split])
@@ -201,6 +202,6 @@ def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
         f"{len(paths)} of {plural(inputs, 'input')} with a path of the dataset but another content, label or split: "
-        f"{named}. Pass on_conflict= or --on-conflict add to pack them too, or skip to leave them out; rename them; or "
-        "remove the earlier samples by `shardflow remove`"
+        f"{named}. Pass on_conflict= or --on-conflict add to pack them too, as for new samples that are named by their "
+        "position, such as 'train#0'; or skip to leave them out; rename them; or `shardflow remove` the earlier samples"
     )

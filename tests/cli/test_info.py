@@ -24,15 +24,15 @@ from tests.helpers.making import make_dataset, write_dataset
 
 def test_lists_the_manifest(tmp_path: Path) -> None:
     """Splits, counts, classes and fingerprint are printed in aligned lines; the shards may be missing."""
-    dataset = make_dataset(tmp_path / "data", {"train": [5, 7], "val": [3]})
+    dataset = make_dataset(tmp_path / "data", {"train": [15, 7], "val": [3]})
     for path in dataset.glob("*/*"):
         path.unlink()
     result = CliRunner().invoke(info, [str(dataset)])
     assert result.exit_code == 0
     rows = [line[13:].split() for line in result.output.splitlines()]
-    for expected in ("train 12 samples 2 shards", "val 3 samples 1 shard", "all 15 samples 3 shards"):
+    for expected in ("train 22 samples 2 shards", "val 3 samples 1 shard", "all 25 samples 3 shards"):
         assert expected.split() in [row[:5] for row in rows]
-    assert "12: class0, class1, class2, class3, class4, class5, class6, class7, ..." in result.output
+    assert f"22: {', '.join(f'class{number}' for number in range(20))}, ..." in result.output
     assert shardflow.open(dataset).fingerprint in result.output
 
 

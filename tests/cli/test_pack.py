@@ -116,6 +116,9 @@ def test_sources(tmp_path: Path) -> None:
     (tmp_path / "1" / "shardflow.json").unlink()  # so that its tars may be packed as others
     done = run("pack", tmp_path / "1" / "train" / "{000000..000000}.tar", tmp_path / "3", *options)
     assert done.returncode == 0, done.stderr
+    for tars in (tmp_path / "1/train", tmp_path / "1/train/*.tar"):
+        done = run("pack", tars, tmp_path / "x", "--label-column", "label")
+        assert (done.returncode, "holds tars, and columns are for a table" in done.stderr) == (2, True), done.stderr
     wrong = [["--parts", "txt", "--label-column", "kind"], ["--label-column", "nothing"], ["--classes", src / "none"]]
     for arguments, exit_code in zip(wrong, (2, 2, 4), strict=True):
         done = run("pack", src / "t.tsv", tmp_path / "x", *arguments)

@@ -44,6 +44,8 @@ def test_samples(dataset: Path, tmp_path: Path) -> None:
         sf.subset(dataset, tmp_path / "no", keys=["000000001"])
     with pytest.raises(ConfigError, match=r"2.*3.*'x', 'y'"):
         sf.subset(dataset, tmp_path / "no", keys=["x", "y", "000000040"])
+    with pytest.raises(ConfigError, match=r"'a/1.jpg'; `shardflow table` lists the key of each file"):
+        sf.subset(dataset, tmp_path / "no", keys=["a/1.jpg"])
 
 
 def test_shares_are_exact_repeatable_and_nested(dataset: Path, tmp_path: Path) -> None:
@@ -125,7 +127,8 @@ def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
         ({"fraction": "0.1"}, "fraction must be above 0 and below 1, found '0.1'"),
         ({"limit": "3"}, "limit must be a whole number, found '3'"),
         ({"classes": "class1"}, "classes must be a list of names, found 'class1'"),
-        ({"classes": ["nothing"]}, "has no class 'nothing'"),
+        ({"classes": ["nothing"]}, "has no class 'nothing', but"),
+        ({"classes": ["CLASS1"]}, r"has no class 'CLASS1' \(did you mean 'class1'\?\), but"),
         ({"fraction": 0.001}, "no sample is selected"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -252,7 +252,7 @@ def test_substitute_covers_images_that_do_not_decode(tmp_path: Path) -> None:
     assert set(labels(some)) == set(range(60)) - {20}
     (problem,) = some.replaced
     assert "sample 000000020: the image cannot be decoded" in problem
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match=r"; max_errors= replaces damaged samples$"):
         list(loader(dataset))
 
 

@@ -62,7 +62,7 @@ def test_classes_are_torchvisions(tmp_path: Path) -> None:
 
 
 def test_samples_are_files_with_labels(tmp_path: Path) -> None:
-    """`samples` has the source and the label of each sample, also of a subset, and in its order."""
+    """`samples` has the source and the label of each sample; a subset's could be mistaken for the split's."""
     src = image_folder(tmp_path / "src", 12)
     shardflow.pack(src, tmp_path / "set", short_side=32, workers=1)
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "shuffle": False}
@@ -72,7 +72,9 @@ def test_samples_are_files_with_labels(tmp_path: Path) -> None:
         assert (path, label) == (dataset.split.source(number), dataset[number][1])
         assert Path(path).parent.name == dataset.classes[label]
     subset = shardflow.Loader(tmp_path / "set", **options, sampler=shardflow.samplers.Subset([7, 1, 3, 0])).dataset
-    assert subset.samples == [dataset.samples[number] for number in (7, 1, 3, 0)]
+    with pytest.raises(AttributeError, match=r"split.sources\(\)\[index\] is the source"):
+        _ = subset.samples
+    assert [subset.split.sources()[index] for index in subset.indices] == [dataset.samples[n][0] for n in (7, 1, 3, 0)]
 
 
 def test_labels_of_other_kinds(tmp_path: Path) -> None:

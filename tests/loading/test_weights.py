@@ -309,6 +309,7 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
             Subset([60]),
             r"Subset names sample 60, .* 0 … 59: numbers count packed samples, which Split\.sources\(\) lists",
         ),
+        (Subset([0, 1, 1] * 20), r"a 0 or 1 for each sample, as a mask has: write np.flatnonzero\(mask\)"),
         (object(), "must be numbers"),
     ],
 )

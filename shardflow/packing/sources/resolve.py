@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from shardflow.dataset.label_numbering import Classes
@@ -77,6 +78,9 @@ def describe_source(
     is_table = bool(columns) or Table.recognizes(url, None)
     if (columns or images) and parts:
         raise ConfigError("--parts is for a folder, columns are for a table, --image-folder for a table or a COCO set")
+    if columns and (url.endswith(".tar") or any(Path(url).glob("*.tar"))):
+        remedy = "a label in a .json becomes a class by shardflow.pack(samples, dst), with samples of a pipeline"
+        raise ConfigError(f"{url} holds tars, and columns are for a table; {remedy}, or a column by columns.compute")
     if columns and not images and (Parquet.recognizes(url, None) or os.path.isdir(url)):
         return Parquet(url, classes=classes, **columns)
     if columns or (images and is_table):
