@@ -90,8 +90,11 @@ class Collection:
                 remedy = "write it to a file and pass shardflow.sources.Table(file, image=...) if it names files"
                 remedy += f", or {rows}, if it has the images"
                 raise ConfigError(f"a {type(samples).__name__} is not a collection of samples; {remedy}")
-            if not hasattr(samples, "__iter__") and not hasattr(samples, "__getitem__"):
-                raise ConfigError(f"expected a path, a URL, a dataset or samples, found {type(samples).__name__}")
+            is_path = isinstance(samples, str | os.PathLike)
+            if is_path or (not hasattr(samples, "__iter__") and not hasattr(samples, "__getitem__")):
+                found = f"expected a path, a URL, a source or samples, found {type(samples).__name__}"
+                alone = "; a path or a source is passed without a dict, and its folders name its splits"
+                raise ConfigError(found + alone * isinstance(self.samples, Mapping))
         with contextlib.ExitStack() as stack:
             folder, _ = stack.enter_context(temporary_staging())
             masks: set[str] = set()

@@ -26,6 +26,7 @@ from urllib.parse import unquote
 
 from shardflow._pillow import MISSING_CODECS
 from shardflow._wording import plural
+from shardflow.dataset.finding_tars import split_words
 from shardflow.dataset.label_numbering import LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_type, type_of_part
@@ -385,7 +386,8 @@ def _detect_layout(unlabelled: Items, root: object, *, is_labelled: bool) -> Cal
     """Return a function from the two folders of an image to its split and class name."""
     name = str(root).rstrip("/").rpartition("/")[2].lower()
     shown = unquote if str(root).startswith(("http:", "https:")) else str  # the links of a page are percent-encoded
-    split = name if name in SPLITS else "train"  # `shardflow pack photos/test photos-test`
+    said = split_words(name) if _LIKE_A_SPLIT.fullmatch(name) else ()
+    split = next(iter(said), "train")  # `shardflow pack photos/test_images photos-test`
     ends = set(unlabelled.labels)
     tops = {top for top, _ in ends if top is not None}
     if not tops:

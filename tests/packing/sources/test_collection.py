@@ -420,7 +420,8 @@ class _Named(list[Any]):
         ([np.zeros((4, 4, 7), np.uint8)], r"shape \(4, 4, 7\)"),
         ({"dev": [PIXELS]}, "split 'dev'; splits are named train, val"),
         ({"train": _Named("a", "b"), "val": _Named("b")}, "split 'val' has other classes than"),
-        (3, "expected a path, a URL, a dataset or samples, found int"),
+        (3, "expected a path, a URL, a source or samples, found int$"),
+        ({"test": "images/"}, "or samples, found str; a path or a source is passed without a dict, and its folders"),
         (
             pd.DataFrame({"image": ["1.jpg"]}),
             r"a DataFrame is not .*; write it to a file and pass shardflow\.sources\.Table\(file, image=\.\.\.\) if it "

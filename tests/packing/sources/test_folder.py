@@ -51,6 +51,9 @@ def test_layouts(tmp_path: Path, case: str) -> None:
 def test_a_folder_that_is_called_as_a_split_is_that_split(tmp_path: Path) -> None:
     """Images of a folder `Test` become the split `test`, with classes or without; folders in it count first."""
     assert _listed(tmp_path / "Test", "1.jpg") == {"test": [("1.jpg", None)]}
+    for name, split in {"test_images": "test", "Val-Set": "val", "testing": "test", "train_data": "train"}.items():
+        assert _listed(tmp_path / name, "1.jpg") == {split: [("1.jpg", None)]}
+    assert _listed(tmp_path / "test_tubes", "1.jpg") == {"train": [("1.jpg", None)]}
     assert _listed(tmp_path / "val", "a/1.jpg", "b/1.jpg") == {"val": [("a/1.jpg", 0), ("b/1.jpg", 1)]}
     assert _listed(tmp_path / "other/test", "train/a/1.jpg") == {"train": [("train/a/1.jpg", 0)]}
 
