@@ -11,7 +11,7 @@ import torch
 
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, ShardflowError
-from shardflow.formats.labels import LABEL_PARTS, parse_labels
+from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.geometry.crops import Crops
 
 from .batch import Batch
@@ -105,7 +105,7 @@ def _labels(sample: Sample, field: str, classes: int = 0) -> tuple[int, ...]:
     """Return the labels of a sample for the field "label", or for "labels", which has a place for each class."""
     if field == "label":
         return parsed_labels(sample, "cls")
-    return parsed_labels(sample, next((part for part in LABEL_PARTS if part in sample.parts), "cls"), classes)
+    return parsed_labels(sample, next((part for part in LABEL_PARTS if part in sample.parts), CLASS_PART), classes)
 
 
 def unparsable(batch: Batch, sources: Sequence[Source]) -> dict[int, ShardflowError]:
@@ -138,7 +138,8 @@ def part_value(sample: Sample, part: str, defaults: Mapping[str, Any]) -> Any:
 def _payload(sample: Sample, part: str, remedy: str = "") -> memoryview:
     if part not in sample.parts:
         found = f", only {', '.join(sample.parts)}" if sample.parts else ""  # of the parts that the fields need
-        message = f"the sample has no part {part!r}{found}; change `fields`{remedy}"
+        several = ' to "labels"' * (part == CLASS_PART and not {*LABEL_PARTS}.isdisjoint(sample.parts))
+        message = f"the sample has no part {part!r}{found}; change `fields`{several}{remedy}"
         raise sample.with_sample(ConfigError(message))
     return sample.parts[part]
 

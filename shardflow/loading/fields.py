@@ -61,7 +61,7 @@ def resolve_fields(
     parts = None if rows is None else rows.parts()
     if given is None:
         label = "key" if dataset.classes is None else "label"
-        if label == "label" and parts is not None and CLASS_PART not in parts:
+        if label == "label" and parts is not None and parts.intersection(LABEL_PARTS) != {CLASS_PART}:
             label = "labels" if parts.intersection(LABEL_PARTS) else "key"  # samples with several classes; a test set
         fields = ["image", label, *["valid"] * pad]
     annotations = AnnotationFields(fields, dataset.manifest.annotations, *rules[:1] or [CroppedBoxes()])

@@ -84,6 +84,12 @@ def test_labels_of_other_kinds(tmp_path: Path) -> None:
     loader = shardflow.Loader(url, batch_size=1, num_workers=0)
     assert [loader.dataset[0][1], loader.dataset[1][1]] == loader.dataset.targets == [(0, 2), (1,)]
     assert loader.fields == ("image", "labels")
+    some = [[("a", {"jpg": jpeg(0), "cls": b"0"}), *several[1:]]]
+    mixed = write_dataset(tmp_path / "mixed", {"train": some}, classes=("x", "y"))
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "shuffle": False}
+    assert [labels.tolist() for _, labels in shardflow.Loader(mixed, **options)] == [[[1, 0], [0, 1]]]
+    with pytest.raises(ConfigError, match=r"no part 'cls', only labels.json; change `fields` to \"labels\""):
+        list(shardflow.Loader(mixed, **options, fields=("image", "label")))
     bare = shardflow.Loader(make_dataset(tmp_path / "bare", [2], labelled=False), batch_size=1, num_workers=0)
     assert (bare.dataset[0][1], bare.dataset.targets) == (None, [(), ()])
     assert bare.classes == []
