@@ -30,7 +30,7 @@ _MISSING = {"#n/a", "nan", "na", "n/a", "none", "null"}
 
 _NUMBERS = re.compile(r"[0-9]+([ ,;|]+[0-9]+)+")
 
-_LIKE_LIST = re.compile(r"""[\[(]\s*(['"].*['"]|\d[\d\s,]*),?\s*[\])]""", re.DOTALL)
+_LIKE_LIST = re.compile(r"""[\[(]\s*(['"].*['"]|\d[\d\s,]*),?\s*[\])]|"[^"]*\"""", re.DOTALL)
 
 _FEW_JOINED = 4  # fewer names that look like lists may be names
 
@@ -141,8 +141,11 @@ def _warn_of_missing(classes: Sequence[str], where: object) -> None:
 
 def _refuse_lists_as_text(classes: Sequence[str], where: object) -> None:
     if (text := next(filter(_LIKE_LIST.fullmatch, classes), None)) is not None:
-        message = f"{where} has the class {text!r:.60}, which looks like a list of classes as Python prints it"
-        raise ConfigError(f"{message}; write JSON lists, as `frame['label'].map(json.dumps)` does with pandas")
+        message = f"{where} has the class {text!r:.60}, which is quoted, or a list as Python prints it"
+        remedy = (
+            "as `frame['label'].map(json.dumps)` makes of lists with pandas, `.str.split().map(json.dumps)` of texts"
+        )
+        raise ConfigError(f"{message}; write plain names, or JSON lists, {remedy}")
 
 
 def _warn_of_joined_names(classes: Sequence[str], where: object) -> None:

@@ -187,11 +187,11 @@ def test_lists_are_several_labels(tmp_path: Path) -> None:
     assert [item.label for item in lists] == [item.label for item in texts] == [(0, 1), (), (2,)]
 
 
-@pytest.mark.parametrize("text", ["['b', 'a']", "('b',)", "(0, 1)"])
+@pytest.mark.parametrize("text", ["['b', 'a']", "('b',)", "(0, 1)", '"a b"'])
 def test_lists_as_python_prints_them_are_not_classes(tmp_path: Path, text: str) -> None:
-    """A label that reads as a list, as pandas writes a column of lists, is an error with the remedy."""
+    """A label that reads as a list, as pandas writes a column of lists, or as JSON, is an error with the remedy."""
     rows = [{"path": "1.jpg", "label": label} for label in (text, "(a)")]
-    with pytest.raises(ConfigError, match=r"as Python prints it; write JSON lists"):
+    with pytest.raises(ConfigError, match=r"as Python prints it; write plain names, or JSON lists"):
         _items(_write(tmp_path / "t.csv", rows))
 
 
