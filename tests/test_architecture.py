@@ -104,7 +104,7 @@ BUDGET = {
     "loading": 7590,
     "native": 5850,
     "order": 2230,
-    "packing": 8660,
+    "packing": 8680,
     "preview": 1250,
     "storage": 4660,
     "": 1300,

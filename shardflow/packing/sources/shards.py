@@ -25,6 +25,7 @@ from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.tar_file import open_tar
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
+from shardflow.formats.coordinates import parse_json
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
 from shardflow.formats.shard import Shard
@@ -39,6 +40,7 @@ from shardflow.storage.virtual import root_url, virtual_storage
 from .items import Item, Items, encode_more, identity_of
 from .labelling import NUMBER, number_labels, refuse_renumbering, unlabelled_input
 from .reader import Reader, file_state, too_many_bytes
+from .sample_adapter import LIKE_LABEL
 from .source import Source, SourceKind
 
 logger = logging.getLogger(__name__)
@@ -120,6 +122,8 @@ class Shards(SourceKind):
         if not unlabelled:
             message = f"{storage}: no sample in {plural(len(tags), 'tar')}, such as {next(iter(tags))!r}"
             raise ConfigError(f"{message}; a sample is files of one key, with an image among them: 17.jpg, 17.cls")
+        if all(label is None for _, label in unlabelled.labels):
+            _warn_of_label_in_json(unlabelled[0], reader, storage)
         return number_labels(unlabelled, self.classes, storage, reader)
 
 
@@ -135,6 +139,17 @@ def _warn_of_more_tars(storage: Storage, dataset: manifest.Manifest) -> None:
     if indexed and (more := sorted({*matching(storage.listing(), "**/*.tar")} - indexed)):
         few, tars = first_few(more, 3), plural(len(more), "tar")
         logger.warning("%s has %s outside its index: %s; index again", storage, tars, few)
+
+
+def _warn_of_label_in_json(first: Item, reader: Reader, where: object) -> None:
+    """Warn if the `.json` of the first sample of tars without `.cls` has a class."""
+    with contextlib.suppress(ValueError, OSError, IntegrityError):  # it is read again for packing
+        content = parse_json("json", reader.read(first).parts.get("json", b"{}"))
+        if name := next((name for name in LIKE_LABEL if isinstance(content, dict) and name in content), None):
+            message = (
+                f"%s has no .cls, so there are no labels; to make classes of {name!r} in the .json, pack samples of a"
+            )
+            logger.warning("%s pipeline with that entry, shardflow.pack(samples, dst)", message % where)
 
 
 def _tar_samples(storage: Storage, name: str, tag: str, split: str, repeated: list[str]) -> Iterator[Item]:

@@ -87,6 +87,16 @@ def test_labels_of_foreign_shards(tmp_path: Path) -> None:
     assert (source.classes, [item.label for item in source.splits["train"]]) == (("a", "b"), [1, 0])
 
 
+def test_labels_in_a_json_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Tars without `.cls` whose `.json` has a class are packed without labels, and a warning says so."""
+    for name, more in {"plain": {}, "json": {"json": {"label": 3}}, "cls": {"cls": 1, "json": {"label": 3}}}.items():
+        _foreign(tmp_path / name / "00.tar", [{**sample, **more} for sample in _samples(2)])
+        sf.pack(tmp_path / name, tmp_path / f"{name}-dst", **SMALL)
+    (message,) = caplog.messages
+    assert "no .cls, so there are no labels; to make classes of 'label' in the .json, pack samples" in message
+    assert "json" in message.partition(" has ")[0]
+
+
 def test_own_dataset(tmp_path: Path) -> None:
     """A dataset of ours keeps splits, classes, labels and order, whether it is there whole or has lost its indexes."""
     make_dataset(tmp_path / "src", {"train": [5, 3], "val": [4]})
