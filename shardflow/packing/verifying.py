@@ -141,24 +141,29 @@ def compare_with_sources(
     findings: list[Finding] = []
     samples: list[_Sample] = []
     labels, compared = _Labels(dataset, sources), 0
-    for number, shard in enumerate(shards):
-        records = {*chosen.get(number, ())}
+
+    def read(shard: Shard) -> tuple[Receipt, ShardRows] | Finding:
         try:
             receipt = read_receipt(dataset.storage, shard.receipt_name, shard)
-            rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
+            return receipt, ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
         except (StoreError, FormatError, IntegrityError) as error:
-            findings.append(Finding(shard.receipt_name, f"its images cannot be compared with their inputs: {error}"))
-            continue
-        slots, compared = receipt.packed_slots(), compared + len(records)
-        for record, problem in labels.differing(shard, receipt, rows):
-            records.add(record)
-            if problem:
-                records.remove(record)
-                findings.append(Finding(shard.name, problem, key=sample_key(receipt.first + slots[record])))
-        samples += [_Sample(shard, receipt, slots[record], rows.of_record(record)) for record in sorted(records)]
-    found = find_inputs(sources, [(sample.shard, sample.receipt, [sample.slot]) for sample in samples])
-    check = _Check(dataset, SampleRecipe.of(dataset.manifest), found)
+            return Finding(shard.receipt_name, f"its images cannot be compared with their inputs: {error}")
+
     with ThreadPoolExecutor(2 * allowed_cores()) as threads:
+        for number, (shard, made) in enumerate(zip(shards, threads.map(read, shards), strict=True)):
+            if isinstance(made, Finding):
+                findings.append(made)
+                continue
+            (receipt, rows), records = made, {*chosen.get(number, ())}
+            slots, compared = receipt.packed_slots(), compared + len(records)
+            for record, problem in labels.differing(shard, receipt, rows):
+                records.add(record)
+                if problem:
+                    records.remove(record)
+                    findings.append(Finding(shard.name, problem, key=sample_key(receipt.first + slots[record])))
+            samples += [_Sample(shard, receipt, slots[record], rows.of_record(record)) for record in sorted(records)]
+        found = find_inputs(sources, [(sample.shard, sample.receipt, [sample.slot]) for sample in samples])
+        check = _Check(dataset, SampleRecipe.of(dataset.manifest), found)
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
                 findings.append(Finding(sample.shard.name, problem, key=sample.key))
