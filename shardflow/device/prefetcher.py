@@ -15,7 +15,7 @@ from torch.utils import _pytree
 
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
-from shardflow.loading.decoders.repeated_crops import refuse_mixed_padding, warn_of_repeated_crops
+from shardflow.loading.decoders.repeated_crops import check_mixing, warn_of_repeated_crops
 from shardflow.loading.engine import Engine, Iteration
 from shardflow.loading.stats import Stats, StatsRecorder
 from shardflow.loading.transform_parts import parts_of
@@ -86,8 +86,7 @@ class Prefetcher:
         if _normalizes(earlier) and _normalizes(transforms):
             logger.warning("images are normalized twice: by transform of the loader, and again here; leave one out")
         fields, pads = getattr(loader, "fields", None), getattr(loader, "pads", False)
-        if pads:
-            refuse_mixed_padding(batch_transform, fields or ())
+        check_mixing(batch_transform, fields or (), pad=pads)
         self._transforms = TransformChain(
             transforms, fields, batch_transform, getattr(loader, "annotations", None), pads=pads
         )

@@ -28,7 +28,7 @@ from .batch_sampler import WholeBatches
 from .column_fields import Filled
 from .decoders.decoder import Decoder, check_decoder
 from .decoders.patches import Patches
-from .decoders.repeated_crops import refuse_mixed_padding, warn_of_repeated_crops
+from .decoders.repeated_crops import check_mixing, warn_of_repeated_crops
 from .decoders.standard_crops import CenterCrop, Cover, RandomResizedCrop
 from .distributed import (
     Group,
@@ -202,8 +202,7 @@ class Loader(Engine):
         names, annotations, columns = resolve_fields(fields, opened, chosen, epochs.drawn, pad=partition.tail == "pad")
         given, decoder = decoder, _decoder(decoder, epochs, names, transform)
         refuse_unfit(decoder, transform, annotations.names)
-        if partition.tail == "pad":
-            refuse_mixed_padding(batch_transform, names)
+        check_mixing(batch_transform, names, pad=partition.tail == "pad")
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)

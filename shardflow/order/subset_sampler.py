@@ -17,34 +17,39 @@ from .weights import Weights, as_numbers
 
 
 class Subset:
-    """Selects samples of a split by a condition, or by their numbers, which may be repeated.
+    """Selects samples of a split by a condition, by path or id, or by their numbers, which may be repeated.
 
     With `shuffle=False` samples come in the given order, as with PyTorch's `Subset`; an order that jumps between shards
-    keeps many of them open.
+    keeps many of them open. A checkpoint fits only the same samples.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=2, sampler=shardflow.samplers.Subset([3, 8]))
     >>> sharp = shardflow.samplers.Subset("score > 0.5 and class in ('cat', 'dog')")
+    >>> train = shardflow.samplers.Subset(table.set_index("id")["fold"] != 0)
+    >>> loader = shardflow.Loader("photos256", batch_size=2, sampler=shardflow.samplers.Subset(index=[3, 8]))
 
     Args:
-        indices: Numbers of samples, 0 … N-1: integers, shape [M]. They are not rows of a packed table, since `pack`
-            shuffles: `Split.sources()` lists the inputs in order. Or a condition, as for `shardflow.subset(where=...)`,
-            evaluated when the loader is made. A checkpoint fits only the same samples.
+        where: A condition, as for `shardflow.subset(where=...)`, evaluated when the loader is made; or a pandas Series
+            of True and False by path or id.
+        index: Numbers of samples, 0 … N-1, as the field "index" has them: integers, shape [M]. They are not rows of a
+            table, since `pack` shuffles: `Split.sources()` lists the inputs in order.
 
     Raises:
-        ConfigError: `indices` is neither a text nor a list of integers.
+        ConfigError: Neither or both are given, or they are of another type.
     """
 
-    def __init__(self, indices: npt.ArrayLike | str) -> None:
-        self.where = indices if isinstance(indices, str) else None
-        self._series: Any = indices if hasattr(indices, "reindex") else None
-        if self._series is not None and str(getattr(indices, "dtype", "")) not in ("bool", "boolean"):
-            message = f"Subset takes a pandas Series of True and False by id or path, found {type(indices).__name__}"
+    def __init__(self, where: Any = None, *, index: npt.ArrayLike | None = None) -> None:
+        self.where = where if isinstance(where, str) else None
+        self._series: Any = where if hasattr(where, "reindex") else None
+        if self._series is not None and str(getattr(where, "dtype", "")) not in ("bool", "boolean"):
+            message = f"Subset takes a pandas Series of True and False by id or path, found {type(where).__name__}"
+            raise ConfigError(f"{message}; write a condition over the table, table.set_index('id')['fold'] != 0")
+        if (self.where is None and self._series is None) == (index is None):
+            given = type(where).__name__ if index is None else "both"
             raise ConfigError(
-                f"{message}; write a condition over the table, such as table.set_index('id')['fold'] != 0; numbers of "
-                "samples are passed by .to_numpy()"
+                f"Subset takes a condition, a pandas Series or index=, found {given}; for rows of a table "
+                "write Subset(pd.Series(np.isin(range(len(table)), rows), index=table['id'])), for numbers in the "
+                "order of the packed samples, as the field 'index' has them, index="
             )
-        is_list = self.where is None and self._series is None
-        self.indices = as_numbers("Subset takes a list of sample numbers", indices if is_list else [])
+        self.indices = as_numbers("Subset takes a list of sample numbers", [] if index is None else index)
         if self.indices.ndim != 1 or (self.indices.dtype.kind not in "iu" and len(self.indices)):
             found = f"dtype {self.indices.dtype} of shape {self.indices.shape}"
             remedy = "; write np.flatnonzero(mask), of a mask in the order of Split.sources()"

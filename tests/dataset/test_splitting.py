@@ -393,8 +393,15 @@ def test_a_subset_by_a_series(table: Any, tmp_path: Path) -> None:
     for wrong in (table[table.patient >= 4].index, table.patient):
         with pytest.raises(ConfigError, match=r"Series of True and False by id or path, found"):
             sf.samplers.Subset(wrong)
-    with pytest.raises(ConfigError, match=r"of a mask in the order of Split.sources"):
-        sf.samplers.Subset((table.patient >= 4).to_numpy())
+    rows = np.flatnonzero(table.patient >= 4)
+    for ambiguous in ((table.patient >= 4).to_numpy(), rows, rows.tolist()):
+        with pytest.raises(ConfigError, match=r"for rows of a table write Subset\(pd.Series\(np.isin"):
+            sf.samplers.Subset(ambiguous)
+    by_row = sf.samplers.Subset(pd.Series(np.isin(range(len(table)), rows), index=table["id"]))
+    by_id = sf.Loader(dataset, sampler=sf.samplers.Subset(of_table >= 4), **options)
+    assert [*sf.Loader(dataset, sampler=by_row, **options)] == [*by_id]
+    with pytest.raises(ConfigError, match="or index=, found both"):
+        sf.samplers.Subset("class = 'x'", index=[1])
 
 
 def test_keys_that_are_names_of_other_files_are_refused(tmp_path: Path) -> None:

@@ -109,8 +109,11 @@ def test_the_labels_of_several_classes_are_mixed() -> None:
         next(iter(shardflow.device.Prefetcher([{**batch, "label": torch.arange(4)}], "cpu", [mixup])))
 
 
-def test_mixing_needs_to_know_the_padding(dataset: Path) -> None:
-    """A padded loader needs the field "valid" for mixing on the device; torchvision's, which ignores it, is refused."""
+def test_mixing_needs_to_know_the_padding(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A padded loader needs the field "valid" for mixing on the device; torchvision's, which ignores it, is refused.
+
+    Torchvision's mixes the second field alone, so another target brings a warning.
+    """
     mixup, fields = v2.MixUp(num_classes=60), ("image", "label", "random_key")
     padded = keyed_loader(dataset, fields=fields, tail="pad")
     with pytest.raises(ConfigError, match=r"need valid.*give it fields="):
@@ -120,6 +123,9 @@ def test_mixing_needs_to_know_the_padding(dataset: Path) -> None:
     with pytest.raises(ConfigError, match=r"mix the padding"):
         keyed_loader(dataset, tail="pad", batch_transform=mixup)
     fields = (*fields, "valid")
+    assert not caplog.records
+    keyed_loader(dataset, fields=("image", "cls", "label"), batch_transform=v2.Compose([mixup]))
+    assert "MixUp as batch_transform mixes the images and 'cls', but not 'label'; mix them" in caplog.text
     keyed_loader(dataset, fields=fields, tail="pad", batch_transform=lambda *batch: (*mixup(*batch[:2]), *batch[2:]))
     shardflow.device.Prefetcher(keyed_loader(dataset, fields=fields, tail="pad"), "cpu", [shardflow.device.MixUp()])
 

@@ -123,8 +123,8 @@ def test_missing_values_need_a_word(partial: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampler": sf.samplers.Subset([4, 2, 19])},
-        {"sampler": sf.samplers.Subset([4, 2, 19]), "shuffle": False},
+        {"sampler": sf.samplers.Subset(index=[4, 2, 19])},
+        {"sampler": sf.samplers.Subset(index=[4, 2, 19]), "shuffle": False},
         {"sampler": sf.samplers.Subset("score is not null")},
         {"sampler": sf.samplers.Weighted(1.0, where="score is not null")},
         {"limit": 3},
@@ -136,7 +136,7 @@ def test_only_samples_that_can_come_need_a_value(partial: Path, options: dict[st
     with pytest.raises(ConfigError, match=r"'score': a sample outside .* has no value.*Filled"):
         loader(partial, **options).source.columns.values("score", 0, np.array([int(WITHOUT[0])]))
     with pytest.raises(ConfigError, match="'score': 1 sample of"):
-        loader(partial, sampler=sf.samplers.Subset([4, 9, 9, 19]))
+        loader(partial, sampler=sf.samplers.Subset(index=[4, 9, 9, 19]))
 
 
 @pytest.mark.parametrize(

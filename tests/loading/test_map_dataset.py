@@ -39,13 +39,13 @@ def test_a_subset_has_its_samples_alone(tmp_path: Path) -> None:
     """With a `Subset`, also one set later, `len(loader.dataset)` divides an accuracy, and sample i is the subset's."""
     url = make_dataset(tmp_path / "set", [4, 5])
     for shuffle in (True, False):
-        subset = shardflow.samplers.Subset([8, 2, 5])
+        subset = shardflow.samplers.Subset(index=[8, 2, 5])
         loader = shardflow.Loader(url, batch_size=2, sampler=subset, shuffle=shuffle, tail="short", num_workers=0)
         assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 3
         assert [loader.dataset[number][1] for number in (0, 1, -1)] == loader.dataset.targets == [8, 2, 5]
         assert "9 samples, 3 per epoch" in repr(loader)
         assert "chosen by Subset(3 samples)" in repr(loader)
-        loader.set_sampler(shardflow.samplers.Subset([7, 1, 3, 0]))
+        loader.set_sampler(shardflow.samplers.Subset(index=[7, 1, 3, 0]))
         assert "chosen by Subset(4 samples)" in repr(loader)
         assert len(loader.dataset) == sum(len(labels) for _, labels in loader) == 4
         assert loader.dataset.targets == loader.dataset.indices.tolist() == [7, 1, 3, 0]
@@ -71,7 +71,9 @@ def test_samples_are_files_with_labels(tmp_path: Path) -> None:
     for number, (path, label) in enumerate(dataset.samples):
         assert (path, label) == (dataset.split.source(number), dataset[number][1])
         assert Path(path).parent.name == dataset.classes[label]
-    subset = shardflow.Loader(tmp_path / "set", **options, sampler=shardflow.samplers.Subset([7, 1, 3, 0])).dataset
+    subset = shardflow.Loader(
+        tmp_path / "set", **options, sampler=shardflow.samplers.Subset(index=[7, 1, 3, 0])
+    ).dataset
     with pytest.raises(AttributeError, match=r"split.sources\(\)\[index\] is the source"):
         _ = subset.samples
     assert [subset.split.sources()[index] for index in subset.indices] == [dataset.samples[n][0] for n in (7, 1, 3, 0)]

@@ -270,7 +270,7 @@ def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
 
 def _with_weights_of_its_own(url: Path, by: str) -> str:
     """What a rank meets in a mix one of whose sources has weights that are not those of the others."""
-    given = Subset([torch.distributed.get_rank(), *range(2, 40)])
+    given = Subset(index=[torch.distributed.get_rank(), *range(2, 40)])
     loaders = [
         shardflow.Loader(url, batch_size=4, num_workers=0, tail="drop", fields=("label",), sampler=sampler)
         for sampler in (Weighted(1), given)

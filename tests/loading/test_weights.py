@@ -86,7 +86,7 @@ def test_repeats_have_pixels_of_their_own(dataset: Path) -> None:
     assert all(plain[number][0] in found for number, found in thrice.items())
 
 
-@pytest.mark.parametrize("one", [1, np.ones(TOTAL), np.ones(TOTAL, dtype=bool), Subset(range(TOTAL))])
+@pytest.mark.parametrize("one", [1, np.ones(TOTAL), np.ones(TOTAL, dtype=bool), Subset(index=range(TOTAL))])
 def test_equal_weights_change_nothing(dataset: Path, one: Any) -> None:
     """With each weight 1 the batches are those without weights, in the same order."""
     assert contents(make_loader(dataset, one)) == contents(make_loader(dataset, None))
@@ -96,9 +96,9 @@ def test_a_subset_is_weights_of_zero_and_one(dataset: Path) -> None:
     """`Subset` and a mask are the same; a number that is named twice comes twice."""
     mask = np.zeros(TOTAL)
     mask[[3, 8, 21, 59]] = 1
-    named = make_loader(dataset, Subset([59, 3, 21, 8]), batch_size=2)
+    named = make_loader(dataset, Subset(index=[59, 3, 21, 8]), batch_size=2)
     assert contents(named) == contents(make_loader(dataset, mask, batch_size=2))
-    assert Counter(counts(make_loader(dataset, Subset([5, 5, 7]), batch_size=1)).tolist()) == {
+    assert Counter(counts(make_loader(dataset, Subset(index=[5, 5, 7]), batch_size=1)).tolist()) == {
         0: 58,
         1: 1,
         2: 1,
@@ -115,7 +115,7 @@ def test_a_subset_keeps_its_order(dataset: Path, workers: int) -> None:
 
     def make(indices: list[int] = given, **options: Any) -> shardflow.Loader:
         options = {"batch_size": 2, "num_workers": workers, "shuffle": False, **options}
-        return make_loader(dataset, Subset(indices), **options)
+        return make_loader(dataset, Subset(index=indices), **options)
 
     some = make()
     assert [numbers(some), numbers(some)] == [given] * 2
@@ -139,7 +139,7 @@ def test_a_list_in_the_order_of_the_split_is_weights(dataset: Path) -> None:
     """An ascending `Subset` has the batches and the state of equal weights; so has any that is shuffled."""
     mask = np.isin(np.arange(TOTAL), [3, 8, 21])
     for given, options in (([3, 8, 21], {"shuffle": False}), ([21, 3, 8], {})):
-        named = make_loader(dataset, Subset(given), **options)
+        named = make_loader(dataset, Subset(index=given), **options)
         assert named.state_dict() == make_loader(dataset, mask, **options).state_dict()
         assert contents(named) == contents(make_loader(dataset, mask, **options))
 
@@ -306,10 +306,10 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
         ([0.0] * 60, "found 0"),
         (0.05, r"has 3 samples, less than one batch of 7.*sum of the weights of Weighted\(0.05\).*samples_per_epoch"),
         (
-            Subset([60]),
+            Subset(index=[60]),
             r"Subset names sample 60, .* 0 … 59: numbers count packed samples, which Split\.sources\(\) lists",
         ),
-        (Subset([0, 1, 1] * 20), r"a 0 or 1 for each sample, as a mask has: write np.flatnonzero\(mask\)"),
+        (Subset(index=[0, 1, 1] * 20), r"a 0 or 1 for each sample, as a mask has: write np.flatnonzero\(mask\)"),
         (object(), "must be numbers"),
     ],
 )
@@ -327,7 +327,7 @@ def test_what_cannot_be_a_weight_file(dataset: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"\.npy file of numbers"):
             make_loader(dataset, tmp_path / name)
     with pytest.raises(ConfigError, match="list of sample numbers"):
-        Subset([0.5])
+        Subset(index=[0.5])
 
 
 def test_classes_that_are_not_single(tmp_path: Path) -> None:

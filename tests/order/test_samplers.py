@@ -17,8 +17,8 @@ SIZES = np.array([7, 12, 0, 21])
 SAMPLERS = {
     "weights": Weighted(np.linspace(0, 2, 40)),
     "balanced": Weighted("balanced"),
-    "subset": Subset([3, 3, 39, 8]),
-    "list": Subset([30, 3, 39, 8]),
+    "subset": Subset(index=[3, 3, 39, 8]),
+    "list": Subset(index=[30, 3, 39, 8]),
     "classes": ClassBatches(2),
     "buckets": AspectBuckets([(8, 8), (6, 10)]),
     "buckets of weights": AspectBuckets([(8, 8), (6, 10)], Weighted(2)),
@@ -75,7 +75,7 @@ def test_every_sampler_keeps_the_contract(name: str) -> None:
 
 def test_identities_differ_where_orders_do() -> None:
     """Samplers that make other epochs have other identities, which checkpoints and ranks are compared by."""
-    given = [*SAMPLERS.values(), Weighted(1.5), Subset([3, 3, 39]), ClassBatches(4), AspectBuckets([(8, 8)])]
+    given = [*SAMPLERS.values(), Weighted(1.5), Subset(index=[3, 3, 39]), ClassBatches(4), AspectBuckets([(8, 8)])]
     found = [json.dumps(sampler.bind(facts()).identity) for sampler in given if sampler is not SAMPLERS["list"]]
     assert len(set(found)) == len(found)
 
@@ -115,14 +115,14 @@ def test_a_mask_is_not_a_list_of_numbers() -> None:
     with pytest.raises(
         ConfigError, match=r"list of sample numbers, found dtype bool .*; write np\.flatnonzero\(mask\)"
     ):
-        Subset(np.array([True, False]))
+        Subset(index=np.array([True, False]))
 
 
 @pytest.mark.parametrize("values", [[[1], [2, 3]], [1, [2]]])
 def test_ragged_lists_are_refused(values: Any) -> None:
     """Lists that make no array of numbers are a ConfigError that names the sampler, also within another one."""
     with pytest.raises(ConfigError, match=r"Subset .*sample numbers"):
-        Subset(values)
+        Subset(index=values)
     for given in (Weighted(values), AspectBuckets([(8, 8)], Weighted(values))):
         with pytest.raises(ConfigError, match=r"Weighted .*number per sample"):
             Epochs(facts(), given, seed=0)

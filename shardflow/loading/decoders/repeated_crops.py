@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import FunctionType
 from typing import Any
 
 from shardflow.errors import ConfigError
+from shardflow.formats.columns import COMPUTED_FIELDS
 from shardflow.loading.transform_parts import parts_of
 
 from .decoder import Decoder
@@ -76,15 +77,19 @@ def moving_transforms(transform: object) -> list[str]:
     return [*_known_transforms(transform, _CROPS | _FLIPS | _OTHER_MOVES)]
 
 
-def refuse_mixed_padding(batch_transform: object, fields: Iterable[str]) -> None:
-    """Refuse torchvision's or timm's mixing of padded batches; a function of the user may leave `valid` rows out."""
-    if isinstance(batch_transform, FunctionType) and "valid" in fields:
-        return
-    if known := _known_transforms(batch_transform, _MIXING):
+def check_mixing(batch_transform: object, fields: Sequence[str], *, pad: bool) -> None:
+    """Refuse to mix padded batches, and warn of targets that stay unmixed; a function of the user may do it right."""
+    is_own = isinstance(batch_transform, FunctionType)
+    known = {} if is_own and (not pad or "valid" in fields) else _known_transforms(batch_transform, _MIXING)
+    if known and pad:
         raise ConfigError(
             f"{' and '.join(known)} would mix the padding of tail='pad' into other samples; use tail='drop' or "
             "'short', or shardflow.device.MixUp with the field 'valid'"
         )
+    computed = {*COMPUTED_FIELDS} - {"label", "labels"}
+    if known and (unmixed := [field for field in fields[2:] if field not in computed]):
+        message = "%s as batch_transform mixes the images and %r, but not %s; mix them in a function, or leave them out"
+        logger.warning(message, " and ".join(known), fields[1], " and ".join(map(repr, unmixed)))
 
 
 def _repeated(decoder: Decoder, known: Mapping[str, object], *, is_default: bool) -> list[str]:
