@@ -143,8 +143,8 @@ def find_keys(
     if missing := sorted(wanted - found.keys() - set(gone)):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
         lacking = f"{dataset.url} lacks {len(missing)} of {plural(len(wanted), 'key')}, such as {shown}"
-        are_files = any("." in key for key in missing)
-        raise ConfigError(lacking + "; `shardflow table` lists the key of each file" * are_files)
+        are_numbers = all(key.rpartition(":")[2].isdecimal() for key in missing)
+        raise ConfigError(lacking + "; `shardflow table` lists the key of each file" * (not are_numbers))
     for bare in [key for key in found if ":" not in key][:_CHECKED]:
         number, name, _ = found[bare][0]
         refuse_other_name(dataset[name], number, bare)

@@ -294,7 +294,7 @@ class Loader(Engine):
         return (
             f"<shardflow.Loader of {self.dataset.dataset.url}, split {split.name!r}: {samples} "
             f"in {plural(len(split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
-            f"({', '.join(self.fields)}) by {type(self.decoder).__name__}, tail {partition.tail!r}; "
+            f"({', '.join(self.fields)}) by {self.decoder!r}, tail {partition.tail!r}; "
             f"rank {partition.rank} of {partition.world_size}, "
             f"{plural(self.num_workers, 'worker')}; epoch {self._cursor.next[0]}, {self.remaining} of its batches left>"
         )

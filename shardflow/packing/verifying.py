@@ -157,9 +157,8 @@ def compare_with_sources(
             (receipt, rows), records = made, {*chosen.get(number, ())}
             slots, compared = receipt.packed_slots(), compared + len(records)
             for record, problem in labels.differing(shard, receipt, rows):
-                records.add(record)
+                (records.discard if problem else records.add)(record)
                 if problem:
-                    records.remove(record)
                     findings.append(Finding(shard.name, problem, key=sample_key(receipt.first + slots[record])))
             samples += [_Sample(shard, receipt, slots[record], rows.of_record(record)) for record in sorted(records)]
         found = find_inputs(sources, [(sample.shard, sample.receipt, [sample.slot]) for sample in samples])

@@ -104,7 +104,7 @@ def test_an_evaluation_split_is_evaluated(dataset: Path) -> None:
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 0}
     val = shardflow.Loader(dataset, split="val", **options)
     assert "in the split's order" in repr(val)
-    assert "by CenterCrop, tail 'short'" in repr(val)
+    assert "by CenterCrop(size=224, resize=256, max_pixels=110000000), tail 'short'" in repr(val)
     first, second = list(val), list(val)
     assert labels(first) == labels(second) == list(range(23))
     for (one, _), (two, _) in zip(first, second, strict=True):
@@ -115,7 +115,7 @@ def test_an_evaluation_split_is_evaluated(dataset: Path) -> None:
     cover = shardflow.Loader(dataset, split="val", sampler=buckets, **options).decoder
     assert cover == shardflow.decoders.Cover(random=False, hflip=0)
     train = shardflow.Loader(dataset, **options)
-    assert "by RandomResizedCrop, tail 'drop'" in repr(train)
+    assert "by RandomResizedCrop(size=224, scale=(0.08, 1.0), " in repr(train)
     assert labels(train) != sorted(labels(train))
     for shuffle in (True, shardflow.Shuffle(buffer=4)):
         assert labels(shardflow.Loader(dataset, split="val", shuffle=shuffle, **options)) != list(range(16))

@@ -119,7 +119,8 @@ class Coco(SourceKind):
         try:
             return json.loads(storage.read(name, most_bytes=MAX_BYTES), object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{self} is not valid JSON: {error}") from error
+            tables = "; tables are named .csv, .tsv, .jsonl or .parquet" * (not name.endswith(".json"))
+            raise ConfigError(f"{self} is not valid JSON: {error}{tables}") from error
 
     def _image_folder(self, content: _Content, folder: str, name: str) -> str:
         """Return the first folder of COCO's layout, or a similar one, that has one of the first images."""
