@@ -104,7 +104,7 @@ BUDGET = {
     "loading": 7590,
     "native": 5850,
     "order": 2230,
-    "packing": 8680,
+    "packing": 8690,
     "preview": 1250,
     "storage": 4660,
     "": 1300,

@@ -23,7 +23,6 @@ class Subset:
     keeps many of them open. A checkpoint fits only the same samples.
 
     >>> sharp = shardflow.samplers.Subset("score > 0.5 and class in ('cat', 'dog')")
-    >>> train = shardflow.samplers.Subset(table.set_index("id")["fold"] != 0)
     >>> loader = shardflow.Loader("photos256", batch_size=2, sampler=shardflow.samplers.Subset(index=[3, 8]))
 
     Args:

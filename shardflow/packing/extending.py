@@ -201,7 +201,8 @@ def _refuse_other_labelling(split: str, new: Items, is_labelled: bool) -> None:
 def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
-        f"{len(paths)} of {plural(inputs, 'input')} with a path of the dataset but another content, label or split: "
-        f"{named}. Pass on_conflict= or --on-conflict add to pack them too, as for new samples that are named by their "
-        "position, such as 'train#0'; or skip to leave them out; rename them; or `shardflow remove` the earlier samples"
+        f"{len(paths)} of {plural(inputs, 'input')} with a path of the dataset but another image, label, split or "
+        f"column, such as 1.0 for 1: {named}. `verify --source` names the differences. Pass on_conflict= or "
+        "--on-conflict skip to leave them out, or add to pack them too, as for new samples that are named by their "
+        "position, such as 'train#0'; rename them; or `shardflow remove` the earlier samples"
     )

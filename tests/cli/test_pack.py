@@ -311,7 +311,8 @@ def test_extend_with_conflicts(tmp_path: Path) -> None:
     assert told("--dry-run", "--on-conflict", "add").splitlines()[-1] == "would write  1 shard"
     done = run(*command)
     assert done.returncode == 2
-    assert "1 of 7 inputs with a path of the dataset but another content, label or split: 'a/0000.jpg'" in done.stderr
+    assert "1 of 7 inputs with a path of the dataset but another image, label, split or column" in done.stderr
+    assert ": 'a/0000.jpg'. " in done.stderr
     assert f"conflicting  {conflict}: skipped\n" in told("--on-conflict", "skip")
     assert told("--on-conflict", "skip").endswith(f"6 inputs of this source; skipped: {conflict}\n")
     assert f"conflicting  {conflict}: added\n" in told("--on-conflict", "add")

@@ -185,7 +185,8 @@ def test_another_picture_of_the_same_name(tmp_path: Path) -> None:
     dst, src = _cameras(tmp_path)
     before = contents(dst)
     with pytest.raises(
-        ConfigError, match=r"2.*5.*'cat/1\.bmp', 'cat/2\.bmp'\. .*on_conflict= or --on-conflict add.*`shardflow remove`"
+        ConfigError,
+        match=r"2.*5.*'cat/1\.bmp', 'cat/2\.bmp'\. .*on_conflict= or --on-conflict skip .* or add .*`shardflow remove`",
     ):
         sf.extend(src, dst, executor="serial")
     with pytest.raises(ConfigError, match=r"on_conflict.*'replace'"):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardflow.dataset.label_numbering import Classes
-from shardflow.errors import ConfigError, SampleError
+from shardflow.errors import ConfigError, DecodeError, SampleError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.file_names import name_of, path_of
@@ -96,7 +96,9 @@ class Collection:
                 alone = "; a path or a source is passed without a dict, and its folders name its splits"
                 raise ConfigError(found + alone * isinstance(self.samples, Mapping))
         with contextlib.ExitStack() as stack:
-            folder, _ = stack.enter_context(temporary_staging())
+            staging = contextlib.ExitStack()  # closed without the error, which may be that of the caller's iterator
+            stack.callback(staging.close)
+            folder, _ = staging.enter_context(temporary_staging())
             masks: set[str] = set()
             unlabelled, names = self._copy(splits, folder, masks)
             if not unlabelled:
@@ -287,7 +289,7 @@ def _unlabelled_inputs(adapted: _Split, file: _PayloadFile, split: str, masks: s
             if found.mask is not None:
                 masks.add(found.mask)
         except SampleError as error:
-            if number == 0 and not isinstance(sample, Exception):
+            if number == 0 and not isinstance(sample, Exception) and not isinstance(error, DecodeError):
                 raise ConfigError(f"the first sample of {type(adapted.samples).__name__}: {error}") from error
             yield unlabelled_input(split, None, path, -1, 0, encode_more(bad=str(error)))
 

@@ -21,8 +21,9 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from shardflow._orientation import upright
+from shardflow._pillow import map_codec_errors
 from shardflow.dataset.label_numbering import Named
-from shardflow.errors import ConfigError, SampleError
+from shardflow.errors import ConfigError, DecodeError, SampleError
 from shardflow.formats.image_types import IMAGE_TYPES
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,9 @@ def _pair(image: Any, target: Any = None) -> AdaptedSample:
     annotations = isinstance(target, list | tuple) and any(isinstance(one, Mapping) for one in target)
     if annotations or isinstance(target, Mapping):
         return AdaptedSample(image, None, {"json": to_json({"annotations": target} if annotations else target)})
+    if isinstance(target, tuple) and len(target) > 1:
+        remedy = "give a dict, {'image': …, 'label': …, 'species': …}, or a list for several classes of an image"
+        raise SampleError(f"has the target {target!r:.60}, and a tuple holds several targets; {remedy}")
     return AdaptedSample(image, _label(target), {})
 
 
@@ -220,7 +224,8 @@ def image_file(value: Any, *, as_png: bool = False) -> bytes | Path:
         return Path(value).absolute()
     if not isinstance(value, Image.Image):
         value = Image.fromarray(_pixels(value))
-    return _encode(value, as_png)
+    with map_codec_errors(DecodeError):
+        return _encode(value, as_png)
 
 
 def _pixels(value: Any) -> npt.NDArray[Any]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +405,30 @@ class _Named(list[Any]):
         self.classes = classes
 
 
+def _opened(paths: Iterable[Path]) -> Iterator[tuple[Image.Image, str]]:
+    for path in paths:
+        yield Image.open(io.BytesIO(path.read_bytes())), "c"
+
+
+@pytest.mark.parametrize("broken", ["0.jpg", "2.jpg"])
+def test_a_damaged_pillow_image_is_one_bad_input(tmp_path: Path, broken: str) -> None:
+    """An image that Pillow has opened but cannot decode is quarantined with its place; so it is in the first sample."""
+    paths = [tmp_path / f"{number}.jpg" for number in range(4)]
+    for number, path in enumerate(paths):
+        path.write_bytes(photo(number) if path.name != broken else photo(number)[:-300])
+    report = sf.pack(_opened(paths), tmp_path / "dst", executor="serial", max_errors=1, short_side=32)
+    assert (report.packed, report.quarantined) == (3, 1)
+    (bad,) = sf.open(tmp_path / "dst").quarantine()
+    assert (bad.path, "truncated" in bad.reason) == (f"train#{broken[0]}", True)
+
+
+def test_an_error_of_the_callers_iterator_is_unchanged(tmp_path: Path) -> None:
+    """An OSError of the code that makes the samples comes as it is, not as one of the disk."""
+    with pytest.raises(FileNotFoundError) as caught:
+        sf.pack(_opened([tmp_path / "absent.jpg"]), tmp_path / "dst", executor="serial")
+    assert type(caught.value) is FileNotFoundError
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
@@ -421,6 +445,7 @@ class _Named(list[Any]):
         ({"dev": [PIXELS]}, "split 'dev'; splits are named train, val"),
         ({"train": _Named("a", "b"), "val": _Named("b")}, "split 'val' has other classes than"),
         (3, "expected a path, a URL, a source or samples, found int$"),
+        ([(PIXELS, (1, 2))], "a tuple holds several targets; give a dict, .* or a list for several classes"),
         ({"test": "images/"}, "or samples, found str; a path or a source is passed without a dict, and its folders"),
         (
             pd.DataFrame({"image": ["1.jpg"]}),
