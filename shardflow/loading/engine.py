@@ -95,7 +95,7 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             sender,
         )
         self._pool = WorkerPool(self._pipeline, workers, sender)
-        self._was_compared = self._has_left = False
+        self._was_compared, self._has_left, self._holding = False, False, set[str]()
         self._settings_of_workers: list[list[object]] = []
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -199,6 +199,13 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         """
         return _Chain(self).compose(*stages)
 
+    def _warn_of_held(self) -> None:
+        """Warn, when a state is taken, of stages of a pipeline that hold samples which the state counts as received."""
+        if self._holding:
+            message = "the state counts samples that %s of the pipeline holds, and a resumed epoch lacks them"
+            logger.warning(message, " and ".join(sorted(self._holding)))
+            self._holding = set()
+
     def to_tuple(self, *names: str) -> NoReturn:
         """Raise ConfigError: batches are tuples already, of the `fields` of a loader."""
         words = [name.split(";")[0] for name in " ".join(names).split()]
@@ -297,6 +304,8 @@ class _Chain(wds.FluidWrapper):  # type: ignore[misc] # webdataset has no types
         """Return this pipeline with more stages."""
         chain: _Chain = super().compose(*stages)
         chain._number = -1
+        names = {getattr(getattr(stage, "f", type(stage)), "__name__", "").lstrip("_") for stage in stages}
+        self._engine._holding |= names & {"batched", "detshuffle", "shuffle"}
         return chain
 
     def __iter__(self) -> Iterator[Any]:

@@ -424,6 +424,7 @@ class Loader(Engine):
 
         Prefetched batches count only once the loop has received them.
         """
+        self._warn_of_held()
         start = EpochStart(self._cursor.epoch, self._cursor.position, self._streams)
         return checkpoint.save(self.dataset.dataset, self.source, start)
 

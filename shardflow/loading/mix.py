@@ -207,6 +207,7 @@ class Mix(Engine):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch, in the mix and in each of its sources."""
+        self._warn_of_held()
         _, starts = self._begin(self._cursor.epoch, self._cursor.position)
         places = zip(self.loaders, self._plan.sources, starts, strict=True)
         return {

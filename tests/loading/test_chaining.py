@@ -86,7 +86,22 @@ def test_iterations_of_with_epoch_go_on_where_the_last_ended(dataset: Path) -> N
     assert sorted(samples) == sorted([*range(40)] * 9)
 
 
-def test_the_loader_keeps_the_state_of_its_chain(dataset: Path) -> None:
+@pytest.mark.parametrize("stage", ["shuffle", "batched"])
+def test_samples_in_a_buffer_are_told_with_the_state(
+    dataset: Path, stage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state that counts samples in a buffer of the pipeline says so once; one of the loader alone does not."""
+    some = loader(dataset)
+    chain = getattr(some.unbatched(), stage)(16)
+    next(iter(chain))
+    some.state_dict()
+    (message,) = caplog.messages
+    assert f"samples that {stage} of the pipeline holds, and a resumed epoch lacks them" in message
+    some.state_dict()
+    assert len(caplog.messages) == 1
+
+
+def test_the_loader_keeps_the_state_of_its_chain(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A chain is resumed by the state of its loader, which counts the batches that the chain has taken."""
     whole = flat(loader(dataset))
     stopped = loader(dataset)
@@ -94,6 +109,7 @@ def test_the_loader_keeps_the_state_of_its_chain(dataset: Path) -> None:
     resumed = loader(dataset)
     resumed.load_state_dict(stopped.state_dict())
     assert [label for (label,) in taken] + flat(resumed) == whole
+    assert not caplog.messages
 
 
 def test_a_chain_raises_the_errors_of_its_workers(dataset: Path) -> None:
