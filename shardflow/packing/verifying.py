@@ -140,7 +140,7 @@ def compare_with_sources(
     chosen = _choose(np.array([shard.samples for shard in shards], dtype=np.int64), images, seed)
     findings: list[Finding] = []
     samples: list[_Sample] = []
-    labels, compared = _Labels(dataset, sources), 0
+    inputs, compared = _Inputs(dataset, sources), 0
 
     def read(shard: Shard) -> tuple[Receipt, ShardRows] | Finding:
         try:
@@ -156,7 +156,7 @@ def compare_with_sources(
                 continue
             (receipt, rows), records = made, {*chosen.get(number, ())}
             slots, compared = receipt.packed_slots(), compared + len(records)
-            for record, problem in labels.differing(shard, receipt, rows):
+            for record, problem in inputs.differing(shard, receipt, rows):
                 (records.discard if problem else records.add)(record)
                 if problem:
                     findings.append(Finding(shard.name, problem, key=sample_key(receipt.first + slots[record])))
@@ -166,7 +166,7 @@ def compare_with_sources(
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
                 findings.append(Finding(sample.shard.name, problem, key=sample.key))
-    return Comparison(findings, compared, labels.compared)
+    return Comparison(findings, compared, inputs.labels)
 
 
 class _Sample(NamedTuple):
@@ -182,15 +182,15 @@ class _Sample(NamedTuple):
         return sample_key(self.receipt.first + self.slot)
 
 
-class _Labels:
+class _Inputs:
     """Finds the inputs of all samples, and compares their labels by the checksums in the indexes.
 
     Attributes:
-        compared: Number of samples whose labels were compared; 0 if neither dataset nor sources have labels.
+        labels: Number of samples whose labels were compared; 0 if neither dataset nor sources have labels.
     """
 
     def __init__(self, dataset: Dataset, sources: Sequence[Source]) -> None:
-        self.compared = 0
+        self.labels = 0
         self._inputs: dict[str, dict[str, tuple[tuple[Label, Source], ...]]] = {}  # split → path → labels of inputs
         self._stored: dict[Label, _Checksums] = {}
         for source in sources:
@@ -210,7 +210,7 @@ class _Labels:
             if not (found := inputs.get(path, ())):
                 yield record, not_in_sources(path, shard)
                 continue
-            self.compared += len(self._named) > 1
+            self.labels += len(self._named) > 1
             members = rows.of_record(record)
             stored = tuple((row[1].decode(), row[3], row[4]) for row in members if row[1].decode() in LABEL_PARTS)
             if any(self._stored[label] == stored for label, _ in found):

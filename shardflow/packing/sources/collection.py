@@ -127,10 +127,9 @@ class Collection:
         else:
             origin, _ = _of_subset(samples)
             if not _warn_of_transform(origin, split) and (number := _changing(samples, adapter)) is not None:
-                message = (
-                    "split %r: sample %d has another image when it is read again, and only one is packed; pack the"
-                )
-                logger.warning("%s dataset without its random transforms, for the Loader", message % (split, number))
+                remedy = "pack the dataset without its random transforms, for the Loader"
+                message = "split %r: sample %d has another image when it is read again, and only one is packed; %s"
+                logger.warning(message, split, number, remedy)
             classes = getattr(origin, "classes", None)  # torchvision's; ImageNet has several names for each class
             names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
             adapted = _Split(samples, adapter, names)

@@ -112,9 +112,9 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
     names = dict.fromkeys(one for label in several for one in label if isinstance(one, str))
     whole = next(filter(_WHOLE_NUMBER.fullmatch, names), None)
     if whole and all(NUMBER.fullmatch(name) or _WHOLE_NUMBER.fullmatch(name) for name in names):
-        message = f"{where} has the label {whole!r}; write class numbers without a point, as pandas does after "
-        message += (
-            "`.astype('Int64')`, also with empty cells; or list the classes in a file for --classes; a number to "
+        remedy = "write class numbers without a point, as pandas does after `.astype('Int64')`, also with empty cells"
+        message = (
+            f"{where} has the label {whole!r}; {remedy}; or list the classes in a file for --classes; a number to "
         )
         message += "predict is not a label: name the column otherwise, and add it by `shardflow columns add`"
         raise ConfigError(message)
@@ -142,9 +142,7 @@ def _warn_of_missing(classes: Sequence[str], where: object) -> None:
 def _refuse_lists_as_text(classes: Sequence[str], where: object) -> None:
     if (text := next(filter(_LIKE_LIST.fullmatch, classes), None)) is not None:
         message = f"{where} has the class {text!r:.60}, which is quoted, or a list as Python prints it"
-        remedy = (
-            "as `frame['label'].map(json.dumps)` makes of lists with pandas, `.str.split().map(json.dumps)` of texts"
-        )
+        remedy = "as pandas' `frame['label'].map(json.dumps)` makes of lists, `.str.split().map(json.dumps)` of texts"
         raise ConfigError(f"{message}; write plain names, or JSON lists, {remedy}")
 
 

@@ -146,10 +146,9 @@ def _warn_of_label_in_json(first: Item, reader: Reader, where: object) -> None:
     with contextlib.suppress(ValueError, OSError, IntegrityError):  # it is read again for packing
         content = parse_json("json", reader.read(first).parts.get("json", b"{}"))
         if name := next((name for name in LIKE_LABEL if isinstance(content, dict) and name in content), None):
-            message = (
-                f"%s has no .cls, so there are no labels; to make classes of {name!r} in the .json, pack samples of a"
-            )
-            logger.warning("%s pipeline with that entry, shardflow.pack(samples, dst)", message % where)
+            remedy = "pack samples of a pipeline with that entry, shardflow.pack(samples, dst)"
+            message = "%s has no .cls, so there are no labels; to make classes of %r in the .json, %s"
+            logger.warning(message, where, name, remedy)
 
 
 def _tar_samples(storage: Storage, name: str, tag: str, split: str, repeated: list[str]) -> Iterator[Item]:
