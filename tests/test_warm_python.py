@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -103,15 +104,16 @@ def test_what_a_start_alone_can_give_is_given() -> None:
 
 def test_descriptors_are_inherited_by_their_numbers() -> None:
     """A descriptor that a process is given is open there under its number, and no other is."""
+    reader, writer = os.pipe()
+    os.write(writer, b"passed on" * 2)
+    os.close(writer)
+    number = fcntl.fcntl(reader, fcntl.F_DUPFD, 50)  # a free one: 50 itself may be somebody's
     code = (
-        "import os; print(os.read(50, 9), [each for each in range(3, 99) if os.path.exists(f'/proc/self/fd/{each}')])"
+        f"import os; print(os.read({number}, 9),"
+        " [each for each in range(3, 999) if os.path.exists(f'/proc/self/fd/{each}')])"
     )
     for executable in (sys.executable, python()):
-        reader, writer = os.pipe()
-        os.write(writer, b"passed on")
-        os.close(writer)
-        os.dup2(reader, 50)
-        found = run(executable, "-c", code, pass_fds=(50,))
-        os.close(50)
-        os.close(reader)
-        assert (found.returncode, found.stdout) == (0, "b'passed on' [50]\n"), found.stderr
+        found = run(executable, "-c", code, pass_fds=(number,))
+        assert (found.returncode, found.stdout) == (0, f"b'passed on' [{number}]\n"), found.stderr
+    os.close(number)
+    os.close(reader)
