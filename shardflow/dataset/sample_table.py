@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
+from shardflow._wording import first_few
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats.columns import TABLE_FIELDS
 from shardflow.formats.image_types import IMAGE_PARTS
@@ -53,6 +54,7 @@ _SETTINGS = {
 _CHANGING = """SELECT lower(function_name) FROM duckdb_functions() WHERE stability IS NOT NULL GROUP BY ALL
     HAVING bool_or(stability = 'VOLATILE') OR NOT bool_or(stability = 'CONSISTENT')"""
 _MACROS = "SELECT lower(function_name), macro_definition FROM duckdb_functions() WHERE function_type = 'macro'"
+_FINDING = re.compile(r"compare_((not_?)?(equal|in)|(not_)?distinct_from)|(list|array)_(contains|has)")
 _SQL_VALUES = re.compile(r"(current|session)_\w+|localtime(stamp)?|user")  # functions without parentheses in SQL
 
 
@@ -90,7 +92,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
         kinds = empty.filter(where).select(duckdb.SQLExpression(where)).types
         if [str(kind) for kind in kinds] != ["BOOLEAN"]:
             raise ConfigError(f"the condition {where!r} is not true or false; write a comparison, such as score > 0.5")
-        _refuse_changing(connection, where, names)
+        _check_expression(connection, where, names, classes or ())
         for table in _grouped(sample_tables(split, classes, used, progress, is_condition=True)):
             mask[connection.from_arrow(table).filter(where).project("number").fetchnumpy()["number"]] = True
             unknown += max((table[side].null_count for side in ("width", "height") if side in used), default=0)
@@ -111,8 +113,8 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     return mask
 
 
-def _refuse_changing(connection: Any, where: str, columns: Collection[str]) -> None:
-    """Raise ConfigError for a condition that may not select the same samples again."""
+def _check_expression(connection: Any, where: str, columns: Collection[str], classes: Sequence[str]) -> None:
+    """Raise ConfigError for a condition that may not select the same samples again, or that names an unknown class."""
     changing = {"age", *(name for (name,) in connection.execute(_CHANGING).fetchall())}  # age(t) reads the clock
     macros, known = dict(connection.execute(_MACROS).fetchall()), {name.lower() for name in columns}
     expressions, seen = [where], set[str]()
@@ -122,6 +124,10 @@ def _refuse_changing(connection: Any, where: str, columns: Collection[str]) -> N
         if tree["error"]:
             raise ConfigError(f"the condition {where!r} is not one expression: {tree['error_message']}")
         for node in _nodes(tree):
+            if classes and (unknown := [text for text in _compared_classes(node) if text not in classes]):
+                meant = did_you_mean(unknown[0], classes)
+                message = f"the condition {where!r}: there is no class {unknown[0]!r}{meant}"
+                raise ConfigError(f"{message}; there are {first_few(classes, 10)}")
             kind, name = node.get("class"), ""
             if kind == "SUBQUERY":
                 raise ConfigError(f"the condition {where!r} has a query in it; write one expression over the columns")
@@ -135,6 +141,21 @@ def _refuse_changing(connection: Any, where: str, columns: Collection[str]) -> N
             if name in macros and name not in seen:
                 seen.add(name)
                 expressions.append(macros[name])
+
+
+def _compared_classes(node: Mapping[str, Any]) -> list[str]:
+    """Return the texts that an expression compares with `class`, or looks for in `classes`."""
+    if not _FINDING.fullmatch(str(node.get("function_name", node.get("type"))).lower()):
+        return []
+    columns, texts = [], []
+    for part in (part for part in _nodes(node) if part is not node and "class" in part):
+        if part["class"] == "COLUMN_REF":
+            columns.append(part["column_names"][-1].lower())
+        elif part["class"] != "CONSTANT":
+            return []
+        elif isinstance(text := part["literal"].get("text") if "literal" in part else part["value"]["value"], str):
+            texts.append(text)  # `literal` since DuckDB 2, `value` before
+    return texts if {*columns} in ({"class"}, {"classes"}) else []
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -162,6 +162,26 @@ def test_a_condition_that_selects_nothing(dataset: Path) -> None:
             attempt()
 
 
+def test_a_class_that_does_not_exist(dataset: Path) -> None:
+    """A misspelt class in a condition is refused; a text that is computed, or an order of texts, is not."""
+    pytest.importorskip("duckdb")
+    for where in (
+        "class = 'clas0'",
+        "number > 2 and not ('clas0' <> \"CLASS\")",
+        "class in ('class1', 'clas0')",
+        "class not in ('class1', 'clas0')",
+        "class is distinct from 'clas0'",
+        "list_contains(classes, 'clas0')",
+    ):
+        with pytest.raises(
+            ConfigError, match=r"no class 'clas0' \(did you mean 'class0'\?\); there are class0, class1"
+        ):
+            chosen(dataset, where)
+    for where in ("upper(class) = 'CLASS0'", "class > 'class'", "class like 'clas_0'", "class = 'cla' || 'ss0'"):
+        assert chosen(dataset, where)
+    assert chosen(dataset, "class in ('class0', text)") == chosen(dataset, "class = 'class0'")
+
+
 def test_images_without_a_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A condition on width has that of a WebP; a warning counts images whose size the index leaves to their headers."""
     images = [("webp", "WEBP", {}), ("jpg", "JPEG", {}), ("jpg", "JPEG", {"exif": turned(6)})]
