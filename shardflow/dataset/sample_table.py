@@ -71,6 +71,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
 
     Raises:
         ConfigError: The condition is not valid for the table, or a library is missing.
+        NotFoundError: The condition names `source`, and a shard has no receipt.
     """
     import_pyarrow("conditions need")
     try:
@@ -126,8 +127,7 @@ def _check_expression(connection: Any, where: str, columns: Collection[str], cla
         for node in _nodes(tree):
             if classes and (unknown := [text for text in _compared_classes(node) if text not in classes]):
                 meant = did_you_mean(unknown[0], classes)
-                message = f"the condition {where!r}: there is no class {unknown[0]!r}{meant}"
-                raise ConfigError(f"{message}; there are {first_few(classes, 10)}")
+                raise ConfigError(f"condition {where!r}: no class {unknown[0]!r}{meant} among {first_few(classes, 10)}")
             kind, name = node.get("class"), ""
             if kind == "SUBQUERY":
                 raise ConfigError(f"the condition {where!r} has a query in it; write one expression over the columns")
@@ -200,7 +200,7 @@ def to_parquet(
     if not name.endswith(".parquet"):
         raise ConfigError(f"{name!r} is not the name of a .parquet file")
     dataset = open_dataset(url, storage_options=storage_options)
-    known = [*TABLE_FIELDS, "source", *dataset.manifest.columns]
+    known = [*TABLE_FIELDS, *dataset.manifest.columns]
     names = known if only is None else list(dict.fromkeys(only))
     if lacking := [each for each in names if each not in known]:
         hint = did_you_mean(lacking[0], known)
@@ -236,12 +236,11 @@ def sample_tables(
         known["number"] = np.arange(first, first + entry.samples)
         if "source" in names:
             known["source"] = [None] * entry.samples
-            with contextlib.suppress(NotFoundError):
-                known["source"] = split.shard_sources(shard)
+            with contextlib.nullcontext() if is_condition else contextlib.suppress(NotFoundError):
+                known["source"] = _shown(split.shard_sources(shard))
         first += entry.samples
         if "key" in names:
-            keys = shard_keys(split, shard)
-            known["key"] = [key.encode(errors="backslashreplace").decode() for key in keys]  # may not be UTF-8
+            known["key"] = _shown(shard_keys(split, shard))
         if {"class", "classes"} & set(names):
             nothing = np.zeros(entry.samples, dtype=np.int64), np.empty(0, dtype=np.int64)
             counts, numbers = nothing if labels is None else next(labels)
@@ -260,6 +259,11 @@ def sample_tables(
         yield pa.table({name: known[name] for name in names}, schema=schema)
         if progress is not None:
             progress(entry)
+
+
+def _shown(names: Sequence[str]) -> list[str]:
+    """Return names that may not be UTF-8 as text, with backslashes for such bytes."""
+    return [name.encode(errors="backslashreplace").decode() for name in names]
 
 
 def shard_keys(split: Split, number: int) -> list[str]:

@@ -52,8 +52,8 @@ def subset(
         classes: Keep the samples of these classes.
         keys: Keep the samples with these keys; "train:000000042" if several splits have the key.
         where: A condition in SQL, such as "score > 0.5 and class in ('cat', 'dog')". It may name added columns, and
-            split, shard, number, key, class, classes, width, height and bytes. Samples that lack a value for it are not
-            kept. It is evaluated now: later changes of columns do not change the subset.
+            split, shard, number, key, class, classes, width, height, bytes and source. Samples that lack a value for it
+            are not kept. It is evaluated now: later changes of columns do not change the subset.
         fraction: Keep this random share, above 0 and below 1, rounded to whole samples. The same seed keeps the same
             samples, and a smaller share is part of a larger one.
         limit: Keep at most this many samples of each split, at random in the same way.

@@ -25,7 +25,7 @@ COMPUTED_FIELDS = (
 )  # fmt: skip
 """The fields of a batch that are neither a part of the samples nor a column."""
 
-TABLE_FIELDS = ("split", "shard", "number", "key", "class", "classes", "width", "height", "bytes")
+TABLE_FIELDS = ("split", "shard", "number", "key", "class", "classes", "width", "height", "bytes", "source")
 """The facts in the table of samples besides columns, see `dataset.sample_table`."""
 
 HAS = "has_"

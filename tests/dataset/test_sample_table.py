@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -173,9 +174,7 @@ def test_a_class_that_does_not_exist(dataset: Path) -> None:
         "class is distinct from 'clas0'",
         "list_contains(classes, 'clas0')",
     ):
-        with pytest.raises(
-            ConfigError, match=r"no class 'clas0' \(did you mean 'class0'\?\); there are class0, class1"
-        ):
+        with pytest.raises(ConfigError, match=r"no class 'clas0' \(did you mean 'class0'\?\) among class0, class1"):
             chosen(dataset, where)
     for where in ("upper(class) = 'CLASS0'", "class > 'class'", "class like 'clas_0'", "class = 'cla' || 'ss0'"):
         assert chosen(dataset, where)
@@ -305,6 +304,29 @@ def test_keys_come_from_receipts_where_there_are_some(tmp_path: Path) -> None:
         sf.columns.to_parquet(tmp_path / "set", tmp_path / f"{number}.parquet", only=["key"])
         assert pq.read_table(tmp_path / f"{number}.parquet")["key"].to_pylist() == expected
         (tmp_path / "set/train/000000.json").unlink(missing_ok=True)
+
+
+def test_conditions_by_source(tmp_path: Path) -> None:
+    """A condition finds files by their paths; without receipts, it is refused."""
+    pytest.importorskip("duckdb")
+    packed = tmp_path / "packed"
+    first = image_folder(tmp_path / "src", 6) / "a/0000.jpg"
+    first.rename(os.fsdecode(os.fsencode(first.parent) + b"/\xff.jpg"))  # not UTF-8
+    sf.pack(tmp_path / "src", packed, short_side=8, executor="serial")
+    sources = sf.open(packed)["train"].sources()
+    assert chosen(packed, "source in ('b/0001.jpg', 'b/0')") == [sources.index("b/0001.jpg")]
+    sf.subset(packed, tmp_path / "view", where="source like 'a/%'")
+    assert chosen(tmp_path / "view", "source is not null") == [0, 1]
+    sf.columns.to_parquet(packed, tmp_path / "table.parquet", only=["source"])
+    written = pq.read_table(tmp_path / "table.parquet")["source"].to_pylist()
+    assert written == [source.replace("\udcff", "\\udcff") for source in sources]
+    assert chosen(packed, r"source = 'a/\udcff.jpg'") == [sources.index("a/\udcff.jpg")]
+    sf.remove(packed, where="source = 'b/0001.jpg'", purge=True)
+    assert sf.open(packed)["train"].sources() == [source for source in sources if source != "b/0001.jpg"]
+    for receipt in (packed / "train").glob("*.json"):
+        receipt.unlink()
+    with pytest.raises(sf.errors.NotFoundError, match="names the files"):
+        chosen(packed, "source is not null")
 
 
 def test_names_of_the_table_are_no_columns(dataset: Path) -> None:
