@@ -28,7 +28,7 @@ from .batch_sampler import WholeBatches
 from .column_fields import Filled
 from .decoders.decoder import Decoder, check_decoder
 from .decoders.patches import Patches
-from .decoders.repeated_crops import check_mixing, warn_of_repeated_crops
+from .decoders.repeated_crops import check_mixing, warn_of_enlarging, warn_of_repeated_crops
 from .decoders.standard_crops import CenterCrop, Cover, RandomResizedCrop
 from .distributed import (
     Group,
@@ -204,6 +204,7 @@ class Loader(Engine):
         refuse_unfit(decoder, transform, annotations.names)
         check_mixing(batch_transform, names, pad=partition.tail == "pad")
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
+        warn_of_enlarging(decoder, opened.manifest.recipe if "image" in names else {})
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
         images = opened.manifest.annotations.images if IMAGES in names else ()

@@ -17,8 +17,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.decoders import CenterCrop, MultiView, RandomResizedCrop
+from shardflow.decoders import CenterCrop, Decoder, MultiView, RandomResizedCrop
+from shardflow.decoders import Image as WholeImage
 from shardflow.loading.decoders.repeated_crops import warn_of_repeated_crops
+from tests.helpers.folders import image_folder as write_folder
 from tests.helpers.making import jpeg
 
 TRAIN = v2.Compose([v2.RandomResizedCrop(32, scale=(0.2, 1.0)), v2.RandomHorizontalFlip(), v2.ColorJitter()])
@@ -256,3 +258,24 @@ def test_the_line_of_the_warning_evaluates_as_imagefolder_does(photos: Path, cap
     assert off[0] < 2
     assert off[1] < 2
     assert off[2] > 10
+
+
+def test_crops_that_are_larger_than_the_packed_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A crop that enlarges all images by the size of the pack is said to; an equal one, or an unknown size, is not."""
+    packed, kept = tmp_path / "packed", tmp_path / "kept"
+    source = write_folder(tmp_path / "src", 4)
+    shardflow.pack(source, packed, short_side=32, executor="serial")
+    shardflow.pack(source, kept, short_side=None, executor="serial")
+
+    def warned(url: Path, decoder: Decoder | None, **options: Any) -> list[str]:
+        caplog.clear()
+        shardflow.Loader(url, batch_size=2, num_workers=0, decoder=decoder, **options)
+        return [message.partition(" pack")[2] for message in caplog.messages]
+
+    larger = ["ed to a short side of 32: pack with --short-side 48 or more"]
+    assert warned(packed, RandomResizedCrop(48)) == warned(packed, CenterCrop(48), shuffle=False) == larger
+    assert warned(packed, RandomResizedCrop({0: 24, 2: 48, 3: 32})) == larger
+    assert warned(packed, MultiView([RandomResizedCrop(32), RandomResizedCrop(48)])) == larger
+    for url, decoder in ((packed, RandomResizedCrop({0: 24, 2: 32})), (packed, WholeImage()), (kept, CenterCrop(480))):
+        assert not warned(url, decoder)
+    assert not warned(packed, None, fields=("label",))

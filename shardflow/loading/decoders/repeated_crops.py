@@ -1,4 +1,4 @@
-"""A warning about transforms that crop, resize or flip images after the decoder has done so.
+"""Warnings about crops: transforms that crop, resize or flip again after the decoder, and crops that enlarge images.
 
 Pipelines that are written for torchvision's ImageFolder crop by themselves; a loader's decoder crops too, while it
 decodes. Known classes are recognised by their names, wherever they are nested; their packages are not imported.
@@ -70,6 +70,15 @@ def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **argum
                 named = type(view).__name__, " and ".join(repeated), argument
                 logger.warning(message, done, *named, ", or ".join(remedies))
                 break
+
+
+def warn_of_enlarging(decoder: Decoder, recipe: Mapping[str, Any]) -> None:
+    """Log a warning for crops that are larger than the short side to which images were packed."""
+    for view in decoder.views or (decoder,):
+        size = view.size if isinstance(view, (CenterCrop, RandomResizedCrop)) else 1
+        if (size := max(size.values()) if isinstance(size, dict) else size) > (recipe.get("short_side") or size):
+            message = "%s(%d) enlarges images that were packed to a short side of %d: pack with --short-side %d or more"
+            logger.warning(message, type(view).__name__, size, recipe["short_side"], size)
 
 
 def moving_transforms(transform: object) -> list[str]:
