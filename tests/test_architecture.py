@@ -104,7 +104,7 @@ BUDGET = {
     "loading": 7610,
     "native": 5850,
     "order": 2230,
-    "packing": 8690,
+    "packing": 8715,
     "preview": 1250,
     "storage": 4660,
     "": 1300,

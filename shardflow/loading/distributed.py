@@ -34,8 +34,8 @@ def resolve_group(group: Group | None) -> tuple[int, int]:
         if _is_initialised():
             return dist.get_rank(), dist.get_world_size()
         if bool(os.environ.get("WORLD_SIZE")) != bool(os.environ.get("RANK")):
-            message = "the environment has one of RANK and WORLD_SIZE"
-            raise ConfigError(f"{message}; set both, or pass group=(0, 1) to read everything in this process")
+            message = "the environment has one of RANK and WORLD_SIZE: make the loader after init_process_group (in "
+            raise ConfigError(f"{message}Lightning's train_dataloader()) or set both; group=(0, 1) gives each rank all")
         return _environment("RANK", 0), _environment("WORLD_SIZE", 1)
     if isinstance(group, Sequence) and len(group) == 2:
         return check_integer("rank", group[0]), check_integer("the size of the group", group[1])
@@ -61,7 +61,7 @@ def check_default_group(rank: int, size: int) -> None:
     """Raise ConfigError if torch.distributed was initialised after the default group was resolved, and differs."""
     if _is_initialised() and (now := resolve_group(None)) != (rank, size):
         made, place = f"rank {rank} of {size}", f"rank {now[0]} of {now[1]}"
-        remedy = f"make it after init_process_group, or pass group=({rank}, {size})"
+        remedy = f"make it after init_process_group, or pass group=({rank}, {size}) to stay that rank"
         raise ConfigError(f"the loader was made for {made}, but torch.distributed says {place}; {remedy}")
 
 

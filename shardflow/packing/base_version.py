@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._wording import plural
+from shardflow._wording import first_few, plural
 from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.dataset.receipts import read_receipt
 from shardflow.errors import ConfigError, FormatError, NotFoundError
@@ -156,10 +156,13 @@ class BaseVersion:
         """
         if any(receipt.removed for receipt in self.receipts.values()):
             items = [item for items in new.splits.values() for item in items]
-            self.check_contents(bytes.fromhex("".join(_contents_now(items, new.reader))), refuse=refuse)
+            contents = bytes.fromhex("".join(_contents_now(items, new.reader)))
+            self.check_contents(contents, [item.path for item in items], refuse=refuse)
 
-    def check_contents(self, new: bytes, *, refuse: bool = False) -> None:
+    def check_contents(self, new: bytes, paths: Sequence[str] = (), *, refuse: bool = False) -> None:
         """Warn of new inputs, given 8 bytes of content each, that the base has under other names or had before.
+
+        With their paths, the message names the first ones.
 
         Raises:
             ConfigError: With `refuse`, and instead of warnings: the base had some before.
@@ -174,8 +177,11 @@ class BaseVersion:
             (known, "inputs of the dataset under other names", "if files were moved, pack all into a new dataset"),
             (removed, "removed samples", again),
         ):
-            if count := int(np.isin(added[added != 0], np.concatenate(old)).sum()):
-                message = f"{count} of {plural(len(added), 'new input')}: the content is that of {found}; {remedy}"
+            rows = np.flatnonzero(np.isin(added, np.concatenate(old)) & (added != 0)).tolist()
+            if rows:
+                named = f" ({first_few([paths[row] for row in rows], 10)})" if paths else ""
+                message = f"the content is that of {found}{named}; {remedy}"
+                message = f"{len(rows)} of {plural(len(added), 'new input')}: {message}"
                 if not refuse:
                     logger.warning("%s", message)
                 elif old is removed:

@@ -6,6 +6,7 @@ labels are the intended ones.
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from .image.pipeline import pack_image
 from .jobs import Job, Piece
 from .origin import FoundInputs, find_inputs, job_again, not_in_sources, open_sources
 from .sample_recipe import PackedSample, SampleRecipe
+from .sources.items import Item
 from .sources.source import Source
 
 _Pixels = npt.NDArray[np.float32]
@@ -85,8 +87,8 @@ def verify(
     """Read a whole dataset and return all findings.
 
     Without sources, only damage is found: checksums cannot show whether images and labels are the intended ones. With
-    sources, each sample must have an input with its label, and random images are packed again from them; image and
-    other parts must be equal, or nearly equal if the codecs have other versions.
+    sources, each sample must have an input with its label and texts, and random images are packed again from them;
+    image and other parts must be equal, or nearly equal if the codecs have other versions.
 
     >>> shardflow.verify("photos256", sources=["photos/"])
     []
@@ -182,8 +184,16 @@ class _Sample(NamedTuple):
         return sample_key(self.receipt.first + self.slot)
 
 
+class _Expected(NamedTuple):
+    """What a sample must have: the label of its input, and the checksums of those other parts that are texts."""
+
+    label: Label
+    source: Source
+    texts: _Checksums = ()
+
+
 class _Inputs:
-    """Finds the inputs of all samples, and compares their labels by the checksums in the indexes.
+    """Finds the inputs of all samples, and compares their labels and texts by the checksums in the indexes.
 
     Attributes:
         labels: Number of samples whose labels were compared; 0 if neither dataset nor sources have labels.
@@ -191,15 +201,17 @@ class _Inputs:
 
     def __init__(self, dataset: Dataset, sources: Sequence[Source]) -> None:
         self.labels = 0
-        self._inputs: dict[str, dict[str, tuple[tuple[Label, Source], ...]]] = {}  # split → path → labels of inputs
+        self._inputs: dict[str, dict[str, tuple[_Expected, ...]]] = {}  # split → path → what its inputs have
         self._stored: dict[Label, _Checksums] = {}
         for source in sources:
             for split, items in source.splits.items():
                 self._stored |= {label: _checksums(label) for label in items.labels}
                 of_split = self._inputs.setdefault(split, {})
-                own = {label: ((label, source),) for label in items.labels}
+                own = {label: (_Expected(label, source),) for label in items.labels}
                 for item in items:
-                    of_split[item.path] = of_split.get(item.path, ()) + own[item.label]
+                    texts = _texts(item, dataset.manifest.annotations.parts)
+                    expected = (_Expected(item.label, source, texts),) if texts else own[item.label]
+                    of_split[item.path] = of_split.get(item.path, ()) + expected
         self._stored |= {label: _checksums(label) for label in (None, *range(len(dataset.classes or ())))}
         self._named = {checksums: label for label, checksums in self._stored.items()}
 
@@ -212,18 +224,28 @@ class _Inputs:
                 continue
             self.labels += len(self._named) > 1
             members = rows.of_record(record)
-            stored = tuple((row[1].decode(), row[3], row[4]) for row in members if row[1].decode() in LABEL_PARTS)
-            if any(self._stored[label] == stored for label, _ in found):
+            parts = [(row[1].decode(), row[3], row[4]) for row in members]
+            stored = tuple(part for part in parts if part[0] in LABEL_PARTS)
+            if any(self._stored[each.label] == stored and {*parts}.issuperset(each.texts) for each in found):
                 continue
             if len(found) > 1 or stored not in self._named:
                 yield record, ""
-            elif problem := _other_label(self._named[stored], path, *found[0]):
+            elif problem := _other_label(self._named[stored], path, found[0].label, found[0].source):
                 yield record, problem
+            elif lacking := [name for name, *_ in {*found[0].texts} - {*parts}]:
+                yield record, f"its part {min(lacking)!r} differs from that of its input {path!r}"
 
 
 def _checksums(label: Label) -> _Checksums:
     """Return name, size and CRC-32 of the part that holds a label."""
     return tuple((part, len(data), zlib.crc32(data)) for part, data in format_label(label).items())
+
+
+def _texts(item: Item, annotations: Collection[str]) -> _Checksums:
+    """Return name, size and CRC-32 of the parts that are packed as the listing has them; images change annotations."""
+    places = json.loads(item.more).get("parts", {}) if item.more else {}
+    texts = {part: text.encode(errors="replace") for part, text in places.items() if isinstance(text, str)}
+    return tuple((part, len(data), zlib.crc32(data)) for part, data in texts.items() if part not in annotations)
 
 
 def _other_label(packed: Label, path: str, label: Label, source: Source) -> str:

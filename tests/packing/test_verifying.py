@@ -267,6 +267,27 @@ def test_all_labels_are_compared(tmp_path: Path) -> None:
         assert len({finding.key for finding in found}) == 5
 
 
+def test_all_texts_are_compared(tmp_path: Path) -> None:
+    """Each sample whose row has another value or caption is a finding, although few images are compared."""
+    write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(8)})
+    table = tmp_path / "t.csv"
+
+    def rows(counts: list[int], captions: str) -> None:
+        lines = (f"{number}.jpg,a,{counts[number]},{captions[number]}" for number in range(8))
+        table.write_text("\n".join(["path,label,count,caption", *lines]))
+
+    rows([*range(8)], "abcdefgh")
+    sf.pack(table, tmp_path / "dst", short_side=32, executor="serial")
+    assert sf.verify(tmp_path / "dst", sources=[table], images=1) == []
+    rows([0, 1, 2, 30, 4, 5, 6, 7], "abcdexgh")
+    for images in (1, 8):
+        problems = {finding.problem for finding in sf.verify(tmp_path / "dst", sources=[table], images=images)}
+        assert problems == {
+            "its part 'json' differs from that of its input '3.jpg'",
+            "its part 'txt' differs from that of its input '5.jpg'",
+        }
+
+
 def test_images_without_labels(tmp_path: Path) -> None:
     """Where nothing has labels, images alone are compared and counted."""
     src = write_tree(tmp_path / "src", {f"{number}.jpg": photo(number) for number in range(4)})
