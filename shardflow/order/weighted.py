@@ -88,7 +88,8 @@ def _other_order(facts: Facts, weights: npt.NDArray[Any]) -> list[str]:
         return []
     sizes, number = np.unique(np.bincount(labels)[np.unique(labels)], return_counts=True)
     fit = sorted(np.repeat(sizes, number)), sorted(sizes * number)  # classes of one size may have one weight
-    if len(sizes) == 1 or sorted(counts) not in fit or len({*zip(labels, numbers, strict=True)}) == number.sum():
+    fits = sorted(counts) in fit or (len(counts) == 2 and 1 < min(counts) in sizes)  # or one class has its own
+    if len(sizes) == 1 or not fits or len({*zip(labels, numbers, strict=True)}) == number.sum():
         return []
     return [
         "the weights occur as often as the samples of the classes, but not with these samples: their order seems to be "

@@ -392,9 +392,12 @@ def test_weights_of_classes_in_another_order_are_told(long_tailed: Path, caplog:
     make_loader(long_tailed, "balanced")
     make_loader(long_tailed, np.linspace(0.5, 1.5, len(labels)))
     make_loader(long_tailed, np.arange(len(labels)) % 2 + 1)
+    make_loader(long_tailed, np.where(labels == 1, 5, 1))
     assert not caplog.records
-    make_loader(long_tailed, (60 * table / table.sum()).tolist())
-    assert "weights occur as often as the samples of the classes, but not with these samples" in caplog.text
+    for weights in (60 * table / table.sum(), np.where(np.sort(labels)[::-1] == 1, 5, 1)):
+        caplog.clear()
+        make_loader(long_tailed, weights.tolist())
+        assert "weights occur as often as the samples of the classes, but not with these samples" in caplog.text
 
 
 @pytest.mark.parametrize("workers", [0, 2])
