@@ -164,6 +164,8 @@ class Training:
     def evaluate(self) -> tuple[int, int]:
         """Return how many samples of the split val are classified rightly, and how many there are, over all ranks."""
         model = (self.average.module if self.average is not None else self.net).eval()
+        for buffer in model.buffers() if dist.is_initialized() else ():
+            dist.broadcast(buffer, 0)  # each rank has its own statistics of batches
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         for images, labels in self.val:
             with torch.autocast(self.device.type, dtype=torch.bfloat16):

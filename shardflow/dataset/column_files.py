@@ -298,7 +298,7 @@ def _checked_target(name: str, kind: Any) -> Any:
     if (target := _target(kind)) is None:
         kinds = "numbers, texts and lists of numbers"
         is_time = str(kind).startswith(("date", "time"))  # Arrow finds dates in texts of CSV and JSON lines
-        remedy = "make it numbers, or text in a Parquet table" if is_time else "leave it out"
+        remedy = "name the others in only= or --only, or make it text in a Parquet table" if is_time else "leave it out"
         raise ConfigError(f"column {name!r} has values of type {kind}; columns hold {kinds}: {remedy}")
     return target
 

@@ -183,7 +183,8 @@ class Table(SourceKind):
                     f"a column is named by a text, found {column!r:.80}; several need one column of lists"
                 )
             if column is not None and column not in row:
-                raise ConfigError(f"{self} has no column {column!r}; it has {', '.join(row)}")
+                hint = _separator_hint([*row]) or f"it has {', '.join(row)}"
+                raise ConfigError(f"{self} has no column {column!r}; {hint}")
         image = self.image or next((column for column in IMAGE_COLUMNS if column in row), None)
         if image is None:
             message = f"{self} has none of the columns {', '.join(IMAGE_COLUMNS)}, but {', '.join(row)}"

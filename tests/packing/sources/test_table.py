@@ -375,6 +375,7 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
     [
         ("t.csv", "file_,label\nx,y\n", {}, "none of the columns image, path.*but file_, label; name the column"),
         ("t.csv", "path\nx\n", {"label": "species"}, "no column 'species'; it has path"),
+        ("t.csv", "path;label\nx;y\n", {"label": "label"}, "no column 'label'; separate the columns by commas in .csv"),
         ("t.csv", "path,split\nx,dev\n", {}, "row 1: unknown split 'dev' in column 'split'; write one of train, val"),
         ("t.csv", "image;label\nx;y\n", {}, "but image;label; separate the columns by commas in .csv"),
         ("t.csv", "img/1.JPG,dog\n2.jpg,dog\n", {}, "but img/1.JPG, dog; the first line must name the columns"),
