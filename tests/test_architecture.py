@@ -94,7 +94,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2560,
-    "dataset": 6800,
+    "dataset": 6810,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
@@ -104,7 +104,7 @@ BUDGET = {
     "loading": 7610,
     "native": 5850,
     "order": 2230,
-    "packing": 8715,
+    "packing": 8735,
     "preview": 1250,
     "storage": 4660,
     "": 1300,

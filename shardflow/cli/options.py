@@ -240,5 +240,7 @@ def _columns(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 where_option = click.option(
-    "--where", metavar="CONDITION", help="SQL over key, class, width, height, bytes, split and the columns."
+    "--where",
+    metavar="CONDITION",
+    help="SQL over source (path), key, class, width, height, bytes, split and the columns.",
 )

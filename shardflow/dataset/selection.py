@@ -8,6 +8,7 @@ at the very border.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -52,13 +53,19 @@ def in_split_order(split: Split, argument: str, values: Any) -> list[Any]:
     except NotFoundError:
         paths = [key for shard in range(len(split.shards)) for key in split.stored_keys(shard)]
     stems = [os.path.splitext(path)[0] for path in paths]
+    stems = stems if len({*stems}) == len({*paths}) else paths
     given = [(str(name), value) for name, value in values.items()]
     found = dict(given)
-    for names in (paths, stems) if len({*stems}) == len({*paths}) else (paths,):
-        if len(found) == len(given) and found.keys() >= {*names}:
-            return [found[name] for name in names]
+    names = [path if path in found else stem for path, stem in zip(paths, stems, strict=True)]
+    lacking = [path for path, name in zip(paths, names, strict=True) if name not in found]
+    if len(found) == len(given) and not lacking:
+        return [found[name] for name in names]
+    repeated, _ = Counter(name for name, _ in given).most_common(1)[0] if given else ("", 0)
+    wrong = (
+        f"{len(lacking)} of {len(paths)} lack a value, such as {lacking[0]!r}" if lacking else f"{repeated!r} repeats"
+    )
     raise ConfigError(
-        f"{argument} does not have each sample of split {split.name!r} once, such as {paths[0]!r}; a Series, "
+        f"{argument} does not have each sample of split {split.name!r} once: {wrong}; a Series, "
         "which has the order of its table, needs the column of paths or ids as its index: table.set_index('id')"
     )
 

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 import zlib
 from collections import Counter
@@ -22,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from shardflow._wording import first_few
 from shardflow.dataset.column_files import decode, encode
 from shardflow.dataset.columns import publish_version, write_file
 from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, Split, open_dataset
 from shardflow.dataset.own_files import has_our_form, is_own, job_files, kept_manifests, read_removal, refuse_foreign
-from shardflow.dataset.sample_table import select
+from shardflow.dataset.sample_table import select, shard_keys
 from shardflow.dataset.selection import Mask
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.subsetting import find_keys
@@ -134,6 +136,8 @@ def remove(
             is_done = True
         else:
             masks = {name: select(split, dataset.classes, str(where)) for name, split in dataset.items()}
+            if re.search(r"\bsource\b", str(where), re.IGNORECASE):
+                _refuse_equal_sources(dataset, masks)
             is_done = any(each["rule"] == rule for each in records)
         removed.update({split: int(mask.sum()) for split, mask in masks.items() if mask.any()})
         if sum(removed.values()) == dataset.manifest.samples:
@@ -179,6 +183,19 @@ def _records(storage: Storage, version: Manifest) -> Iterator[dict[str, Any]]:
             continue
         except FormatError as error:
             raise FormatError(f"{storage.url(name)} is not a record of a removal; restore or delete it") from error
+
+
+def _refuse_equal_sources(dataset: Dataset, masks: Mapping[str, Mask]) -> None:
+    """Refuse to remove several samples of one source, which `extend --on-conflict add` makes, by this source."""
+    for name, mask in masks.items():
+        split, shards = dataset[name], range(len(dataset[name].shards)) if mask.any() else ()
+        sources = [source for shard in shards for source in split.shard_sources(shard)]
+        counts = Counter(sources[number] for number in np.flatnonzero(mask).tolist())
+        if several := [source for source, count in counts.items() if count > 1]:
+            keys = [key for shard in shards for key in shard_keys(split, shard)]
+            named = [f"{name}:{key}" for key, source in zip(keys, sources, strict=True) if source == several[0]]
+            message = f"{len(named)} samples of {dataset.url} have the source {several[0]!r}: {first_few(named, 5)}"
+            raise ConfigError(f"{message}; name those to remove by keys= or --keys")
 
 
 def _remove(

@@ -182,7 +182,10 @@ def test_groups_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     for group, message in (
         ("person", r"sample 000 has no field 'person' in its .json, which has 'camera', 'patient'; add it with"),
         ("patients", r"which has 'camera', 'patient' \(did you mean 'patient'\?\)"),
-        ({"000": "a"}, "group does not have each sample of split 'train' once, such as '000'"),
+        (
+            {"000": "a"},
+            "group does not have each sample of split 'train' once: 109 of 110 lack a value, such as '001'; a",
+        ),
         (patients, "group is of type list: give the name of a field, or a value for each path or id"),
         (5, "group is of type int: give the name of a field"),
         (by_key(dataset, [np.zeros(2)] * 110), "a group is named by a text or a number"),
@@ -361,10 +364,14 @@ def test_a_series_comes_by_its_index(table: Any, tmp_path: Path) -> None:
     ordered = by_path.loc[sf.open(dataset)["train"].sources()]
     for name, group in {"id": by_id, "path": by_path, "ordered": ordered, "dict": ordered.to_dict()}.items():
         assert sf.split_folds(dataset, tmp_path / name, folds=3, group=group) == expected
-    for other in (table.patient, by_id.iloc[1:], pd.concat([by_id, by_id.iloc[:1]])):
-        with pytest.raises(
-            ConfigError, match=r"group does not have .* such as 'im\d+.jpg'; a Series, which has the order"
-        ):
+    mixed = pd.concat([by_id.iloc[:9], by_path.iloc[9:]])
+    assert sf.split_folds(dataset, tmp_path / "mixed", folds=3, group=mixed) == expected
+    for other, wrong in (
+        (table.patient, r"40 of 40 lack a value, such as 'im\d+.jpg'"),
+        (by_id.iloc[1:], f"1 of 40 lack a value, such as '{by_id.index[0]}.jpg'"),
+        (pd.concat([by_id, by_id.iloc[:1]]), f"'{by_id.index[0]}' repeats"),
+    ):
+        with pytest.raises(ConfigError, match=rf"group does not have .* once: {wrong}; a Series, which has the order"):
             sf.split_folds(dataset, tmp_path / "other", folds=3, group=other)
     for values in (table.patient.tolist(), table.fold.to_numpy(), torch.tensor(table.fold), range(40)):
         for refused in ({"folds": values}, {"folds": 3, "group": values}):

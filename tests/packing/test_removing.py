@@ -528,3 +528,19 @@ def test_the_command(dataset: Path, tmp_path: Path) -> None:
     assert refused.returncode == 2
     (tmp_path / "keys").write_text(f"{keys_of(dataset)[0]}\n\n")
     assert run("remove", dataset, "--keys", tmp_path / "keys").returncode == 0
+
+
+def test_a_source_of_several_samples(tmp_path: Path) -> None:
+    """A condition on `source` that selects two samples of one source is refused, with their keys; others are not."""
+    pytest.importorskip("duckdb")
+    src = write_tree(tmp_path / "src", {f"a/{number}.jpg": photo(number) for number in range(3)})
+    sf.pack(src, tmp_path / "dst", short_side=32, executor="serial")
+    write_tree(src, {"a/0.jpg": photo(9)})
+    sf.extend(src, tmp_path / "dst", on_conflict="add", executor="serial")
+    before = contents(tmp_path / "dst")
+    with pytest.raises(ConfigError, match=r"2 samples of .* have the source 'a/0.jpg': train:\d+, train:\d+; .*--keys"):
+        sf.remove(tmp_path / "dst", where="source in ('a/0.jpg', 'a/1.jpg')")
+    with pytest.raises(ConfigError, match="2 samples"):
+        sf.remove(tmp_path / "dst", where="source in ('a/0.jpg')", purge=True)
+    assert contents(tmp_path / "dst") == before
+    assert sf.remove(tmp_path / "dst", where="source = 'a/2.jpg'").removed == {"train": 1}
