@@ -101,7 +101,7 @@ BUDGET = {
     "formats": 3490,
     "geometry": 450,
     "interop": 640,
-    "loading": 7610,
+    "loading": 7650,
     "native": 5850,
     "order": 2230,
     "packing": 8735,

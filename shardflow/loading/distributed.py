@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
@@ -25,6 +28,7 @@ logger = logging.getLogger(__name__)
 Group: TypeAlias = "tuple[int, int] | ProcessGroup | DeviceMesh"
 """The argument `group` of a loader."""
 
+_LATE_S = 3
 _begun = Counter[str]()  # how many loaders of a split this process has begun to iterate
 
 
@@ -82,22 +86,27 @@ def check_equal_on_ranks(name: str, value: str, size: int) -> None:
         raise ConfigError(f"{name} must be equal on all ranks, but rank {others[0]} differs from rank 0")
 
 
-def warn_of_other_settings(what: str, settings: Mapping[str, Any], size: int) -> None:
+def warn_of_other_settings(what: str, settings: Mapping[str, Any], size: int) -> Callable[[], None]:
     """Warn if the rank that began first has other settings for its loader of `what`, the n-th on each rank.
 
     If their "fingerprint" differs, no other setting is named: they read other datasets, or versions of one.
     No rank waits for another, because ranks may look at a batch alone. With groups of `size` 1 nothing is compared.
+
+    Returns:
+        A check for the end of the pass, which warns if this rank reads alone.
     """
     if size < 2 or not _is_initialised():
-        return
+        return check_nothing
     _begun[what] += 1
+    key = f"shardflow/{size}/{what}/{_begun[what]}"
     mine = json.dumps({"rank": dist.get_rank(), **settings}, sort_keys=True, default=str)
     try:
         store = distributed_c10d._get_default_store()
-        first = json.loads(store.compare_set(f"shardflow/{size}/{what}/{_begun[what]}", "", mine))
+        store.add(f"{key}/ranks", 1)
+        first = json.loads(store.compare_set(key, "", mine))
     except (RuntimeError, AttributeError) as error:  # the process that has the store ended; MPI has none
         logger.info("the settings of ranks are not compared: %s", error)
-        return
+        return check_nothing
     rank, here = first.pop("rank"), json.loads(mine)
     names = [name for name in first if first[name] != here.get(name)]
     names = ["fingerprint"] if "fingerprint" in names else names
@@ -110,6 +119,24 @@ def warn_of_other_settings(what: str, settings: Mapping[str, Any], size: int) ->
             rank,
             remedy,
         )
+    return functools.partial(_warn_if_alone, what, f"{key}/ranks", size)
+
+
+def check_nothing() -> None:
+    """Without ranks to compare."""
+
+
+def _warn_if_alone(what: str, key: str, size: int) -> None:
+    """Warn if fewer than `size` ranks have begun to read what this rank has read; late ones have some seconds."""
+    with contextlib.suppress(RuntimeError, ValueError):  # the process that has the store, or the group, ended
+        begun, deadline = distributed_c10d._get_default_store().add(key, 0), time.monotonic() + _LATE_S
+        while begun < size and time.monotonic() < deadline:
+            time.sleep(0.05)
+            begun = distributed_c10d._get_default_store().add(key, 0)
+        if begun < size:
+            message = "this rank has read its part of split %r, but %d of %d ranks have not begun to read theirs: "
+            remedy = "add up the results of all ranks, or pass group=(0, 1) to a loader that one rank reads alone"
+            logger.warning(message + remedy, what, size - begun, size)
 
 
 def _is_initialised() -> bool:

@@ -29,6 +29,7 @@ from .batch_sampler import BatchPlan, BatchSampler, Rows, WorkerControl
 from .checkpoint import Cursor
 from .collate import Collate
 from .decoders.decoder import allocate
+from .distributed import check_nothing
 from .shared_memory import SLOTS_BEYOND_PREFETCH, BatchSender
 from .source import EpochStart
 from .stage_times import stage_cpu_ms
@@ -95,7 +96,8 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
             sender,
         )
         self._pool = WorkerPool(self._pipeline, workers, sender)
-        self._was_compared, self._has_left, self._holding = False, False, set[str]()
+        self._has_left, self._holding = False, set[str]()
+        self._first_end: Callable[[], None] | None = None  # a check; None before the first iteration
         self._settings_of_workers: list[list[object]] = []
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -120,8 +122,11 @@ class Engine(wds.FluidInterface, ABC):  # type: ignore[misc] # webdataset has no
         """Check that the dataset is there, and settings unchanged and equal on all ranks, which call this together."""
 
     @abstractmethod
-    def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
-        """Warn if another rank begins its first iteration elsewhere, or over other samples."""
+    def _compare_ranks(self, starts: Sequence[EpochStart]) -> Callable[[], None]:
+        """Warn if another rank begins its first iteration elsewhere, or over other samples.
+
+        Returns a check for the end of the iteration, which warns if this rank reads alone.
+        """
 
     def __len__(self) -> int:
         """Return the number of batches per rank in a whole epoch, also after a resume (see `remaining`)."""
@@ -344,9 +349,8 @@ class Iteration:
         engine._warn_of_left(engine._cursor.next_start[0])
         self._epoch, self._position = engine._cursor.begin()
         first, starts = engine._begin(self._epoch, self._position)
-        if not engine._was_compared:
-            engine._was_compared = True
-            engine._compare_ranks(starts)
+        if engine._first_end is None:
+            engine._first_end = engine._compare_ranks(starts)
         self._steps, self._handed_out = engine._steps(self._position), 0
         self._number = engine._control.begin(first, self._steps, starts)
         self.batches = self._take()
@@ -363,6 +367,9 @@ class Iteration:
             self._engine._cursor.leave(self._position if is_peek else None)
             return
         self._engine._cursor.set(self._epoch + 1)
+        if self._engine._first_end is not None:
+            self._engine._first_end()
+            self._engine._first_end = check_nothing
         if not self._engine.workers.persistent_workers:
             self._engine._pool.end()
 

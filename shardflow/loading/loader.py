@@ -269,8 +269,8 @@ class Loader(Engine):
             check_sampler_on_ranks(self.source)
         self.dataset.dataset.refuse_replaced()
 
-    def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
-        compare_start_on_ranks(self.dataset.dataset, self.source, starts[0])
+    def _compare_ranks(self, starts: Sequence[EpochStart]) -> Callable[[], None]:
+        return compare_start_on_ranks(self.dataset.dataset, self.source, starts[0])
 
     def check_group(self) -> None:
         """Raise ConfigError if the loader was made before torch.distributed was initialised, for another rank."""
@@ -447,11 +447,14 @@ def check_sampler_on_ranks(source: Source) -> None:
     check_equal_on_ranks("sampler", identity, source.partition.world_size)
 
 
-def compare_start_on_ranks(dataset: Dataset, source: Source, start: EpochStart) -> None:
-    """Warn if the rank that began first has another dataset, started elsewhere, or over other samples of the split."""
+def compare_start_on_ranks(dataset: Dataset, source: Source, start: EpochStart) -> Callable[[], None]:
+    """Warn if the rank that began first has another dataset, started elsewhere, or over other samples of the split.
+
+    Returns a check for the end of the pass, which warns if this rank reads alone.
+    """
     settings = checkpoint.save(dataset, source, start)
     settings |= {"batch_size": source.partition.batch_size, "tail": source.partition.tail}
-    warn_of_other_settings(source.split.name, settings, source.partition.world_size)
+    return warn_of_other_settings(source.split.name, settings, source.partition.world_size)
 
 
 def _check_callables(transform: Transforms, batch_transform: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn
@@ -189,9 +189,10 @@ class Mix(Engine):
             check_sampler_on_ranks(source)
             loader.dataset.dataset.refuse_replaced()
 
-    def _compare_ranks(self, starts: Sequence[EpochStart]) -> None:
-        for loader, start in zip(self.loaders, starts, strict=True):
-            compare_start_on_ranks(loader.dataset.dataset, loader.source, start)
+    def _compare_ranks(self, starts: Sequence[EpochStart]) -> Callable[[], None]:
+        pairs = zip(self.loaders, starts, strict=True)
+        checks = [compare_start_on_ranks(loader.dataset.dataset, loader.source, start) for loader, start in pairs]
+        return checks[0]
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that identify the data of a run, for its log: those of each loader, and the weights."""

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import shardflow
 from shardflow.errors import ConfigError
+from shardflow.loading import distributed
 from tests.helpers.making import make_dataset
 from tests.helpers.ranks import launch
 from tests.helpers.training import SIZES, TOTAL, make_loader
@@ -124,8 +125,12 @@ def work(url: Path) -> dict[str, Any]:
     found["another epoch"] = warnings_of(lambda: next(iter(moved)))
     stale = Path(url).with_name("other") if dist.get_rank() >= 4 else url
     found["another dataset"] = warnings_of(lambda: next(iter(make_loader(stale, **{**differing, "seed": 0}))))
+    found["a whole pass"] = warnings_of(lambda: batches_of(make_loader(url, group=mesh["dp"], **options)))
     if dist.get_rank() == 0:  # alone: no other rank takes part
-        found["alone"] = batches_of(make_loader(url, group=(0, 1), sampler=shardflow.samplers.Weighted(1), **options))
+        distributed._LATE_S = 0
+        found["its part"] = warnings_of(lambda: batches_of(make_loader(url, group=mesh["dp"], **options)))
+        alone = make_loader(url, group=(0, 1), sampler=shardflow.samplers.Weighted(1), **options)
+        found["all of it"] = warnings_of(lambda: found.update(alone=batches_of(alone)))
     outside = dist.new_group([0])
     found["outside"] = dist.get_rank() and refusal(make_loader, url, group=outside, **options)
     return found
@@ -207,6 +212,16 @@ def test_other_settings_of_a_rank_are_said(name: str, setting: str, found: list[
     said = list(chain(*(rank[f"another {name}"] for rank in found)))
     assert 4 <= len(said) < 8
     assert all(re.match(rf"this rank begins with {setting} \d+, not \d+ as rank \d does: ", one) for one in said)
+
+
+def test_a_rank_that_reads_its_part_alone_is_told(found: list[dict[str, Any]]) -> None:
+    """A rank warns at the end of a pass that no other rank has begun; together, and with a group of one, none does."""
+    assert not any(rank["a whole pass"] for rank in found)
+    (said,) = found[0]["its part"]
+    assert said.startswith(
+        "this rank has read its part of split 'train', but 1 of 2 ranks have not begun to read theirs"
+    )
+    assert not found[0]["all of it"]
 
 
 def test_another_dataset_of_a_rank_is_said(found: list[dict[str, Any]]) -> None:
