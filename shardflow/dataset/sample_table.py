@@ -54,7 +54,7 @@ _SETTINGS = {
 _CHANGING = """SELECT lower(function_name) FROM duckdb_functions() WHERE stability IS NOT NULL GROUP BY ALL
     HAVING bool_or(stability = 'VOLATILE') OR NOT bool_or(stability = 'CONSISTENT')"""
 _MACROS = "SELECT lower(function_name), macro_definition FROM duckdb_functions() WHERE function_type = 'macro'"
-_FINDING = re.compile(r"compare_((not_?)?(equal|in)|(not_)?distinct_from)|(list|array)_(contains|has)")
+_EQUALITY = re.compile(r"compare_((not_?)?(equal|in)|(not_)?distinct_from)|(list|array)_(contains|has)")
 _SQL_VALUES = re.compile(r"(current|session)_\w+|localtime(stamp)?|user")  # functions without parentheses in SQL
 
 
@@ -145,7 +145,7 @@ def _check_expression(connection: Any, where: str, columns: Collection[str], cla
 
 def _compared_classes(node: Mapping[str, Any]) -> list[str]:
     """Return the texts that an expression compares with `class`, or looks for in `classes`."""
-    if not _FINDING.fullmatch(str(node.get("function_name", node.get("type"))).lower()):
+    if not _EQUALITY.fullmatch(str(node.get("function_name", node.get("type"))).lower()):
         return []
     columns, texts = [], []
     for part in (part for part in _nodes(node) if part is not node and "class" in part):

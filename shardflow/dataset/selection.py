@@ -60,10 +60,10 @@ def in_split_order(split: Split, argument: str, values: Any) -> list[Any]:
     lacking = [path for path, name in zip(paths, names, strict=True) if name not in found]
     if len(found) == len(given) and not lacking:
         return [found[name] for name in names]
-    repeated, _ = Counter(name for name, _ in given).most_common(1)[0] if given else ("", 0)
-    wrong = (
-        f"{len(lacking)} of {len(paths)} lack a value, such as {lacking[0]!r}" if lacking else f"{repeated!r} repeats"
-    )
+    if lacking:
+        wrong = f"{len(lacking)} of {len(paths)} lack a value, such as {lacking[0]!r}"
+    else:
+        wrong = f"{Counter(name for name, _ in given).most_common(1)[0][0]!r} repeats"
     raise ConfigError(
         f"{argument} does not have each sample of split {split.name!r} once: {wrong}; a Series, "
         "which has the order of its table, needs the column of paths or ids as its index: table.set_index('id')"

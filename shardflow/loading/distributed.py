@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Group: TypeAlias = "tuple[int, int] | ProcessGroup | DeviceMesh"
 """The argument `group` of a loader."""
 
-_LATE_S = 3
+_LATE_S = 3  # for which a rank that has read its part waits for others to begin
 _begun = Counter[str]()  # how many loaders of a split this process has begun to iterate
 
 
@@ -129,10 +129,9 @@ def check_nothing() -> None:
 def _warn_if_alone(what: str, key: str, size: int) -> None:
     """Warn if fewer than `size` ranks have begun to read what this rank has read; late ones have some seconds."""
     with contextlib.suppress(RuntimeError, ValueError):  # the process that has the store, or the group, ended
-        begun, deadline = distributed_c10d._get_default_store().add(key, 0), time.monotonic() + _LATE_S
-        while begun < size and time.monotonic() < deadline:
+        store, deadline = distributed_c10d._get_default_store(), time.monotonic() + _LATE_S
+        while (begun := store.add(key, 0)) < size and time.monotonic() < deadline:
             time.sleep(0.05)
-            begun = distributed_c10d._get_default_store().add(key, 0)
         if begun < size:
             message = "this rank has read its part of split %r, but %d of %d ranks have not begun to read theirs: "
             remedy = "add up the results of all ranks, or pass group=(0, 1) to a loader that one rank reads alone"

@@ -203,13 +203,14 @@ class _Inputs:
         self.labels = 0
         self._inputs: dict[str, dict[str, tuple[_Expected, ...]]] = {}  # split → path → what its inputs have
         self._stored: dict[Label, _Checksums] = {}
+        annotations = dataset.manifest.annotations.parts
         for source in sources:
             for split, items in source.splits.items():
                 self._stored |= {label: _checksums(label) for label in items.labels}
                 of_split = self._inputs.setdefault(split, {})
                 own = {label: (_Expected(label, source),) for label in items.labels}
                 for item in items:
-                    texts = _texts(item, dataset.manifest.annotations.parts)
+                    texts = _texts(item, annotations)
                     expected = (_Expected(item.label, source, texts),) if texts else own[item.label]
                     of_split[item.path] = of_split.get(item.path, ()) + expected
         self._stored |= {label: _checksums(label) for label in (None, *range(len(dataset.classes or ())))}
