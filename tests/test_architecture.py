@@ -93,7 +93,7 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2560,
+    "cli": 2600,
     "dataset": 6810,
     "demo": 750,
     "device": 2100,
@@ -104,7 +104,7 @@ BUDGET = {
     "loading": 7650,
     "native": 5850,
     "order": 2230,
-    "packing": 8735,
+    "packing": 8745,
     "preview": 1250,
     "storage": 4660,
     "": 1300,

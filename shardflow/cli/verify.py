@@ -11,11 +11,13 @@ import click
 
 import shardflow
 from shardflow._wording import plural, size_text
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.shard_rows import LOST_INDEX
-from shardflow.dataset.verifying import verify_dataset
+from shardflow.dataset.verifying import Finding, verify_dataset
 from shardflow.dataset.virtual_dataset import root_urls, tar_bytes
 from shardflow.packing.origin import NOT_IN_SOURCES, open_sources
-from shardflow.packing.verifying import IMAGES, compare_with_sources
+from shardflow.packing.repairing import RepairReport
+from shardflow.packing.verifying import IMAGES, Comparison, compare_with_sources
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, column_options, json_option, with_columns
@@ -76,41 +78,56 @@ def verify(
     given = with_columns([*sources, *filter(None, [source])], columns)
     started = time.perf_counter()
     dataset = shardflow.open(url)
-    shards, size = dataset.shards, tar_bytes(dataset, dataset.shards)
-    tars = len({dataset.storage.url(shard.name) for shard in shards})  # splits of a virtual dataset share tars
-    repairs: dict[str, object] = {}
+    report = None
     with (
         open_sources(dataset, given[: len(sources)]) as opened,
-        shard_bar(shards, "verifying", disable=as_json) as progress,
+        shard_bar(dataset.shards, "verifying", disable=as_json) as progress,
     ):
         if source is None:
-            findings: Sequence[shardflow.reports.Finding] = verify_dataset(dataset, progress=progress)
+            findings: Sequence[Finding] = verify_dataset(dataset, progress=progress)
         else:
             report = shardflow.repair(url, given[-1] if source else None, progress=progress)
             findings = report.left
-            repairs = {"repaired": report.repaired, "failed": report.failed, "found": list(map(asdict, report.found))}
         damaged = {finding.file for finding in findings}
         with show_waiting("comparing", disable=as_json):
             compared = compare_with_sources(dataset, opened, images=images or IMAGES, damaged=damaged)
-    samples = sum(shard.samples for shard in shards)
+    seconds = time.perf_counter() - started
     if as_json:
-        checked = {
-            "shards": tars,
-            "samples": samples,
-            "bytes": size,
-            "compared": compared.images,
-            "labels": compared.labels,
-        }
-        listed = list(map(asdict, [*findings, *compared.findings]))
-        print_json({**checked, "ok": not listed, "findings": listed, **repairs})
-        return 1 if listed else 0
-    if source is not None:
-        for name in report.repaired:
-            say(f"repaired: {name}")
-        for name, reason in report.failed.items():
-            say(f"not repaired: {name}: {reason}")
-    by_file: dict[str, list[shardflow.reports.Finding]] = {}
-    for finding in (*findings, *compared.findings):
+        print_json(_as_json(dataset, findings, compared, report))
+    else:
+        _say_findings(dataset, [*findings, *compared.findings], report)
+        if sources:
+            _say_comparison(dataset, compared, ", ".join(map(shown_url, sources)))
+        _say_damage(dataset, findings, compared if sources else None, seconds, is_repair=report is not None)
+    return 1 if findings or compared.findings else 0
+
+
+def _as_json(
+    dataset: Dataset, findings: Sequence[Finding], compared: Comparison, report: RepairReport | None
+) -> dict[str, Any]:
+    listed = list(map(asdict, [*findings, *compared.findings]))
+    read = {
+        "shards": _tars(dataset),
+        "samples": dataset.manifest.samples,
+        "bytes": tar_bytes(dataset, dataset.shards),
+        "compared": compared.images,
+        "labels": compared.labels,
+        "inputs_without_sample": compared.inputs_without_sample,
+        "ok": not listed,
+        "findings": listed,
+    }
+    if report is None:
+        return read
+    return read | {"repaired": report.repaired, "failed": report.failed, "found": list(map(asdict, report.found))}
+
+
+def _say_findings(dataset: Dataset, findings: Sequence[Finding], report: RepairReport | None) -> None:
+    for name in report.repaired if report else ():
+        say(f"repaired: {name}")
+    for name, reason in report.failed.items() if report else ():
+        say(f"not repaired: {name}: {reason}")
+    by_file: dict[str, list[Finding]] = {}
+    for finding in findings:
         # The tars of a virtual dataset are elsewhere.
         file = dataset.storage.url(finding.file) if dataset.manifest.roots else finding.file
         by_file.setdefault(file, []).append(replace(finding, file=file))
@@ -119,37 +136,51 @@ def verify(
             say(str(finding))
         if (more := len(of_file) - _SHOWN) > 0:
             say(f"{file}: {plural(more, 'more finding')}; --json lists all")
-    if sources:
-        compared_with = ", ".join(map(shown_url, sources))
-        how = f"{compared.images:,} of {plural(samples, 'image')} compared with {compared_with}"
-        if compared.labels:
-            how = f"{plural(compared.labels, 'label')} and {how}"
-        differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
-        say(differing or f"as its source: {how}")
-        absent = [finding for finding in compared.findings if finding.problem.startswith(NOT_IN_SOURCES)]
-        if absent and len(absent) == samples:
-            remedy = "--source takes the same SRC as `pack`, not a folder in or above it"
-            say(f"none of them is in {compared_with}: {remedy}")
-    seconds = time.perf_counter() - started
-    kind = "tar" if dataset.manifest.roots else "shard"
-    read = f"{plural(tars, kind)}, {plural(samples, 'sample')}, {size_text(size)} in {seconds:.1f} s"
+
+
+def _say_comparison(dataset: Dataset, compared: Comparison, sources: str) -> None:
+    samples = dataset.manifest.samples
+    how = f"{compared.images:,} of {plural(samples, 'image')} compared with {sources}"
+    if compared.labels:
+        how = f"{plural(compared.labels, 'label')} and {how}"
+    differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
+    say(differing or f"as its source: {how}")
+    if absent := compared.inputs_without_sample:
+        say(f"not in the dataset: {plural(len(absent), 'input')} of its source, such as {absent[0]!r}")
+    gone = sum(finding.problem.startswith(NOT_IN_SOURCES) for finding in compared.findings)
+    if gone and gone == samples:
+        say(f"none of them is in {sources}: --source takes the same SRC as `pack`, not a folder in or above it")
+
+
+def _say_damage(
+    dataset: Dataset, findings: Sequence[Finding], compared: Comparison | None, seconds: float, *, is_repair: bool
+) -> None:
+    """Say how much was read, what is damaged and what was not checked, with the remedies."""
+    roots, tars = dataset.manifest.roots, plural(_tars(dataset), "tar" if dataset.manifest.roots else "shard")
+    size = size_text(tar_bytes(dataset, dataset.shards))
+    read = f"{tars}, {plural(dataset.manifest.samples, 'sample')}, {size} in {seconds:.1f} s"
     if not findings:
-        say(read + "; but not as its source" * bool(compared.findings), label="no damage:", colour="green")
-        if not sources and dataset.manifest.sharding is not None:
+        is_other = compared is not None and compared.findings
+        say(f"{read}; but not as its source" if is_other else read, label="no damage:", colour="green")
+        if compared is None and dataset.manifest.sharding is not None:
             say("not checked: whether images and labels are the intended ones; --source SRC compares some with SRC")
-        if any(root.fingerprint is None for root in dataset.manifest.roots.values()):  # tars that were indexed
+        if any(root.fingerprint is None for root in roots.values()):  # tars that were indexed
             remedy = "a Loader with max_errors= replaces damaged ones, and loader.replaced names them"
             say(f"not checked: whether images can be decoded; {remedy}")
-        return 1 if compared.findings else 0
+        return
     files = {dataset.storage.url(finding.file) for finding in findings}
-    found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
-    if roots := dataset.manifest.roots:
+    if roots:
         owners = [place for name, place in root_urls(dataset).items() if roots[name].fingerprint is not None]
         remedy = "restore the tars; if tars were rewritten, index them again (`shardflow index`)"
         if owners:
             remedy = f"repair {', '.join(owners)}, or create this dataset again"
-        if files <= {dataset.storage.url(shard.index_name) for shard in shards}:
-            remedy = "run again with --repair, which rebuilds indexes of whole tars" if source is None else LOST_INDEX
+        if files <= {dataset.storage.url(shard.index_name) for shard in dataset.shards}:
+            remedy = LOST_INDEX if is_repair else "run again with --repair, which rebuilds indexes of whole tars"
+    found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     say(f"{found}, of {read}; {remedy}", label="damaged:", colour="red")
-    return 1
+
+
+def _tars(dataset: Dataset) -> int:
+    """Return the number of tars; splits of a virtual dataset share them."""
+    return len({dataset.storage.url(shard.name) for shard in dataset.shards})

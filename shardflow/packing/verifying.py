@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -125,6 +125,7 @@ class Comparison(NamedTuple):
     findings: list[Finding]
     images: int  # number of images that were compared
     labels: int  # number of samples whose labels were compared
+    inputs_without_sample: list[str]  # paths; the quarantine does not count. Not searched in a damaged dataset
 
 
 def compare_with_sources(
@@ -137,12 +138,12 @@ def compare_with_sources(
 ) -> Comparison:
     """Compare labels and some images with their inputs, except in shards with `damaged` files; see `verify`."""
     if not sources:
-        return Comparison([], 0, 0)
+        return Comparison([], 0, 0, [])
     shards = [shard for shard in dataset.shards if not {shard.name, shard.index_name} & set(damaged)]
     chosen = _choose(np.array([shard.samples for shard in shards], dtype=np.int64), images, seed)
     findings: list[Finding] = []
     samples: list[_Sample] = []
-    inputs, compared = _Inputs(dataset, sources), 0
+    inputs, compared, is_complete = _Inputs(dataset, sources), 0, not damaged
 
     def read(shard: Shard) -> tuple[Receipt, ShardRows] | Finding:
         try:
@@ -155,6 +156,7 @@ def compare_with_sources(
         for number, (shard, made) in enumerate(zip(shards, threads.map(read, shards), strict=True)):
             if isinstance(made, Finding):
                 findings.append(made)
+                is_complete = False
                 continue
             (receipt, rows), records = made, {*chosen.get(number, ())}
             slots, compared = receipt.packed_slots(), compared + len(records)
@@ -168,7 +170,8 @@ def compare_with_sources(
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
                 findings.append(Finding(sample.shard.name, problem, key=sample.key))
-    return Comparison(findings, compared, inputs.labels)
+    unused = inputs.unused(bad.path for bad in dataset.quarantine()) if is_complete else []
+    return Comparison(findings, compared, inputs.labels, unused)
 
 
 class _Sample(NamedTuple):
@@ -215,10 +218,17 @@ class _Inputs:
                     of_split[item.path] = of_split.get(item.path, ()) + expected
         self._stored |= {label: _checksums(label) for label in (None, *range(len(dataset.classes or ())))}
         self._named = {checksums: label for label, checksums in self._stored.items()}
+        self._unused = {(split, path) for split, paths in self._inputs.items() for path in paths}
+
+    def unused(self, others: Iterable[str]) -> list[str]:
+        """Return the paths of inputs that no sample of the shards read so far has, without `others`; sorted."""
+        return sorted({path for _, path in self._unused}.difference(others))
 
     def differing(self, shard: Shard, receipt: Receipt, rows: ShardRows) -> Iterator[tuple[int, str]]:
         """Yield the records without inputs, or with other labels, and the problem, "" if the sample must be read."""
-        inputs = self._inputs.get(shard.name.partition("/")[0], {})
+        split = shard.name.partition("/")[0]
+        inputs = self._inputs.get(split, {})
+        self._unused.difference_update((split, path) for path in receipt.sources)
         for record, path in enumerate(receipt.sources):
             if not (found := inputs.get(path, ())):
                 yield record, not_in_sources(path, shard)

@@ -112,6 +112,22 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     assert (told["ok"], told["labels"], told["compared"], len(told["findings"])) == (False, 6, 6, 1)
 
 
+def test_inputs_that_the_dataset_lacks(tmp_path: Path) -> None:
+    """Removed and new inputs of the source are counted; quarantined ones are not, nor is a finding made of them."""
+    src, dst = write_tree(image_folder(tmp_path / "src", 6), {"a/bad.jpg": b"\xff\xd8"}), tmp_path / "dst"
+    shardflow.pack(src, dst, short_side=32, executor="serial", max_errors=1)
+    first = run("verify", dst, "--source", src, "--json")
+    assert json.loads(first.stdout)["inputs_without_sample"] == []
+    shardflow.remove(dst, keys=["000000001"])
+    write_tree(src, {"a/zz.jpg": photo(9)})
+    answer = run("verify", dst, "--source", src)
+    assert answer.returncode == 0
+    assert "\nnot in the dataset: 2 inputs of its source, such as 'a/" in answer.stdout
+    damage(dst, shardflow.open(dst).shards[0].name, 2)
+    damaged = run("verify", dst, "--source", src, "--json")
+    assert (damaged.returncode, json.loads(damaged.stdout)["inputs_without_sample"]) == (1, [])
+
+
 def test_images_without_a_source(tmp_path: Path) -> None:
     """--images is refused where there is no --source to compare with."""
     answer = run("verify", make_dataset(tmp_path / "data", [1]), "--images", 5)

@@ -293,7 +293,7 @@ def test_images_without_labels(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", {f"{number}.jpg": photo(number) for number in range(4)})
     sf.pack(src, tmp_path / "dst", short_side=32, executor="serial")
     with open_sources(dataset := sf.open(tmp_path / "dst"), [src]) as sources:
-        assert compare_with_sources(dataset, sources, images=3) == Comparison([], 3, 0)
+        assert compare_with_sources(dataset, sources, images=3) == Comparison([], 3, 0, [])
 
 
 def test_labels_of_inputs_with_one_path(tmp_path: Path) -> None:
