@@ -94,7 +94,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2600,
-    "dataset": 6810,
+    "dataset": 6840,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,

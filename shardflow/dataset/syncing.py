@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
@@ -25,7 +26,7 @@ from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
 
 from .leftovers import remove_leftovers
-from .open_dataset import open_dataset
+from .open_dataset import Dataset, open_dataset
 from .shard_rows import read_index_bytes
 from .write_lock import FILE_NAME as LOCK_NAME
 from .write_lock import WriteLock, abort_uploads, acquire, clean_up, refuse_purged
@@ -85,96 +86,127 @@ def sync(
     """
     dataset = open_dataset(src, storage_options=src_options, version=version)
     roots = {name: replace(root, url=f"bases/{name}") for name, root in dataset.manifest.roots.items()}
-    source, own = dataset.storage, open_storage(dst, dst_options, to_write=True)
-    target, shards = virtual_storage(own, dst, roots, dst_options), dataset.shards
-    # Shards of a virtual dataset can share a tar: it is copied with the first of them.
-    first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
+    own = open_storage(dst, dst_options, to_write=True)
+    target = virtual_storage(own, dst, roots, dst_options)
     with own.exclusive_writer() as writer:
-        finished = target.version(manifest.FILE_NAME) is not None
-        if not finished:
+        if target.version(manifest.FILE_NAME) is None:
             dataset.quarantine()  # raises an error if it is damaged, before anything is copied
-        lock = None if finished else _begin(own, dataset.fingerprint)
-        if finished and manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
+            copy = _Copy(dataset, own, target, writer.staging, _begin(own, dataset.fingerprint))
+        elif manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint == dataset.fingerprint:
+            # A listing shows the files that a finished copy has lost; reading them is for `verify`.
+            sizes = {own.url(name): listed.size for name, listed in own.listing().items()}
+            copy = _Copy(dataset, own, target, writer.staging, None, sizes)
+        else:
             raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
-        # A listing shows the files that a finished copy has lost; reading them is for `verify`.
-        sizes = {own.url(name): listed.size for name, listed in own.listing().items()} if finished else {}
-
-        def has_tar(shard: Shard) -> bool:
-            return sizes.get(target.url(shard.name)) == shard.bytes if finished else _is_copied(target, shard)
-
-        def fetch_and_put(name: str, size: int, sha256: str) -> None:
-            path = writer.staging / f"{TEMPORARY}{name.replace('/', '-')}.{secrets.token_hex(4)}"
-            source.get(name, path, size=size, sha256=sha256)
-            target.put(name, path)
-
-        def confirm(*published: str) -> None:
-            if lock is not None:
-                lock.confirm(published)
-            elif not roots:  # no command purges the tars of virtual datasets
-                refuse_purged(target, dataset.fingerprint, published)
-
-        def copy(shard: Shard) -> bool:
-            """Copy the missing files of a shard; return whether its tar was copied."""
-            is_missing = shard.name in first_of_tar and not has_tar(shard)
-            lacks_index = target.url(shard.index_name) not in sizes
-            if is_missing:
-                fetch_and_put(shard.name, shard.bytes, shard.sha256)
-            if lacks_index:
-                target.put(shard.index_name, read_index_bytes(source, shard))
-            if is_missing or lacks_index:
-                confirm(shard.name, shard.index_name)
-            return is_missing
-
-        def copy_column(file: ColumnFile) -> None:
-            if sizes.get(target.url(file.name)) != file.bytes:
-                fetch_and_put(file.name, file.bytes, file.sha256)
-                confirm(file.name)
-
-        copied_bytes: list[int] = []
-        found_bytes: list[int] = []
-        with TransferPool(_SHARDS_AT_A_TIME) as pool:
-            copies = [pool.submit(copy, shard) for shard in shards]
-            columns = [pool.submit(copy_column, file) for split in dataset.values() for file in split.columns.files()]
-            for shard, copied in zip(shards, copies, strict=True):
-                was_copied = copied.result()
-                if shard.name in first_of_tar:
-                    (copied_bytes if was_copied else found_bytes).append(shard.bytes)
-                if progress is not None:
-                    progress(shard)
-            for copied_column in columns:
-                copied_column.result()
+        copied, found = copy.files(progress)
         remove_leftovers(own.local_path(""))
-        if lock is None:
+        if copy.lock is None:
             clean_up(target)
         else:
-            packed = [shard for shard in shards if roots and not name_of_other_tar(dataset.manifest.roots, shard.name)]
-            receipts = (shard.receipt_name for shard in packed if shard.name in first_of_tar)
-            records = (*dataset.manifest.receipt_names, *dataset.manifest.removal_names, *receipts)
-            for name in records:
-                with contextlib.suppress(NotFoundError):
-                    target.put(name, source.read(name))
-            lock.confirm(records)
-            if (record := dataset.read_quarantine()) is not None:
-                lock.put(*record)
-            lock.check()
-            abort_uploads(target, {shard.name for shard in shards})
-            target.put(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes(), new=True)
-            lock.release()
+            copy.publish(copy.lock, replace(dataset.manifest, roots=roots))
     return SyncReport(
-        copied=len(copied_bytes),
-        copied_bytes=sum(copied_bytes),
-        found=len(found_bytes),
-        found_bytes=sum(found_bytes),
+        copied=len(copied),
+        copied_bytes=sum(copied),
+        found=len(found),
+        found_bytes=sum(found),
         fingerprint=dataset.fingerprint,
     )
 
 
-def _is_copied(target: Storage, shard: Shard) -> bool:
-    """Return whether an earlier attempt copied a shard, by its size; on a disk, also by its SHA-256."""
-    if (found := target.version(shard.name)) is None or found.size != shard.bytes:
-        return False
-    path = target.local_path(shard.name)
-    return path is None or file_sha256(path) == shard.sha256
+class _Copy:
+    """Copies the files of a dataset to `target`, which is `own` and, if the dataset is virtual, the places of its tars.
+
+    Attributes:
+        lock: The write lock of a copy that is not finished yet; None if it is.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        own: Storage,
+        target: Storage,
+        staging: Path,
+        lock: WriteLock | None,
+        sizes: Mapping[str, int] | None = None,  # URL → bytes, of a finished copy
+    ) -> None:
+        self.lock = lock
+        self._dataset, self._own, self._target, self._staging = dataset, own, target, staging
+        self._sizes = sizes or {}
+        # Shards of a virtual dataset can share a tar: it is copied with the first of them.
+        tars = {target.url(shard.name): shard.name for shard in reversed(dataset.shards)}
+        self._first_of_tar = set(tars.values())
+
+    def files(self, progress: OnShard) -> tuple[list[int], list[int]]:
+        """Copy the missing tars, indexes and columns; return the sizes of the tars copied, and of those found."""
+        copied: list[int] = []
+        found: list[int] = []
+        columns = [file for split in self._dataset.values() for file in split.columns.files()]
+        with TransferPool(_SHARDS_AT_A_TIME) as pool:
+            copies = [pool.submit(self._copy_shard, shard) for shard in self._dataset.shards]
+            copies_of_columns = [pool.submit(self._copy_column, file) for file in columns]
+            for shard, copy in zip(self._dataset.shards, copies, strict=True):
+                was_copied = copy.result()
+                if shard.name in self._first_of_tar:
+                    (copied if was_copied else found).append(shard.bytes)
+                if progress is not None:
+                    progress(shard)
+            for copy_of_column in copies_of_columns:
+                copy_of_column.result()
+        return copied, found
+
+    def publish(self, lock: WriteLock, finished: manifest.Manifest) -> None:
+        """Copy the records that exist, then write the manifest."""
+        roots, shards = self._dataset.manifest.roots, self._dataset.shards
+        packed = [shard for shard in shards if roots and not name_of_other_tar(roots, shard.name)]
+        receipts = (shard.receipt_name for shard in packed if shard.name in self._first_of_tar)
+        records = (*finished.receipt_names, *finished.removal_names, *receipts)
+        for name in records:
+            with contextlib.suppress(NotFoundError):
+                self._target.put(name, self._dataset.storage.read(name))
+        lock.confirm(records)
+        if (record := self._dataset.read_quarantine()) is not None:
+            lock.put(*record)
+        lock.check()
+        abort_uploads(self._target, {shard.name for shard in shards})
+        self._target.put(manifest.FILE_NAME, finished.to_bytes(), new=True)
+        lock.release()
+
+    def _copy_shard(self, shard: Shard) -> bool:
+        """Copy the missing files of a shard; return whether its tar was copied."""
+        is_missing = shard.name in self._first_of_tar and not self._has_tar(shard)
+        lacks_index = self._target.url(shard.index_name) not in self._sizes
+        if is_missing:
+            self._fetch_and_put(shard.name, shard.bytes, shard.sha256)
+        if lacks_index:
+            self._target.put(shard.index_name, read_index_bytes(self._dataset.storage, shard))
+        if is_missing or lacks_index:
+            self._confirm(shard.name, shard.index_name)
+        return is_missing
+
+    def _copy_column(self, file: ColumnFile) -> None:
+        if self._sizes.get(self._target.url(file.name)) != file.bytes:
+            self._fetch_and_put(file.name, file.bytes, file.sha256)
+            self._confirm(file.name)
+
+    def _fetch_and_put(self, name: str, size: int, sha256: str) -> None:
+        path = self._staging / f"{TEMPORARY}{name.replace('/', '-')}.{secrets.token_hex(4)}"
+        self._dataset.storage.get(name, path, size=size, sha256=sha256)
+        self._target.put(name, path)
+
+    def _confirm(self, *published: str) -> None:
+        if self.lock is not None:
+            self.lock.confirm(published)
+        elif not self._dataset.manifest.roots:  # no command purges the tars of virtual datasets
+            refuse_purged(self._target, self._dataset.fingerprint, published)
+
+    def _has_tar(self, shard: Shard) -> bool:
+        """Return whether a tar is there, by its size; in an unfinished copy on a disk, also by its SHA-256."""
+        if self.lock is None:
+            return self._sizes.get(self._target.url(shard.name)) == shard.bytes
+        if (found := self._target.version(shard.name)) is None or found.size != shard.bytes:
+            return False
+        path = self._target.local_path(shard.name)
+        return path is None or file_sha256(path) == shard.sha256
 
 
 def _begin(target: Storage, fingerprint: str) -> WriteLock:

@@ -1,7 +1,7 @@
 """The Storage interface: named blobs below one root, the files of a dataset.
 
 Names are relative paths with forward slashes. A published blob appears whole under its final name, or not at all. A
-killed writer can leave files with names like `LEFTOVER`, but never half a blob.
+killed writer can leave files whose names begin with `TEMPORARY`, but never half a blob.
 
 Behaviour is added by wrapping: rereading wrong bytes, the cache, the roots of a virtual dataset, and the tests'
 counters and faults are Storages too, see `wrapper`. All of them pass `tests/storage/test_conformance.py`.
@@ -9,7 +9,6 @@ counters and faults are Storages too, see `wrapper`. All of them pass `tests/sto
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,8 +23,7 @@ IDLE_TIMEOUT_S = 60.0
 """The default of `Storage.idle_timeout_s`."""
 
 TEMPORARY = ".tmp-"
-LEFTOVER = re.compile(r"\.tmp-.+\.[0-9a-f]{8}")
-"""The names, without folders, of files that are being published; no other files count as leftovers."""
+"""The beginning of the names, without folders, of files that are being written."""
 
 
 class BlobTooLargeError(IntegrityError):
