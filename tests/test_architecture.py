@@ -93,8 +93,8 @@ LIBRARIES = {
 """Which files may import a library at all, inside functions and for type checkers included."""
 
 BUDGET = {
-    "cli": 2600,
-    "dataset": 6840,
+    "cli": 2610,
+    "dataset": 6890,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,
@@ -104,7 +104,7 @@ BUDGET = {
     "loading": 7650,
     "native": 5850,
     "order": 2230,
-    "packing": 8745,
+    "packing": 8800,
     "preview": 1250,
     "storage": 4660,
     "": 1300,

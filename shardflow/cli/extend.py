@@ -32,7 +32,7 @@ from .terminal import say
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count known, new and conflicting inputs; write nothing.")
 @click.option("--max-errors", default=0, show_default=True, help="Bad inputs to allow.")
-def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any) -> None:
+def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any) -> int:
     """Add the new images of SRC to the dataset at DST, as new shards.
 
     They are packed like the rest of the dataset. An input is new if its path below SRC is new. If the path is known but
@@ -46,14 +46,15 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
     """
     source = source_of(src, settings)
     if dry_run:
-        print_lines(_plan_lines(preview_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
-        return
+        plan = preview_extension(source, dst, on_conflict=on_conflict)
+        print_lines(_plan_lines(plan, on_conflict), 13)
+        return 1 if plan.conflicting and on_conflict == "error" else 0
     with resumable():
         report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=True, **settings)
     if not report.inputs:
         skipped = f"; skipped: {_conflicting(report.conflicting)}" if report.conflicting else ""
         say(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source{skipped}")
-        return
+        return 0
     done = "added" if on_conflict == "add" else "skipped"
     new = plural(report.inputs, "new input")
     lines = {
@@ -68,10 +69,11 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "previous": report.previous,
     }
     print_lines(lines.items(), 13)
+    return 0
 
 
 def _conflicting(count: int) -> str:
-    return f"{plural(count, 'input')} with a path of the dataset but other content or label"
+    return f"{plural(count, 'input')} with a path of the dataset but another image, label, split or column"
 
 
 def _plan_lines(plan: PackPlan, on_conflict: str) -> Iterator[tuple[str, Any]]:
@@ -84,5 +86,5 @@ def _plan_lines(plan: PackPlan, on_conflict: str) -> Iterator[tuple[str, Any]]:
     yield "skipped", skipped_text(plan.source.skipped)
     yield "new classes", first_few(classes, len(classes))
     refused = bool(conflicting) and on_conflict == "error"
-    nothing = "nothing, because of the conflicts; see --on-conflict"
+    nothing = "nothing, because of the conflicts, which `verify --source` names; see --on-conflict"
     yield "would write", nothing if refused else plural(len(plan.jobs), "shard")

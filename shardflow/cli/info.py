@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import click
@@ -88,13 +89,17 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
     }
 
 
-def earlier_versions(dataset: shardflow.Dataset) -> list[str]:
-    """Return the fingerprints of the other versions that the dataset keeps, whose manifests are not read."""
+def earlier_versions(dataset: shardflow.Dataset) -> dict[str, str]:
+    """Return fingerprint → time at which it was replaced, of the other versions that are kept, the newest first."""
+    versions: dict[str, str] = {}
     with contextlib.suppress(ShardflowError):
-        names = open_storage(join_name(dataset.url, "manifests")).listing()
-        found = [f"sha256:{name.removesuffix('.json')}" for name in names if has_our_form(f"manifests/{name}")]
-        return [each for each in found if each != dataset.fingerprint]
-    return []
+        listed = open_storage(join_name(dataset.url, "manifests")).listing()
+        kept = {name: blob.modified_ns or 0 for name, blob in listed.items() if has_our_form(f"manifests/{name}")}
+        for name, time_ns in sorted(kept.items(), key=lambda each: each[1], reverse=True):
+            replaced = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
+            versions[f"sha256:{name.removesuffix('.json')}"] = replaced.isoformat(" ", "seconds") if time_ns else ""
+        versions.pop(dataset.fingerprint, None)
+    return versions
 
 
 def _parts(dataset: shardflow.Dataset, split: str) -> dict[str, int] | None:
@@ -167,7 +172,8 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         "{inputs:,} = {samples:,} packed + {quarantined:,} quarantined + {skipped:,} skipped".format(**described),
     )
     yield "fingerprint", described["fingerprint"]
-    yield from (("earlier", version) for version in described["earlier"])
+    for version, replaced in described["earlier"].items():
+        yield "earlier", f"{version}, replaced {replaced}" if replaced else version
     yield "tools", _pairs(described["tools"])
     if "cache" in described:
         share = described["in_cache_bytes"] / max(described["tar_bytes"], 1)

@@ -30,7 +30,8 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
       shardflow remove photos256/ --keys withdrawn.txt --purge
       shardflow remove s3://bucket/photos256 --where "consent = 'no'" --purge
     """
-    with resumable(), shard_bar(shardflow.open(url).shards, "removing") as progress:
+    previous = shardflow.open(url)
+    with resumable(), shard_bar(previous.shards, "removing") as progress:
         report = shardflow.remove(url, keys=keys, where=where, purge=purge, progress=progress)
     lines = {split: f"{plural(count, 'sample')} removed" for split, count in report.removed.items()}
     lines |= {} if report.removed else {"removed": "nothing: the samples with these keys were removed before"}
@@ -40,6 +41,7 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
     if purge:
         lines["purged"] = f"{plural(report.purged, 'file')} of earlier versions, {size_text(report.purged_bytes)}"
     else:
+        lines["previous"] = previous.fingerprint if report.removed else ""
         lines["remains"] = "earlier versions still have the samples; the same command with --purge deletes them"
     if purge and is_remote(url):
         prune = f"shardflow cache prune --dataset {shown_url(url)} --cache-dir DIR"

@@ -57,4 +57,5 @@ def sync(src: str, dst: str, version: str | None) -> None:
     if report.found:
         say(f"{plural(report.found, 'shard')}, {size_text(report.found_bytes)}, already at {shown_url(dst)}")
     if version is None and (earlier := earlier_versions(dataset)):
-        say(f"not copied: {plural(len(earlier), 'earlier version')}, such as {earlier[0]}; --version copies one")
+        newest = next(iter(earlier))
+        say(f"not copied: {plural(len(earlier), 'earlier version')}, such as {newest}; --version copies one")

@@ -17,7 +17,7 @@ from shardflow.dataset.verifying import Finding, verify_dataset
 from shardflow.dataset.virtual_dataset import root_urls, tar_bytes
 from shardflow.packing.origin import NOT_IN_SOURCES, open_sources
 from shardflow.packing.repairing import RepairReport
-from shardflow.packing.verifying import IMAGES, Comparison, compare_with_sources
+from shardflow.packing.verifying import IMAGES, OTHER_LABEL, Comparison, compare_with_sources
 from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, column_options, json_option, with_columns
@@ -132,6 +132,7 @@ def _say_findings(dataset: Dataset, findings: Sequence[Finding], report: RepairR
         file = dataset.storage.url(finding.file) if dataset.manifest.roots else finding.file
         by_file.setdefault(file, []).append(replace(finding, file=file))
     for file, of_file in by_file.items():
+        of_file.sort(key=_is_other_label, reverse=True)
         for finding in of_file[:_SHOWN]:
             say(str(finding))
         if (more := len(of_file) - _SHOWN) > 0:
@@ -143,13 +144,19 @@ def _say_comparison(dataset: Dataset, compared: Comparison, sources: str) -> Non
     how = f"{compared.images:,} of {plural(samples, 'image')} compared with {sources}"
     if compared.labels:
         how = f"{plural(compared.labels, 'label')} and {how}"
-    differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
-    say(differing or f"as its source: {how}")
+    found = plural(len(compared.findings), "finding")
+    if labels := sum(map(_is_other_label, compared.findings)):
+        found += f" ({plural(labels, 'other label')})"
+    say(f"not as its source: {found} in {how}" if compared.findings else f"as its source: {how}")
     if absent := compared.inputs_without_sample:
         say(f"not in the dataset: {plural(len(absent), 'input')} of its source, such as {absent[0]!r}")
     gone = sum(finding.problem.startswith(NOT_IN_SOURCES) for finding in compared.findings)
     if gone and gone == samples:
         say(f"none of them is in {sources}: --source takes the same SRC as `pack`, not a folder in or above it")
+
+
+def _is_other_label(finding: Finding) -> bool:
+    return finding.problem.startswith(OTHER_LABEL)
 
 
 def _say_damage(

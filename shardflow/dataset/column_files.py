@@ -319,10 +319,10 @@ def _canonical(name: str, column: Any) -> tuple[str, Any]:
     lengths = compute.unique(compute.list_value_length(array)).drop_null().to_pylist()
     if len(lengths) != 1 or not lengths[0] or array.flatten().null_count:
         found = f"lists of {', '.join(map(str, sorted(lengths)[:3]))} numbers" if lengths != [0] else "empty lists"
-        nulls = " with nulls among them" if array.flatten().null_count else ""
-        raise ConfigError(
-            f"column {name!r} has {found}{nulls}; all lists of a column have one length: pad or divide it"
-        )
+        wrong = f"{found}; all lists of a column have one length: pad or divide it"
+        if array.flatten().null_count:
+            wrong = "lists with missing values or NaN in them; fill these in, as by pandas' fillna"
+        raise ConfigError(f"column {name!r} has {wrong}")
     return f"{scalar}[{lengths[0]}]", array
 
 

@@ -46,7 +46,6 @@ from .notebook_view import dataset_html
 from .purged_tars import purged_tars
 from .reader import ShardReader
 from .receipts import find_receipt, read_receipt
-from .shard_rows import ShardRows
 from .unpacked import packing_command
 
 logger = logging.getLogger(__name__)
@@ -235,7 +234,7 @@ class Split:
             rows = self.reader.rows(0) if len(self.shards) else None
         if rows is None or "json" not in rows.parts():
             return ""
-        found = self._json_values(name, rows)
+        found = self.json_values(name)
         if found == []:  # no sample that was looked at has the field
             return ""
         value = f"row[{name!r}]"
@@ -245,10 +244,12 @@ class Split:
         call = f"compute({str(self._storage)!r}, {new!r}, lambda rows: [{value} for row in rows], field='json')"
         return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
 
-    def _json_values(self, name: str, rows: ShardRows) -> list[Any] | None:
+    def json_values(self, name: str) -> list[Any] | None:
         """Return the values of a field of the first samples' `.json`, of those that have it; None if one is damaged."""
-        spans = [row[2:4] for row in rows.members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
         with contextlib.suppress(ShardflowError, RecursionError, ValueError):
+            rows = self.reader.rows(0) if len(self.shards) else None
+            members = () if rows is None else rows.members
+            spans = [row[2:4] for row in members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
             texts = (self._storage.read_range(self.shards[0].name, offset, offset + size) for offset, size in spans)
             return [row[name] for text in texts if isinstance(row := json.loads(text), dict) and name in row]
         return None
@@ -502,8 +503,9 @@ def _read_version(storage: Storage, version: str) -> manifest.Manifest:
     try:
         content = _read_manifest(storage, name)
     except NotFoundError:
-        message = f"{storage} is not version {version} and has no {name}; open the original dataset"
-        raise NotFoundError(f"{message}, because a copy by `shardflow sync` has only one version") from None
+        message = f"{storage} is not version {version} and has no {name}; open the original dataset, because a copy by"
+        purged = "`remove --purge` deletes all earlier ones"
+        raise NotFoundError(f"{message} `shardflow sync` has only one version; {purged}") from None
     if content.fingerprint != version:
         raise ManifestError(f"is version {content.fingerprint}; restore it").with_location(shard=storage.url(name))
     return content

@@ -93,8 +93,10 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
         kinds = empty.filter(where).select(duckdb.SQLExpression(where)).types
         if [str(kind) for kind in kinds] != ["BOOLEAN"]:
             raise ConfigError(f"the condition {where!r} is not true or false; write a comparison, such as score > 0.5")
-        _check_expression(connection, where, names, classes or ())
+        paths = _Paths(_check_expression(connection, where, names, classes or ()))
+        _warn_of_other_sizes(split, where, used)
         for table in _grouped(sample_tables(split, classes, used, progress, is_condition=True)):
+            paths.search(table)
             mask[connection.from_arrow(table).filter(where).project("number").fetchnumpy()["number"]] = True
             unknown += max((table[side].null_count for side in ("width", "height") if side in used), default=0)
     except duckdb.Error as error:
@@ -106,6 +108,7 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
         raise ConfigError(f"the condition {where!r}: {reason}; it can name {', '.join(names)}{remedy}") from error
     finally:
         connection.close()
+    paths.refuse_incomplete(where)
     if unknown:
         message = "split %r: the index lacks the sizes of %d of %d images, so their width and height are NULL in the "
         logger.warning(
@@ -114,18 +117,37 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
     return mask
 
 
-def _check_expression(connection: Any, where: str, columns: Collection[str], classes: Sequence[str]) -> None:
-    """Raise ConfigError for a condition that may not select the same samples again, or that names an unknown class."""
+def _warn_of_other_sizes(split: Split, where: str, used: Collection[str]) -> None:
+    """Warn of a condition on sizes if the samples' `.json` has others, such as those before packing."""
+    for side in sorted({"width", "height"}.intersection(used) if split.shards else ()):
+        stored = _of_index(split, 0)[side].to_pylist()
+        pairs = zip(stored, split.json_values(side) or (), strict=False)
+        if other := next((pair for pair in pairs if None not in pair and str(pair[0]) != str(pair[1])), None):
+            message = (
+                "split %r: in the condition %r, %s is that of the stored image, such as %s, not %s as in its json%s"
+            )
+            logger.warning(message, split.name, where, side, *other, split.json_remedy(side))
+            return
+
+
+def _check_expression(connection: Any, where: str, columns: Collection[str], classes: Sequence[str]) -> set[str]:
+    """Return the texts that a condition compares with `source`.
+
+    Raises:
+        ConfigError: It may not select the same samples again, or names an unknown class.
+    """
     changing = {"age", *(name for (name,) in connection.execute(_CHANGING).fetchall())}  # age(t) reads the clock
     macros, known = dict(connection.execute(_MACROS).fetchall()), {name.lower() for name in columns}
-    expressions, seen = [where], set[str]()
+    expressions, seen, sources = [where], set[str](), set[str]()
     while expressions:
         parsed = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {expressions.pop()}\n"]).fetchall()
         tree = json.loads(parsed[0][0])
         if tree["error"]:
             raise ConfigError(f"the condition {where!r} is not one expression: {tree['error_message']}")
         for node in _nodes(tree):
-            if classes and (unknown := [text for text in _compared_classes(node) if text not in classes]):
+            sources.update(_compared(node, "source"))
+            named = [*_compared(node, "class"), *_compared(node, "classes")] if classes else ()
+            if unknown := [text for text in named if text not in classes]:
                 meant = did_you_mean(unknown[0], classes)
                 raise ConfigError(f"condition {where!r}: no class {unknown[0]!r}{meant} among {first_few(classes, 10)}")
             kind, name = node.get("class"), ""
@@ -141,10 +163,11 @@ def _check_expression(connection: Any, where: str, columns: Collection[str], cla
             if name in macros and name not in seen:
                 seen.add(name)
                 expressions.append(macros[name])
+    return sources
 
 
-def _compared_classes(node: Mapping[str, Any]) -> list[str]:
-    """Return the texts that an expression compares with `class`, or looks for in `classes`."""
+def _compared(node: Mapping[str, Any], column: str) -> list[str]:
+    """Return the texts that an expression compares with a column, or looks for in its lists."""
     if not _EQUALITY.fullmatch(str(node.get("function_name", node.get("type"))).lower()):
         return []
     columns, texts = [], []
@@ -155,7 +178,28 @@ def _compared_classes(node: Mapping[str, Any]) -> list[str]:
             return []
         elif isinstance(text := part["literal"].get("text") if "literal" in part else part["value"]["value"], str):
             texts.append(text)  # `literal` since DuckDB 2, `value` before
-    return texts if {*columns} in ({"class"}, {"classes"}) else []
+    return texts if {*columns} == {column} else []
+
+
+class _Paths:
+    """The texts that a condition compares with `source`, and the paths that they name or that they may mean."""
+
+    def __init__(self, texts: set[str]) -> None:
+        self._unknown = texts
+        self._meant: dict[str, str] = {}  # a text that is a path without its folder or extension → the path
+
+    def search(self, table: Any) -> None:
+        for path in filter(None, table["source"].to_pylist() if self._unknown else ()):
+            self._unknown.discard(path)
+            stem = os.path.splitext(path)[0]
+            shorter = {stem, os.path.basename(path), os.path.basename(stem)} - {path}
+            self._meant.update(dict.fromkeys(self._unknown & shorter, path))
+
+    def refuse_incomplete(self, where: str) -> None:
+        """Raise ConfigError if a text is no path but the end of one, or lacks an extension, so it selects nothing."""
+        if meant := sorted(self._unknown & self._meant.keys()):
+            path = self._meant[meant[0]]
+            raise ConfigError(f"condition {where!r:.200}: no source is {meant[0]!r}; write the whole path, {path!r}")
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -66,7 +66,7 @@ def in_split_order(split: Split, argument: str, values: Any) -> list[Any]:
         wrong = f"{Counter(name for name, _ in given).most_common(1)[0][0]!r} repeats"
     raise ConfigError(
         f"{argument} does not have each sample of split {split.name!r} once: {wrong}; a Series, "
-        "which has the order of its table, needs the column of paths or ids as its index: table.set_index('id')"
+        "which has the order of its table, needs the paths or ids as its index: table.set_index('id')['fold']"
     )
 
 

@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +149,34 @@ class BaseVersion:
                 "pass on_conflict= or --on-conflict add"
             )
 
+    def warn_of_same_images(self, changed: Source) -> None:
+        """Warn of inputs with a known path whose images have as many bytes as the packed ones."""
+        known = _KnownInputs(self.receipts.values())
+        items = (item for items in changed.splits.values() for item in items)
+        same = [item.path for item in items if any(each.size == item.size >= 0 for each in known.named(item.path))]
+        if same:
+            logger.warning(
+                "%s, such as %s, with as many bytes as an image of the dataset of this path: if only label, split or "
+                "columns differ, images come twice; `shardflow remove` the earlier samples",
+                plural(len(same), "input"),
+                first_few(same, 3),
+            )
+
+    def without_removed(self, new: Source) -> Source:
+        """Return a source without inputs whose samples were removed; if there are such, this reads all inputs."""
+        records = (receipt.record(slot) for receipt in self.receipts.values() for slot in receipt.removed)
+        if not (removed := {record.content for record in records}):
+            return new
+        splits, gone = {}, list[str]()
+        for split, items in new.splits.items():
+            is_removed = np.isin(_contents_now(items, new.reader), [*removed])
+            gone += [items[row].path for row in np.flatnonzero(is_removed).tolist()]
+            splits[split] = items.take(np.flatnonzero(~is_removed))
+        if gone:
+            count = plural(len(gone), "input")
+            logger.warning("left out: %s with the content of removed samples (%s)", count, first_few(gone, 10))
+        return replace(new, splits={split: items for split, items in splits.items() if len(items)})
+
     def check_removed(self, new: Source, *, refuse: bool) -> None:
         """Warn of known contents, or refuse removed ones; if samples were removed, this reads all new inputs.
 
@@ -172,7 +200,7 @@ class BaseVersion:
             contents, slots = np.frombuffer(bytes.fromhex(receipt.contents), np.uint64), list(receipt.removed)
             removed.append(contents[slots])
             known.append(np.delete(contents, slots))
-        again = "delete them from the source; on_conflict= or --on-conflict add packs them again"
+        again = "pass on_conflict= or --on-conflict skip to leave them out, or add to pack them again"
         for old, found, remedy in (
             (known, "inputs of the dataset under other names", "if files were moved, pack all into a new dataset"),
             (removed, "removed samples", again),

@@ -97,7 +97,7 @@ def extend(
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
         plan.source.refuse_skipped(max_errors)
         if plan.source.inputs:
-            if on_conflict != "add":
+            if on_conflict == "error":
                 base.check_removed(plan.source, refuse=True)
             _warn_of_columns(base, ledger)
             return carry_out(plan, writer, runner, progress, started)
@@ -127,7 +127,8 @@ def preview_extension(
         plan = plan_extension(source, ledger, base, on_conflict)
         if plan.source.inputs:
             _warn_of_columns(base, ledger)
-            base.check_removed(plan.source, refuse=False)
+            if on_conflict != "skip":
+                base.check_removed(plan.source, refuse=False)
         return plan
 
 
@@ -180,6 +181,10 @@ def plan_extension(
     )
     if on_conflict != "add":
         base.refuse_copies(new)
+    if on_conflict == "skip":
+        new = base.without_removed(new)
+    if on_conflict == "add":
+        base.warn_of_same_images(replace(source, splits=inputs(State.CHANGED)))
     return PackPlan.of(
         new,
         ledger,

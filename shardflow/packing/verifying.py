@@ -22,6 +22,7 @@ from shardflow._masks import mask_values
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import rgb_pixels
 from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.receipts import read_receipt
 from shardflow.dataset.shard_rows import ShardRows, read_index
@@ -56,6 +57,12 @@ _Checksums: TypeAlias = tuple[tuple[str, int, int], ...]
 
 IMAGES = 300
 """Number of images that are compared with their sources by default."""
+
+OTHER_LABEL = "has the label"
+"""The beginning of findings about a sample whose input has another label."""
+
+_NAMED = 20
+"""Number of differing texts that are read, so that the finding says which fields differ."""
 
 _BLOCK = 16
 _LOSSES, _LEVELS = 2.0, 2.0
@@ -203,7 +210,7 @@ class _Inputs:
     """
 
     def __init__(self, dataset: Dataset, sources: Sequence[Source]) -> None:
-        self.labels = 0
+        self.labels, self._differing = 0, 0
         self._inputs: dict[str, dict[str, tuple[_Expected, ...]]] = {}  # split → path → what its inputs have
         self._stored: dict[Label, _Checksums] = {}
         annotations = dataset.manifest.annotations.parts
@@ -244,7 +251,9 @@ class _Inputs:
             elif problem := _other_label(self._named[stored], path, found[0].label, found[0].source):
                 yield record, problem
             elif lacking := [name for name, *_ in {*found[0].texts} - {*parts}]:
-                yield record, f"its part {min(lacking)!r} differs from that of its input {path!r}"
+                problem = f"its part {min(lacking)!r} differs from that of its input {path!r}"
+                self._differing += 1
+                yield record, problem if self._differing > _NAMED else ""
 
 
 def _checksums(label: Label) -> _Checksums:
@@ -259,10 +268,21 @@ def _texts(item: Item, annotations: Collection[str]) -> _Checksums:
     return tuple((part, len(data), zlib.crc32(data)) for part, data in texts.items() if part not in annotations)
 
 
+def _differing_fields(packed: bytes | None, again: bytes | None) -> str:
+    """Return the end of a message: a field in which two JSON objects differ, and the number of others."""
+    try:
+        one, other = dict(json.loads(packed or b"{}")), dict(json.loads(again or b"{}"))
+    except ValueError:
+        return ""
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    more = f" and {plural(len(names) - 1, 'further field')}" if len(names) > 1 else ""
+    return f": {names[0]!r} is {one.get(names[0])!r}, not {other.get(names[0])!r}{more}" if names else ""
+
+
 def _other_label(packed: Label, path: str, label: Label, source: Source) -> str:
     """Return the problem of a sample with another label than its input; "" if both are the same classes."""
     one, other = _named(packed, source), _named(label, source)
-    return "" if one == other else f"has the label {one}, its input {path!r} has {other}"
+    return "" if one == other else f"{OTHER_LABEL} {one}, its input {path!r} has {other}"
 
 
 def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, list[int]]:
@@ -321,7 +341,8 @@ class _Check:
             if not is_same:
                 is_input = sample.receipt.record(sample.slot).content == result.content
                 why = "" if is_input else ", which has changed since it was packed"
-                return f"its part {part!r} differs from the part that is packed from {item.path!r}{why}"
+                fields = _differing_fields(one, other) if part == "json" else ""
+                return f"its part {part!r} differs from the part that is packed from {item.path!r}{why}{fields}"
         return ""
 
     def _is_alike(self, part: str, packed: bytes, again: bytes, sample: PackedSample, job: Job) -> bool:

@@ -295,18 +295,18 @@ def test_extend_with_conflicts(tmp_path: Path) -> None:
     write_tree(src, {"a/0000.jpg": photo(9), "d/new.jpg": photo(1)})
     command = ["extend", str(src), str(tmp_path / "dst"), "--executor", "serial"]
 
-    def told(*options: str) -> str:
-        result = CliRunner().invoke(main.shardflow, [*command, *options])
-        assert result.exit_code == 0, result.output
+    def told(*options: str, exit_code: int = 0) -> str:
+        result = CliRunner().invoke(main.shardflow, [*command, *options], standalone_mode=False)
+        assert result.return_value == exit_code, result.output
         return result.output
 
-    conflict = "1 input with a path of the dataset but other content or label"
-    assert told("--dry-run").splitlines() == [
+    conflict = "1 input with a path of the dataset but another image, label, split or column"
+    assert told("--dry-run", exit_code=1).splitlines() == [
         "known        5 inputs of the dataset",
         "train        1 new input",
         f"conflicting  {conflict}: 'a/0000.jpg'",
         "new classes  d",
-        "would write  nothing, because of the conflicts; see --on-conflict",
+        "would write  nothing, because of the conflicts, which `verify --source` names; see --on-conflict",
     ]
     assert told("--dry-run", "--on-conflict", "add").splitlines()[-1] == "would write  1 shard"
     done = run(*command)

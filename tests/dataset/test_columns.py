@@ -292,7 +292,7 @@ def test_rows_are_counted(dataset: Path) -> None:
         ({"id": KEYS[:1], "a": [None]}, {}, "'a'"),
         ({"id": KEYS[:1], "a": [{"b": 1}]}, {}, "'a'"),
         ({"id": KEYS[:2], "a": [[1], [1, 2]]}, {}, "1, 2 numbers"),
-        ({"id": KEYS[:2], "a": [[1, 2], [1, None]]}, {}, "nulls"),
+        ({"id": KEYS[:2], "a": [[1, 2], [1, None]]}, {}, "missing values"),
         ({"id": KEYS[:1], "a": pa.array([2**63], pa.uint64())}, {}, "'a'"),
         ({"id": KEYS[:1], "label": [1]}, {}, "'label'"),
         ({"id": KEYS[:1], "cls": [1]}, {}, "'cls'"),

@@ -19,7 +19,7 @@ from shardflow.errors import ConfigError, DatasetExistsError
 from shardflow.storage.local import LocalStorage
 from tests.helpers.command import run
 from tests.helpers.examples import examples
-from tests.helpers.folders import encoded, image_folder, turned
+from tests.helpers.folders import encoded, image_folder, photo, turned, write_tree
 from tests.helpers.making import jpeg, make_dataset, write_dataset, write_tables
 from tests.helpers.tars import write_tar
 
@@ -263,7 +263,10 @@ def test_a_million_samples_are_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     split = sf.open(tmp_path / "set")["train"]
     expected = (facts["score"] > 0.5) & (facts["width"] >= 512)
     assert np.array_equal(select(split, None, "score > 0.5 and width >= 512"), expected)
-    assert (len(expected), reads) == (1_000_000, {"json": 1, "score.parquet": 20, "npy": 20})
+    assert (len(expected), reads) == (
+        1_000_000,
+        {"json": 1, "score.parquet": 20, "npy": 22},
+    )  # one index is compared with the JSON
     reads.clear()
     assert np.array_equal(
         select(split, [f"c{n}" for n in range(10)], "class in ('c3', 'c7')"), np.isin(facts["class"], (3, 7))
@@ -315,6 +318,10 @@ def test_conditions_by_source(tmp_path: Path) -> None:
     sf.pack(tmp_path / "src", packed, short_side=8, executor="serial")
     sources = sf.open(packed)["train"].sources()
     assert chosen(packed, "source in ('b/0001.jpg', 'b/0')") == [sources.index("b/0001.jpg")]
+    for short, path in {"b/0001": "b/0001.jpg", "0001": "b/0001.jpg", "0001.jpg": "b/0001.jpg"}.items():
+        for where in (f"source not in ('{short}', 'c/0002.jpg')", f"source = '{short}'"):
+            with pytest.raises(ConfigError, match=f"no source is '{short}'; write the whole path, '{path}'"):
+                chosen(packed, where)
     sf.subset(packed, tmp_path / "view", where="source like 'a/%'")
     assert chosen(tmp_path / "view", "source is not null") == [0, 1]
     sf.columns.to_parquet(packed, tmp_path / "table.parquet", only=["source"])
@@ -327,6 +334,22 @@ def test_conditions_by_source(tmp_path: Path) -> None:
         receipt.unlink()
     with pytest.raises(sf.errors.NotFoundError, match="names the files"):
         chosen(packed, "source is not null")
+
+
+def test_a_size_with_another_meaning_in_the_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A condition on the size warns if a table or tar gave the samples a width in their `.json` that is another."""
+    pytest.importorskip("duckdb")
+    write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(3)})
+    (tmp_path / "t.csv").write_text("path,width,height\n" + "".join(f"{number}.jpg,900,8\n" for number in range(3)))
+    sf.pack(tmp_path / "t.csv", tmp_path / "set", short_side=8, executor="serial")
+    caplog.clear()
+    assert chosen(tmp_path / "set", "height >= 8") == [0, 1, 2]
+    assert not caplog.messages
+    with pytest.raises(ConfigError, match="no sample of split 'train' fulfils"):
+        chosen(tmp_path / "set", "width > 500")
+    (message,) = caplog.messages
+    assert "width is that of the stored image, such as" in message
+    assert ", not 900 as in its json; if 'width' is a field of the samples' part 'json', `shardflow.columns" in message
 
 
 def test_names_of_the_table_are_no_columns(dataset: Path) -> None:

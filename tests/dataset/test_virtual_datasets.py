@@ -238,9 +238,13 @@ def test_sync_of_an_earlier_version(tmp_path: Path) -> None:
     second = sf.extend(tmp_path / "b", dataset, **options).fingerprint  # type: ignore[arg-type]
     said = CliRunner().invoke(shardflow, ["sync", str(dataset), str(tmp_path / "newest")]).output
     assert f"not copied: 1 earlier version, such as {first}; --version copies one" in said
-    assert first in CliRunner().invoke(shardflow, ["info", str(dataset)]).output
+    third = sf.remove(dataset, keys=["train:000000000"]).fingerprint
+    found = re.findall(
+        "earlier .*(sha256:.*), replaced 2.*00:00", CliRunner().invoke(shardflow, ["info", str(dataset)]).output
+    )
+    assert found == [second, first]
     assert first not in CliRunner().invoke(shardflow, ["info", str(tmp_path / "newest")]).output
-    for name, version in (("old", first), ("new", second)):
+    for name, version in (("old", first), ("new", second), ("newest2", third)):
         said = CliRunner().invoke(shardflow, ["sync", str(dataset), str(tmp_path / name), "--version", version]).output
         assert "earlier" not in said
         assert sf.open(tmp_path / name).fingerprint == version

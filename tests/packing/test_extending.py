@@ -270,7 +270,7 @@ def test_classes_of_another_column(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "all classes of the source are new, such as 'pet', the dataset such as 'cat'" in caplog.text
 
 
-def test_other_labels_and_captions(tmp_path: Path) -> None:
+def test_other_labels_and_captions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The content of an input is more than its image: a row with another label, caption or mask conflicts."""
     write_tree(tmp_path, {"1.bmp": bitmap(1), "2.bmp": bitmap(2)})
     rows = "1.bmp,a,one\n2.bmp,b,two\n"
@@ -281,6 +281,9 @@ def test_other_labels_and_captions(tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text(f"path,label,text\n{changed}")
         with pytest.raises(ConfigError, match="2 of 2 inputs"):
             sf.extend(table, tmp_path / "dst", executor="serial")
+    assert not caplog.messages
+    preview_extension(table, tmp_path / "dst", on_conflict="add")
+    assert "2 inputs, such as 1.bmp, 2.bmp, with as many bytes as an image of the dataset" in caplog.text
     (tmp_path / "t.csv").write_text(f"path,label,text\n3.bmp,c,three\n{rows}")
     write_tree(tmp_path, {"3.bmp": bitmap(3)})
     assert sf.extend(table, tmp_path / "dst", executor="serial").packed == 1

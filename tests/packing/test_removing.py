@@ -365,12 +365,18 @@ def test_extending_after_a_removal(dataset: Path, made: Path, tmp_path: Path, ca
     preview_extension(write_tree(source, {"b/secret.jpg": photo(20)}), dataset)
     foretold = [*caplog.messages]
     caplog.clear()
-    assert foretold[-1].startswith("1 of 1 new input: the content is that of removed samples (b/secret.jpg); delete")
+    assert foretold[-1].startswith("1 of 1 new input: the content is that of removed samples (b/secret.jpg); pass on_")
     then = contents(dataset)
-    for on_conflict in ("error", "skip"):
-        with pytest.raises(ConfigError, match=re.escape(foretold[-1])):
-            sf.extend(source, dataset, max_errors=1, executor="serial", on_conflict=on_conflict)
+    with pytest.raises(ConfigError, match=re.escape(foretold[-1])):
+        sf.extend(source, dataset, max_errors=1, executor="serial")
+    assert not sf.extend(source, dataset, max_errors=1, executor="serial", on_conflict="skip").inputs
     assert contents(dataset) == then
+    assert caplog.messages == ["left out: 1 input with the content of removed samples (b/secret.jpg)"]
+    write_tree(source, {"a/newer.jpg": photo(22)})
+    assert sf.extend(source, dataset, max_errors=1, executor="serial", on_conflict="skip").packed == 1
+    assert "b/secret.jpg" not in sf.open(dataset)["train"].sources()
+    (source / "a/newer.jpg").unlink()
+    caplog.clear()
     sf.extend(source, dataset, max_errors=1, executor="serial", on_conflict="add")
     assert caplog.messages == [message.replace(" (b/secret.jpg)", "") for message in foretold]
     assert sf.verify(dataset) == []

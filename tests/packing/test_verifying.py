@@ -15,6 +15,7 @@ from shardflow import native
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.manifest import FILE_NAME, from_bytes
 from shardflow.formats.receipt import from_bytes as receipt_from_bytes
+from shardflow.packing import verifying
 from shardflow.packing.origin import open_sources
 from shardflow.packing.verifying import Comparison, compare_with_sources
 from tests.helpers.folders import encoded, image_folder, photo, write_tree
@@ -267,7 +268,7 @@ def test_all_labels_are_compared(tmp_path: Path) -> None:
         assert len({finding.key for finding in found}) == 5
 
 
-def test_all_texts_are_compared(tmp_path: Path) -> None:
+def test_all_texts_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sample whose row has another value or caption is a finding, although few images are compared."""
     write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(8)})
     table = tmp_path / "t.csv"
@@ -280,12 +281,18 @@ def test_all_texts_are_compared(tmp_path: Path) -> None:
     sf.pack(table, tmp_path / "dst", short_side=32, executor="serial")
     assert sf.verify(tmp_path / "dst", sources=[table], images=1) == []
     rows([0, 1, 2, 30, 4, 5, 6, 7], "abcdexgh")
+    of_json, of_text = (f"its part '{part}' differs from the part that is packed from" for part in ("json", "txt"))
     for images in (1, 8):
         problems = {finding.problem for finding in sf.verify(tmp_path / "dst", sources=[table], images=images)}
         assert problems == {
-            "its part 'json' differs from that of its input '3.jpg'",
-            "its part 'txt' differs from that of its input '5.jpg'",
+            f"{of_json} '3.jpg', which has changed since it was packed: 'count' is '3', not '30'",
+            f"{of_text} '5.jpg', which has changed since it was packed",
         }
+    monkeypatch.setattr(verifying, "_NAMED", 0)
+    problems = {finding.problem for finding in sf.verify(tmp_path / "dst", sources=[table], images=1)}
+    assert problems == {
+        f"its part {part!r} differs from that of its input '{n}.jpg'" for part, n in [("json", 3), ("txt", 5)]
+    }
 
 
 def test_images_without_labels(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ class Normalize(KeyedTransform):
         try:
             self._mean, self._std = (tuple(map(float, each)) for each in given)
         except (TypeError, ValueError):
-            raise ConfigError(f"mean and std must be numbers, found {mean!r} and {std!r}") from None
+            found = f"mean and std must be numbers, found {mean!r} and {std!r}"
+            raise ConfigError(f"{found}; a split or subset has none: take those of the packed dataset") from None
         if not self._mean or len(self._mean) != len(self._std) or not all(value > 0 for value in self._std):
             raise ConfigError(f"mean and std must have the same length, and std be above 0, found {mean} and {std}")
 

@@ -194,13 +194,14 @@ class Table(SourceKind):
             message = f"{self}: expected paths or URLs of images in column {image!r}, found {kind}"
             raise ConfigError(f"{message}; name another column, or pack files of .parquet as shardflow.sources.Parquet")
         label, split = ("label" if "label" in row else None), ("split" if "split" in row else None)
+        default = self._default_split()
         used = named._replace(image=image, label=self.label or label, split=self.split or split)
         used = used._replace(caption=self._caption(head, unused) if "caption" in row or self.caption else None)
         others = [name for name in row if name not in used]
         like_split = _similar(others, _LIKE_SPLIT)
         files = [name for name in others if _extension(row[name]) in SOURCE_PARTS]
         like_caption = [name for name in _similar(others, LIKE_CAPTION) if isinstance(row[name], str)]
-        if used.label is None:
+        if used.label is None and default != "test":
             scalars = [name for name in others if isinstance(row[name], str | int) and type(row[name]) is not bool]
             most = len(head) - (len(head) >= _FEW)
             values = {name: {str(each.get(name)) for each in head} for name in scalars}
@@ -210,7 +211,7 @@ class Table(SourceKind):
             likely = _similar(others, LIKE_LABEL) or sorted(classes, key=lambda name: len(values[name]))
             unused += self._perhaps_meant("label", likely, "the images have no labels")
         if used.split is None:
-            effect = f"all rows are in the split {self._default_split()}"
+            effect = f"all rows are in the split {default}"
             unused += self._perhaps_meant("split", like_split, effect)
         if used.mask is None:
             unused += self._perhaps_meant("mask", _similar(files, _LIKE_MASK), "its paths go to .json")
