@@ -142,6 +142,9 @@ def _read_file(url: str | os.PathLike[str], key: str, wanted: Any, options: Mapp
     import pyarrow as pa
     from pyarrow import csv, json, parquet
 
+    if set(os.path.basename(url)) & {*"*{"} or os.path.isdir(url):
+        remedy = "read them as one, such as pyarrow.dataset.dataset(folder).to_table(), for shardflow.columns.add"
+        raise ConfigError(f"{os.fspath(url)!r} names several files, and a table is one; {remedy}")
     storage, _, name = open_folder_of(url, options)
     local = storage.local_path(name)
     if local is None:

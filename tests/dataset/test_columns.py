@@ -310,6 +310,8 @@ def test_rows_are_counted(dataset: Path) -> None:
         (pd.DataFrame([[KEYS[0], 1, 2]], columns=["id", "a", "a"]), {}, "DataFrame"),
         (pd.DataFrame({"id": KEYS[:2], "a": [1, "x"]}), {}, "DataFrame"),
         ([(KEYS[0], 1)], {}, "__arrow_c_stream__"),
+        ("tables/*.parquet", {}, "pyarrow.dataset.dataset(folder).to_table()"),
+        (Path(__file__).parent, {}, "names several files"),
     ],
 )
 def test_what_does_not_fit_is_refused(dataset: Path, table: Any, options: dict[str, Any], named: str) -> None:
