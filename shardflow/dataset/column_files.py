@@ -132,8 +132,9 @@ def load_table(
     keys = found.column(key)
     keys = keys.cast(pa.large_string()) if by_path and pa.types.is_integer(keys.type) else keys
     if (target := _target(keys.type)) is None or str(target) != "large_string":
-        call = f"columns.compute(URL, NAME, lambda rows: [values[row[{key!r}]] for row in rows], field='json')"
-        remedy = f"they are texts that `pack` gave, such as 'train:000000042'; join ids of the part 'json' by {call}"
+        call = f"columns.compute(URL, NAME, lambda rows: [values.get(row[{key!r}]) for row in rows], field='json')"
+        keys_are = "keys are texts, such as 'train:000000042', which pandas reads with dtype=str"
+        remedy = f"{keys_are}; join ids of the part 'json' by {call}"
         raise ConfigError(f"column {key!r} of {shown} has keys of type {keys.type}; {remedy}")
     return Table(keys.cast(target).combine_chunks(), {name: _canonical(name, found.column(name)) for name in values})
 

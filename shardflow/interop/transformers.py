@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from shardflow._wording import plural
 from shardflow.errors import ConfigError, ResumeMismatchError
 from shardflow.loading.loader import Loader
 from shardflow.loading.mix import Mix
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is optional
@@ -30,6 +33,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is op
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.add_callback(LoaderState())
+        if isinstance(loader := self.train_dataset, Loader | Mix):
+            if kwargs.get("data_collator") is not None:
+                logger.warning("data_collator is not called for the batches of a loader; use its batch_transform")
+            if (size := self.args.per_device_train_batch_size) != loader.batch_size:
+                message = (
+                    "the loader's batch size, %d, applies, not per_device_train_batch_size, which is %d and logged"
+                )
+                logger.warning(message, loader.batch_size, size)
 
     def get_train_dataloader(self) -> Any:
         """Return the training loader as a DataLoader, of which `Trainer` skips the first batches when it resumes."""

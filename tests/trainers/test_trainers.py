@@ -161,6 +161,22 @@ def test_transformers_trainer_resumes_by_its_usual_call(
     torch.testing.assert_close(resumed.model.net[1].weight, whole.model.net[1].weight, rtol=0, atol=0)
 
 
+def test_transformers_arguments_without_an_effect(
+    hugging_face: HuggingFace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A collator, and a batch size that is not the loader's, bring a warning each; the right size brings none."""
+    from transformers import TrainingArguments
+
+    from shardflow.interop.transformers import Trainer
+
+    hugging_face.trainer(batch_size=7)
+    assert "batch" not in caplog.text
+    arguments = TrainingArguments(str(tmp_path / "run"), per_device_train_batch_size=8, report_to=[], use_cpu=True)
+    Trainer(Classifier(), arguments, train_dataset=hugging_face.loader("train"), data_collator=list)
+    assert "data_collator is not called for the batches of a loader; use its batch_transform" in caplog.text
+    assert "the loader's batch size, 7, applies, not per_device_train_batch_size, which is 8" in caplog.text
+
+
 def test_transformers_trainer_evaluates_each_sample_once(hugging_face: HuggingFace) -> None:
     """Accuracy and labels of `evaluate` and `predict` are those of a loop over all samples, in order."""
     trainer = hugging_face.trainer(max_steps=2)
