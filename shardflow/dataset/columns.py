@@ -35,8 +35,8 @@ from .column_files import FilesOfColumn, Table, Values, import_pyarrow, load_tab
 from .leftovers import remove_leftovers
 from .open_dataset import Dataset, Split, open_dataset
 from .own_files import refuse_foreign
-from .sample_table import refuse_other_name, shard_keys
-from .selection import image_checksums, selected_contents
+from .sample_table import refuse_other_name
+from .selection import image_checksums, selected_contents, shard_keys
 from .virtual_dataset import SelectedRows, build_virtual_dataset
 from .write_lock import WriteLock, acquire_to_extend, clean_up
 

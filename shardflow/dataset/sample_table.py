@@ -34,7 +34,7 @@ from shardflow.storage.urls import split_name, strip_file_scheme
 from .class_labels import shard_labels
 from .column_files import Values, import_pyarrow, no_values, to_arrow
 from .open_dataset import Split, open_dataset
-from .selection import Mask
+from .selection import Mask, shard_keys
 
 logger = logging.getLogger(__name__)
 
@@ -308,14 +308,6 @@ def sample_tables(
 def _shown(names: Sequence[str]) -> list[str]:
     """Return names that may not be UTF-8 as text, with backslashes for such bytes."""
     return [name.encode(errors="backslashreplace").decode() for name in names]
-
-
-def shard_keys(split: Split, number: int) -> list[str]:
-    """Return the keys of the samples of a shard, from its receipt or, without one, from its tar."""
-    made = split.receipt(number)
-    if made is not None and len(made.sources) == split.shards[number].samples:
-        return made.keys()
-    return split.stored_keys(number)
 
 
 def refuse_other_name(split: Split, number: int, key: str) -> None:

@@ -40,10 +40,19 @@ def read_records(split: Split, read: Callable[[int, int], _Result], progress: On
             progress(shard)
 
 
+def shard_keys(split: Split, number: int) -> list[str]:
+    """Return the keys of the samples of a shard, from its receipt or, without one, from its tar."""
+    made = split.receipt(number)
+    if made is not None and len(made.sources) == split.shards[number].samples:
+        return made.keys()
+    return split.stored_keys(number)
+
+
 def in_split_order(split: Split, argument: str, values: Any) -> list[Any]:
     """Return the value of each sample of a split, from a dict or pandas Series by path, or path without extension.
 
-    In a dataset without receipts, which have the paths, it is by key.
+    In a dataset without receipts, which have the paths, it is by key. If several samples have a path, it is by split
+    and key, such as "train:000000042".
 
     Raises:
         ConfigError: A sample has no value, or several.
@@ -57,6 +66,19 @@ def in_split_order(split: Split, argument: str, values: Any) -> list[Any]:
     given = [(str(name), value) for name, value in values.items()]
     found = dict(given)
     names = [path if path in found else stem for path, stem in zip(paths, stems, strict=True)]
+    counts = Counter(paths)
+    if len(counts) < len(paths):
+        keys = [f"{split.name}:{key}" for shard in range(len(split.shards)) for key in shard_keys(split, shard)]
+        of_keys, several = Counter(keys), [number for number, path in enumerate(paths) if counts[path] > 1]
+        if unclear := [number for number in several if keys[number] not in found or of_keys[keys[number]] > 1]:
+            path, key = paths[unclear[0]], keys[unclear[0]]
+            message = f"{argument}: {counts[path]} samples of split {split.name!r} have the source {path!r}"
+            remedy = f"give each of them a value by its key, such as {key!r}"
+            if of_keys[key] > 1:
+                remedy = f"and {of_keys[key]} the key {key!r}: rename tars or files, and pack or index them again"
+            raise ConfigError(f"{message}; {remedy}")
+        for number in several:
+            names[number] = keys[number]
     lacking = [path for path, name in zip(paths, names, strict=True) if name not in found]
     if len(found) == len(given) and not lacking:
         return [found[name] for name in names]

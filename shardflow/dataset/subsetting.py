@@ -15,8 +15,8 @@ from shardflow.formats.shard import OnShard
 
 from .class_labels import read_labels
 from .open_dataset import Dataset, open_dataset
-from .sample_table import refuse_other_name, select, shard_keys
-from .selection import Mask, sample_hashes, select_lowest, selected_contents
+from .sample_table import refuse_other_name, select
+from .selection import Mask, sample_hashes, select_lowest, selected_contents, shard_keys
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import is_series
 from shardflow._wording import first_few
 from shardflow.errors import ConfigError
 from shardflow.formats.labels import are_ids
@@ -16,6 +17,9 @@ from shardflow.formats.labels import are_ids
 from .sampler import EpochSampler, Facts, fulfilling, per_sample
 from .shuffle_plan import ShuffledEpochs
 from .weights import Weights
+
+_FEW_SIZES = 12
+"""Different sizes of classes, up to which two weights that occur as often as a class are probably those of a class."""
 
 _POWERS = {"balanced": 1.0, "sqrt": 0.5}
 
@@ -74,7 +78,8 @@ class Weighted:
             return Weights(by_class, facts.shard_samples, labels), []
         numbers = per_sample(facts, given, "Weighted", mask)
         weights = Weights(numbers, facts.shard_samples)
-        return weights, [] if isinstance(given, str) or mask is not None else _other_order(facts, numbers)
+        is_in_order = isinstance(given, str) or is_series(given) or mask is not None
+        return weights, [] if is_in_order else _other_order(facts, numbers)
 
 
 def _other_order(facts: Facts, weights: npt.NDArray[Any]) -> list[str]:
@@ -88,7 +93,9 @@ def _other_order(facts: Facts, weights: npt.NDArray[Any]) -> list[str]:
         return []
     sizes, number = np.unique(np.bincount(labels)[np.unique(labels)], return_counts=True)
     fit = sorted(np.repeat(sizes, number)), sorted(sizes * number)  # classes of one size may have one weight
-    fits = sorted(counts) in fit or (len(counts) == 2 and 1 < min(counts) in sizes)  # or one class has its own
+    fits = sorted(counts) in fit
+    if len(counts) == 2 and len(sizes) <= _FEW_SIZES:
+        fits |= 1 < min(counts) in sizes  # one class has its own
     if len(sizes) == 1 or not fits or len({*zip(labels, numbers, strict=True)}) == number.sum():
         return []
     return [

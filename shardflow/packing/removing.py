@@ -29,8 +29,8 @@ from shardflow.dataset.columns import publish_version, write_file
 from shardflow.dataset.leftovers import remove_leftovers
 from shardflow.dataset.open_dataset import Dataset, Split, open_dataset
 from shardflow.dataset.own_files import has_our_form, is_own, job_files, kept_manifests, read_removal, refuse_foreign
-from shardflow.dataset.sample_table import select, shard_keys
-from shardflow.dataset.selection import Mask
+from shardflow.dataset.sample_table import select
+from shardflow.dataset.selection import Mask, shard_keys
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.subsetting import find_keys
 from shardflow.dataset.virtual_dataset import refuse_virtual

@@ -23,7 +23,7 @@ from shardflow.order import keyed_rng
 from tests.helpers.command import exit_code, run
 from tests.helpers.crashes import INSTRUMENT
 from tests.helpers.examples import examples
-from tests.helpers.folders import contents, write_tree
+from tests.helpers.folders import contents, photo, write_tree
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
@@ -174,6 +174,26 @@ def test_groups_with_a_copy_in_common_are_one(tmp_path: Path) -> None:
     for seed in range(5):
         sf.split(dataset, tmp_path / f"{seed}", val=0.5, group=by_key(dataset, patients), seed=seed)
         assert len(in_val(tmp_path / f"{seed}") & {f"{n:03}" for n in range(6)}) in (0, 6)
+
+
+def test_values_for_two_images_of_one_path(tmp_path: Path) -> None:
+    """If two samples have a path, a value by path is refused; values by key and by path together are taken."""
+    for name in ("old", "new"):
+        write_tree(tmp_path / name, {f"{number}.jpg": photo(number + 9 * (name == "new")) for number in range(4)})
+    (tmp_path / "new/3.jpg").rename(tmp_path / "new/4.jpg")
+    sf.pack(tmp_path / "old", tmp_path / "set", short_side=16, executor="serial")
+    sf.extend(tmp_path / "new", tmp_path / "set", executor="serial", on_conflict="add")
+    folds: dict[str, int] = {f"{number}.jpg": -1 for number in range(5)}
+    with pytest.raises(
+        ConfigError, match=r"folds: 2 samples of split 'train' have the source '\d.jpg'; give each .* 'train:"
+    ):
+        sf.split_folds(tmp_path / "set", tmp_path / "folds", folds=folds)
+    split = sf.open(tmp_path / "set")["train"]
+    folds |= {
+        f"train:{number:09}": 0 if number > 3 else -1 for number in range(len(split)) if split.source(number)[0] < "3"
+    }
+    sf.split_folds(tmp_path / "set", tmp_path / "folds", folds={**folds, "4.jpg": 0})
+    assert sorted(sf.open(tmp_path / "folds/fold0")["val"].sources()) == ["0.jpg", "1.jpg", "2.jpg", "4.jpg"]
 
 
 def test_groups_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

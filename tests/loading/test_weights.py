@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -393,6 +394,9 @@ def test_weights_of_classes_in_another_order_are_told(long_tailed: Path, caplog:
     make_loader(long_tailed, np.linspace(0.5, 1.5, len(labels)))
     make_loader(long_tailed, np.arange(len(labels)) % 2 + 1)
     make_loader(long_tailed, np.where(labels == 1, 5, 1))
+    split = shardflow.open(long_tailed)["train"]
+    keys = [key for shard in range(len(split.shards)) for key in split.stored_keys(shard)]
+    make_loader(long_tailed, pd.Series(1.0, keys).where(np.arange(60) % 12 > 0, 5))  # as often as the third class
     assert not caplog.records
     for weights in (60 * table / table.sum(), np.where(np.sort(labels)[::-1] == 1, 5, 1)):
         caplog.clear()
