@@ -11,6 +11,7 @@ Keys are folded, never added: with `seed + epoch`, epoch 1 of seed 0 would have 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any
 
@@ -62,10 +63,7 @@ def key(*parts: int | str) -> int:
     >>> key(0, "shards", 3) == fold(fold(fold(0, 0), "shards"), 3)
     True
     """
-    result = 0
-    for part in parts:
-        result = fold(result, part)
-    return result
+    return functools.reduce(fold, parts, 0)
 
 
 def permutation(key: int, length: int) -> I64:
