@@ -11,6 +11,7 @@ with the epoch. A batch is P K consecutive positions.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -104,15 +105,9 @@ class ClassBatchEpochs(EpochSampler):
                 f"size; {enough} have it: lower batch_size or samples_per_class"
             )
         # N batches can use sum(min(groups, N)) groups, concave in N, and need P N: bisection finds the largest N.
-        most, beyond = 1, int(self.groups.sum()) // classes + 1
-        while beyond - most > 1:
-            middle = (most + beyond) // 2
-            if int(np.minimum(self.groups, middle).sum()) >= classes * middle:
-                most = middle
-            else:
-                beyond = middle
-        self.batches = most
-        self.length = most * classes * samples_per_class
+        more = range(2, int(self.groups.sum()) // classes + 1)
+        self.batches = 1 + bisect_left(more, True, key=lambda n: int(np.minimum(self.groups, n).sum()) < classes * n)
+        self.length = self.batches * classes * samples_per_class
 
     def plan(self, *, seed: int, epoch: int, streams: int = 1) -> EpochPlan:  # noqa: ARG002 - samples of all streams meet
         """Return the batches of an epoch."""
