@@ -88,9 +88,7 @@ class AnnotationFields:
     @property
     def kinds(self) -> dict[str, str]:
         """The kind of each field; samples of one batch have equal kinds."""
-        kinds = dict.fromkeys(self.masks, "mask")
-        for field in self.objects:
-            kinds[field] = field
+        kinds = dict.fromkeys(self.masks, "mask") | {field: field for field in self.objects}
         if (boxes := self._declared.boxes) is not None:
             for name, path in boxes.fields.items():
                 if (field := _box_field(name)) in self.objects:
@@ -131,10 +129,6 @@ class AnnotationFields:
         crop; their fields int64 or float32 [N], or masks uint8 [N, H, W]; keypoints float32 [N, K, 2 or 3] or
         [K, 2 or 3].
         """
-        masks = [
-            {field: _of_one_dtype([each.masks[view][field] for each in annotations]) for field in self.masks}
-            for view in range(len(views))
-        ]
         coordinates = [each.coordinates for each in annotations]
         columns: dict[str, list[Array]] = {}
         if coordinates[0].boxes is not None:
@@ -144,9 +138,10 @@ class AnnotationFields:
         if KEYPOINTS in self.objects:
             columns[KEYPOINTS] = [each.keypoints for each in coordinates if each.keypoints is not None]
         found = []
-        for own, crops in zip(masks, views, strict=True):
+        for view, crops in enumerate(views):
+            masks = {field: _of_one_dtype([each.masks[view][field] for each in annotations]) for field in self.masks}
             moved = move_objects(columns, crops, self.boxes, self.flip_pairs or ())
-            found.append(own | {field: [torch.from_numpy(each) for each in moved[field]] for field in self.objects})
+            found.append(masks | {field: [torch.from_numpy(each) for each in moved[field]] for field in self.objects})
         return tuple(found)
 
 
