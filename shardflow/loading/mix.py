@@ -27,7 +27,6 @@ from .checkpoint import compare, saved_integers
 from .engine import Engine
 from .loader import Loader, check_sampler_on_ranks, compare_start_on_ranks
 from .source import IMAGES, EpochStart, Source
-from .stages import check_mixable
 from .whole_sample import WholeSample
 
 STATE_VERSION = 1
@@ -374,7 +373,13 @@ def _check_mixable(sources: Sequence[Source]) -> None:
             raise ConfigError(
                 "Shuffle(shard_affinity=True) keeps the shards of a rank from epoch to epoch; pass by='batch'"
             )
-    check_mixable([source.decoder for source in sources])
+    decoders = [source.decoder for source in sources]
+    if any(each != decoders[0] for each in decoders) and not all(each.rows_are_images for each in decoders):
+        raise ConfigError("encoded and decoded images cannot be mixed; give all loaders the same decoder")
+    if len({len(decoder.views) for decoder in decoders}) > 1:
+        raise ConfigError("the loaders' decoders have different numbers of views; make these equal")
+    if any(decoder.padding != decoders[0].padding for decoder in decoders):
+        raise ConfigError("the loaders' decoders stack or pad batches differently; make their settings equal")
 
 
 def _kinds_among(source: Source, sources: Sequence[Source]) -> dict[str, str | None]:

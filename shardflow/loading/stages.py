@@ -22,7 +22,7 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from .batch import Batch
 from .batch_fields import batch_field, crops_of, unparsable
 from .damaged_samples import DAMAGED, replace_damaged
-from .decoders.decoder import Allocator, Decoded, Decoder, allocate, as_views
+from .decoders.decoder import Allocator, Decoded, allocate, as_views
 from .decoders.multi_view import view_keys
 from .decoders.pixels import Pixels
 from .fork_rng import fork_rng, reseed
@@ -195,16 +195,6 @@ def sample_stages(sources: Sequence[Source], allocator: Allocator) -> list[Stage
     if any(isinstance(each, WholeSample) or (has_images and each is not None) for each in transforms):
         stages.append(Augment(sources))
     return stages
-
-
-def check_mixable(decoders: Sequence[Decoder]) -> None:
-    """Check that images of these decoders can be in one batch; ConfigError if not."""
-    if any(each != decoders[0] for each in decoders) and not all(each.rows_are_images for each in decoders):
-        raise ConfigError("encoded and decoded images cannot be mixed; give all loaders the same decoder")
-    if len({len(decoder.views) for decoder in decoders}) > 1:
-        raise ConfigError("the loaders' decoders have different numbers of views; make these equal")
-    if any(decoder.padding != decoders[0].padding for decoder in decoders):
-        raise ConfigError("the loaders' decoders stack or pad batches differently; make their settings equal")
 
 
 class Annotate:
