@@ -166,16 +166,10 @@ class Mix(Engine):
 
     def _begin(self, epoch: int, position: int) -> tuple[int, list[EpochStart]]:
         step = epoch * self._steps_per_epoch + position
-        return step, self._starts_at(step)
-
-    def _starts_at(self, step: int) -> list[EpochStart]:
-        """Return the position of each loader before a step, counted from the start of epoch 0.
-
-        It is advanced from the state that was loaded, because earlier steps may have had another world size.
-        """
         if step < self._origin.step:
             self._origin = self._beginning()
-        return self._plan.advance(self._origin.starts, self._origin.step, step - self._origin.step)
+        # From the state that was loaded, because earlier steps may have had another world size.
+        return step, self._plan.advance(self._origin.starts, self._origin.step, step - self._origin.step)
 
     def _check(self) -> None:
         for number, (loader, source) in enumerate(zip(self.loaders, self._given, strict=True)):
