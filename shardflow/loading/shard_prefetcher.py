@@ -130,15 +130,11 @@ class ShardPrefetcher:
             self._changed.notify_all()
 
     def _renew(self) -> None:
-        with self._changed:
-            while not self._stopped:
-                self._changed.release()
-                try:
-                    with contextlib.suppress(ShardflowError):  # readers raise what matters
-                        self._split.reader.renew()
-                        self._split.columns.renew()
-                finally:
-                    self._changed.acquire()
+        while not self._stopped:
+            with contextlib.suppress(ShardflowError):  # readers raise what matters
+                self._split.reader.renew()
+                self._split.columns.renew()
+            with self._changed:
                 self._changed.wait_for(lambda: self._stopped, timeout=RENEW_S)
 
     def _run(self) -> None:
