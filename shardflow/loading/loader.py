@@ -389,8 +389,7 @@ class Loader(Engine):
         self._sampler = sampler
         self.dataset = MapDataset(self.dataset.dataset, self.split, new.samples, new.sampler.chosen)
         if self._cursor.begun:
-            self._cursor.running = False
-            epoch, position = self._cursor.next
+            epoch, position = self._cursor.next_start
             self._cursor.set(epoch + (position > 0))
 
     def set_batch_size(self, batch_size: int) -> None:
