@@ -150,14 +150,11 @@ class StatsRecorder:
     def timed(self, items: Iterator[Item]) -> Iterator[Item]:
         """Reset all sums, and yield the items; the time to get an item counts as waiting."""
         self.begin()
-        while True:
-            asked = time.perf_counter()
-            try:
-                item = next(items)
-            except StopIteration:
-                return
+        asked = time.perf_counter()
+        for item in items:
             self.answered(waiting_s=time.perf_counter() - asked)
             yield item
+            asked = time.perf_counter()
 
     def stats(self, *, whole_run: bool = False) -> Stats:
         """Return the sums since the iteration began, or of all iterations."""
