@@ -53,13 +53,9 @@ class Shares:
         self._sources = len(weights)
         points = [(0, weights), *later]
         self._starts = [number for number, _ in points]
-        ends = [_bounds(each) for _, each in points]
-        self._stretches = [
-            _Stretch(
-                number, self._starts[at + 1] if at + 1 < len(points) else None, bounds, ends[min(at + 1, len(later))]
-            )
-            for at, (number, bounds) in enumerate(zip(self._starts, ends, strict=True))
-        ]
+        bounds = [_bounds(each) for _, each in points]
+        stops, lasts = [*self._starts[1:], None], [*bounds[1:], bounds[-1]]
+        self._stretches = list(map(_Stretch, self._starts, stops, bounds, lasts))
 
     def source_of(self, numbers: I64) -> I64:
         """Return the source of each of these numbers, 0 or more."""
