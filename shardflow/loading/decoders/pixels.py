@@ -77,16 +77,13 @@ def decode_whole(source: PixelSource, payload: memoryview, width: int, height: i
         return None
     try:
         check_image(payload, max_pixels)
-    except TooLargeError:
-        return None
-    if source == "kernel":
-        pixels = np.empty((height, width, 3), dtype=np.uint8)
-        problem = native.decode_resized(payload, pixels, oversampling=0, max_pixels=max_pixels)
-        if problem is None:
-            return pixels
-        if is_jpeg(payload) and problem.status is not Status.UNSUPPORTED:
-            return None
-    try:
+        if source == "kernel":
+            pixels = np.empty((height, width, 3), dtype=np.uint8)
+            problem = native.decode_resized(payload, pixels, oversampling=0, max_pixels=max_pixels)
+            if problem is None:
+                return pixels
+            if is_jpeg(payload) and problem.status is not Status.UNSUPPORTED:
+                return None
         image = decode_image(payload, max_pixels)
     except SampleError:
         return None
