@@ -488,10 +488,9 @@ def _check_epoch(split: str, epochs: Epochs, partition: RankPartition) -> None:
         )
 
 
-def _decoder(given: Decoder | None, epochs: Epochs, fields: Sequence[str], transform: Transforms) -> Decoder:
+def _decoder(decoder: Decoder | None, epochs: Epochs, fields: Sequence[str], transform: Transforms) -> Decoder:
     """Return the given decoder or the sampler's default; ConfigError if it does not fit the other arguments."""
     shapes, patch = epochs.sampler.shapes, epochs.sampler.patch
-    decoder = given
     if decoder is None:
         if patch:
             decoder = Patches(patch)
