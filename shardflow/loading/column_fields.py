@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,10 +145,8 @@ def _default(name: str, kind: str, default: Any) -> Any:
     scalar, width = parse_kind(kind)
     if scalar == TEXT and isinstance(default, str):
         return default
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         value = np.asarray(default)
         if scalar != TEXT and value.shape in ((), (width,)) and np.can_cast(value.dtype, scalar, "same_kind"):
             return value.astype(scalar)
-    except (TypeError, ValueError):
-        pass
     raise ConfigError(f"Filled({name!r}, {default!r:.40}): column {name!r} has values of type {kind}")
