@@ -103,10 +103,8 @@ class TokenBudget:
         if self.patch is not None:
             sizes = known_sizes(facts, "TokenBudget")
             wanted = patch_grids(sizes, self.patch, self.long_side)
-            fitting = wanted
-            if self.oversize == "shrink":
-                fitting = shrunk_grids(wanted, sizes, self.tokens - lengths)
-                is_shrunk = (fitting != wanted).any(axis=1)
+            fitting = shrunk_grids(wanted, sizes, self.tokens - lengths) if self.oversize == "shrink" else wanted
+            is_shrunk = (fitting != wanted).any(axis=1)
             grids = fitting.astype(np.int32)
             lengths += fitting.prod(axis=1)
         lengths = np.maximum(lengths, 1)
