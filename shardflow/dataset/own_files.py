@@ -77,7 +77,9 @@ def is_own(storage: Storage, name: str) -> bool:
     with contextlib.suppress(NotFoundError, FormatError, IntegrityError, ValueError, RecursionError):
         if name.endswith((".tar", ".npy")):
             head = storage.read_range(name, 0, ustar.BLOCK)
-            return shard_index.is_index(head) if name.endswith(".npy") else _is_tar(head)
+            if name.endswith(".npy"):
+                return shard_index.is_index(head)
+            return ustar.is_header(head) and bool(_KEY.match(head))
         if name.endswith(".parquet"):
             return column_files.is_ours(storage.read(name, most_bytes=MAX_FILE_BYTES))
         data = storage.read(name)
@@ -91,10 +93,6 @@ def is_own(storage: Storage, name: str) -> bool:
             receipt.from_bytes(data)
         return True
     return False
-
-
-def _is_tar(head: bytes) -> bool:
-    return ustar.is_header(head) and bool(_KEY.match(head))
 
 
 def read_removal(data: bytes) -> dict[str, Any]:
