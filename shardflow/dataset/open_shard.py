@@ -159,7 +159,7 @@ class OpenShard:
 
     def read_ahead(self) -> None:
         """Ask the operating system to read the whole shard ahead: slow and network disks need that."""
-        self._file.read_ahead()
+        os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def _read_from_new_copy(self, cache: Cache, read: Callable[[], _Result]) -> _Result:
         for _ in range(MOST_COPIES):
@@ -255,7 +255,3 @@ class _File:
     def tar(self, *, hashed: bool = False) -> TarFile:
         """Return the whole file, to be read by position."""
         return of_descriptor(self.descriptor, self._url, path=self._path, hashed=hashed)
-
-    def read_ahead(self) -> None:
-        """Ask the operating system to read the whole file ahead."""
-        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
