@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -81,14 +80,12 @@ def operation_counts(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{shown[name]:,} {words}" for name, words in _OPERATIONS.items() if shown.get(name))
 
 
-def print_report(
-    report: shardflow.reports.VirtualReport, dst: str, classes: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-) -> None:
-    """Print the splits of a virtual dataset, with the sizes of its `classes` unless there are many."""
+def print_report(report: shardflow.reports.VirtualReport, dst: str) -> None:
+    """Print the splits of a virtual dataset, with the sizes of its classes unless there are many."""
     splits = {}
     for split, samples in report.samples.items():
         splits[split] = f"{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}"
-        if 0 < len(counts := classes.get(split, {})) <= _MOST_CLASSES:
+        if 0 < len(counts := report.classes.get(split, {})) <= _MOST_CLASSES:
             splits[split] += f": {', '.join(f'{first_few([name], 1)} {count:,}' for name, count in counts.items())}"
     place = f"{shown_url(dst)} (the tars stay where they are)"
     print_lines([("dataset", place), *splits.items(), ("fingerprint", report.fingerprint)], 14)

@@ -78,4 +78,4 @@ def split(
                 folded = shardflow.split_folds(url, dst, folds=given, progress=progress, **settings)
             made = {f"{dst.rstrip('/')}/{name}": report for name, report in folded.items()}
     for place, report in made.items():
-        print_report(report, place, report.classes)
+        print_report(report, place)
