@@ -96,16 +96,9 @@ def subset(
             if fraction is not None:
                 count = round(count * fraction)
             masks[split] = select_lowest(mask, sample_hashes(dataset, split, seed), min(count, limit or count))
-    conditions = {
-        "classes": classes,
-        "keys": keys,
-        "where": where,
-        "fraction": fraction,
-        "limit": limit,
-        "seed": seed or None,
-    }
+    summary = _summary(classes=classes, keys=keys, where=where, fraction=fraction, limit=limit, seed=seed or None)
     selection = {split: (split, mask) for split, mask in masks.items()}
-    contents = selected_contents(dataset, selection, f"subset of {dataset.fingerprint}: {_summary(conditions)}")
+    contents = selected_contents(dataset, selection, f"subset of {dataset.fingerprint}: {summary}")
     return build_virtual_dataset(dst, contents, storage_options=dst_options)
 
 
@@ -161,7 +154,7 @@ def find_keys(
     return masks
 
 
-def _summary(conditions: Mapping[str, Any]) -> str:
+def _summary(**conditions: Any) -> str:
     return ", ".join(
         f"{name} {value if isinstance(value, float | int | str) else f'{len(value)} given'}"
         for name, value in conditions.items()
