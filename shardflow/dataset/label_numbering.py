@@ -29,15 +29,6 @@ Named: TypeAlias = "str | int | Sequence[str | int] | None"
 MAX_CLASSES = 1_000_000
 
 
-def is_unicode(name: str) -> bool:
-    """Return whether UTF-8 can encode a name: names from file systems or JSON files may have lone surrogates."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def refuse_lookalikes(names: Iterable[str], where: object) -> None:
     """Raise a ConfigError for class names that differ only in surrounding whitespace or in Unicode normalization.
 
@@ -74,8 +65,10 @@ class LabelNumbering:
         numbers = {label for label in labels if isinstance(label, int)}
         names = {label for label in labels if isinstance(label, str)}
         for name in (*names, *(known or ())):
-            if not is_unicode(name):
-                raise ConfigError(f"{where} has the class {name!r}, whose name is not UTF-8; rename it")
+            try:
+                name.encode()
+            except UnicodeEncodeError:  # a name from a file system or a JSON file may have lone surrogates
+                raise ConfigError(f"{where} has the class {name!r}, whose name is not UTF-8; rename it") from None
         refuse_lookalikes((*names, *(known or ())), where)
         if numbers and names:
             raise ConfigError(f"{where} has both numbers and names as labels: {min(numbers)} and {min(names)!r}")
