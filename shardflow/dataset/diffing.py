@@ -13,7 +13,6 @@ from shardflow.formats.shard import OnShard
 from shardflow.formats.shard_index import KEY_PART, Index
 
 from .open_dataset import Dataset, open_dataset
-from .receipts import find_receipt
 from .selection import image_checksums
 
 _EXAMPLES = 5
@@ -163,7 +162,7 @@ class _Side:
             self.images += image_checksums(index).tolist()
             if self.sources is not None:
                 self.others += _other_checksums(index)
-                found = find_receipt(dataset.storage, shard.receipt_name, shard)
+                found = dataset[split].receipt(number)
                 if found is None:
                     self.sources = None
                 else:
