@@ -410,18 +410,17 @@ def _deal_groups(samples: _Samples, shares: npt.NDArray[np.float64]) -> I64:
     Groups are dealt by descending power of two of their size, in random order within a power. Each goes to the part
     that lacks most of its classes and of all samples, so each part gets large and small groups by its share.
     """
-    part_of = np.full(len(samples.groups), -1, dtype=np.int64)
     sizes = np.bincount(samples.groups)
+    parts = np.full(len(sizes), -1, dtype=np.int64)
     large = np.flatnonzero(sizes > 1)
     if not len(large):
-        return part_of
+        return parts[samples.groups]
     random = _lowest(samples.hashes, samples.groups, len(sizes))
     _, magnitudes = np.frexp(sizes[large])
     names, columns = np.unique(samples.classes, return_inverse=True)
     pairs, counts = np.unique(samples.groups * len(names) + columns, return_counts=True)
     begins = np.searchsorted(pairs, np.arange(len(sizes) + 1) * len(names)).tolist()
     seen, have = np.zeros(len(names) + 1), np.zeros((len(shares), len(names) + 1))
-    parts = np.full(len(sizes), -1, dtype=np.int64)
     for group in large[np.lexsort((random[large], -magnitudes))].tolist():
         here = slice(begins[group], begins[group + 1])
         its = np.append(pairs[here] % len(names), len(names))  # its classes, and the column of all samples
@@ -429,5 +428,4 @@ def _deal_groups(samples: _Samples, shares: npt.NDArray[np.float64]) -> I64:
         seen[its] += added
         parts[group] = part = int(np.argmax((shares[:, None] * seen[its] - have[:, its]) @ added))
         have[part, its] += added
-    part_of[:] = parts[samples.groups]
-    return part_of
+    return parts[samples.groups]
