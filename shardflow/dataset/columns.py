@@ -559,9 +559,8 @@ def write_file(lock: WriteLock, name: str, data: bytes) -> None:
 def _publish(dataset: Dataset, lock: WriteLock, columns: Mapping[str, Column]) -> str:
     """Publish a version with these columns; return its fingerprint."""
     old = dataset.manifest
-    gone = tuple(
-        column.stem for column in old.columns.values() if column.stem not in {c.stem for c in columns.values()}
-    )
+    kept = {column.stem for column in columns.values()}
+    gone = (column.stem for column in old.columns.values() if column.stem not in kept)
     return publish_version(dataset, lock, replace(old, columns=columns, past_columns=(*old.past_columns, *gone)))
 
 
