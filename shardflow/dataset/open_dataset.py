@@ -154,15 +154,12 @@ class Split:
 
     def shard_sources(self, shard: int) -> Sequence[str]:
         """Return the `source` of every sample of a shard, in order; see there for errors."""
-        samples = self.shards[shard].samples
         if (tar := name_of_other_tar(self._roots, self.shards[shard].name)) is not None:
             return [f"{tar}/{key}" for key in self.stored_keys(shard)]
         made, slots = self._made_of(shard)
-        return (
-            made.sources
-            if len(made.sources) == samples
-            else [made.sources[slots[key]] for key in self.stored_keys(shard)]
-        )
+        if len(made.sources) == self.shards[shard].samples:
+            return made.sources
+        return [made.sources[slots[key]] for key in self.stored_keys(shard)]
 
     def stored_keys(self, shard: int) -> list[str]:
         """Return the key of every sample of a shard, from its tar."""
