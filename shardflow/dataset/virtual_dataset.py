@@ -172,9 +172,8 @@ def build_virtual_dataset(
             list(pool.map(lambda file: _put(storage, *file), batch))
             batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))
         written = files.manifest()
-        if (
-            contents.bad
-        ):  # not `quarantine.jsonl`: that allows a pack to replace tars next to it, and these are the user's
+        # Not `quarantine.jsonl`: that allows a pack to replace tars next to it, and these are the user's.
+        if contents.bad:
             _put(storage, quarantine.version_name(written.fingerprint), quarantine.to_bytes(contents.bad))
         storage.put(manifest.FILE_NAME, written.to_bytes(), new=True)
     if (path := files.equal_name()) is not None:
