@@ -116,8 +116,6 @@ def _read_pillow(data: bytes, max_pixels: int) -> _StoredArray | None:
         is_scaled = bits in _GREY_STEPS and image.mode in ("1", "L")
         has_key = image.has_transparency_data and image.mode not in ("LA", "RGBA")
         mode = (_WITH_ALPHA if has_key else _CONVERTED).get(image.mode, image.mode)
-        if image.format == "PNG" and mode == "I":  # Pillow before 11: 16 bits of grey
-            mode = "I;16"
         is_deep = mode.startswith("I;16")
         if image.format not in _EXACT_FORMATS or mode not in _EXACT_MODES or (has_key and (is_deep or is_scaled)):
             return None
@@ -131,7 +129,7 @@ def _read_pillow(data: bytes, max_pixels: int) -> _StoredArray | None:
         turned = image.format == "TIFF" and load_tiff(image)
         image.load()
         check_palette(image)
-        exact = image if mode in (image.mode, "I;16") else image.convert(mode)
+        exact = image if mode == image.mode else image.convert(mode)
         pixels = np.asarray(exact)
         if is_deep:
             pixels = pixels.astype(np.uint16)
