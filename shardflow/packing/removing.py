@@ -126,8 +126,7 @@ def remove(
     rule = rule if keys is None else {"keys": len(set(keys))}
     with dataset.storage.exclusive_writer() as writer:
         dataset = open_dataset(url, storage_options=storage_options)
-        removed, shards, record = Counter[str](), 0, ""
-        purged: tuple[int, int, tuple[str, ...]] = 0, 0, ()
+        shards, record = 0, ""
         records = list(_records(dataset.storage, dataset.manifest))
         if keys is not None:
             gone = {key for each in records for split in each["samples"] for key in each["samples"][split]}
@@ -139,7 +138,7 @@ def remove(
             if re.search(r"\bsource\b", str(where), re.IGNORECASE):
                 _refuse_equal_sources(dataset, masks)
             is_done = any(each["rule"] == rule for each in records)
-        removed.update({split: int(mask.sum()) for split, mask in masks.items() if mask.any()})
+        removed = {split: int(mask.sum()) for split, mask in masks.items() if mask.any()}
         if sum(removed.values()) == dataset.manifest.samples:
             raise ConfigError(f"no sample would be left; to remove all samples, delete all files below {dataset.url}")
         fingerprint = dataset.fingerprint
@@ -150,16 +149,15 @@ def remove(
             raise ConfigError(f"no sample of {dataset.url} is selected; check keys or where")
         else:
             clean_up(dataset.storage)
-        if purge:
-            purged = _purge(dataset.storage, fingerprint, writer)
+        purged, purged_bytes, left = _purge(dataset.storage, fingerprint, writer) if purge else (0, 0, ())
     return RemovalReport(
         fingerprint=fingerprint,
-        removed=dict(removed),
+        removed=removed,
         shards=shards,
         receipt=record,
-        purged=purged[0],
-        purged_bytes=purged[1],
-        left=purged[2],
+        purged=purged,
+        purged_bytes=purged_bytes,
+        left=left,
     )
 
 
