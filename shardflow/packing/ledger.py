@@ -91,9 +91,7 @@ class Ledger:
 
         def is_own(job: Job) -> bool:
             receipt = job.receipt(self.storage)
-            if receipt is None or receipt.shard != shards.get(job.name):
-                return False
-            return _is_whole(job, receipt, listing)
+            return receipt is not None and receipt.shard == shards.get(job.name) and _is_whole(job, receipt, listing)
 
         with TransferPool(_AT_A_TIME) as pool:
             for job, is_there in zip(jobs, pool.map(is_own, jobs), strict=True):
