@@ -91,11 +91,11 @@ def sync(
     with own.exclusive_writer() as writer:
         if target.version(manifest.FILE_NAME) is None:
             dataset.quarantine()  # raises an error if it is damaged, before anything is copied
-            copy = _Copy(dataset, own, target, writer.staging, _begin(own, dataset.fingerprint))
+            copy = _Copy(dataset, target, writer.staging, _begin(own, dataset.fingerprint))
         elif manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint == dataset.fingerprint:
             # A listing shows the files that a finished copy has lost; reading them is for `verify`.
             sizes = {own.url(name): listed.size for name, listed in own.listing().items()}
-            copy = _Copy(dataset, own, target, writer.staging, None, sizes)
+            copy = _Copy(dataset, target, writer.staging, None, sizes)
         else:
             raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
         copied, found = copy.files(progress)
@@ -114,7 +114,7 @@ def sync(
 
 
 class _Copy:
-    """Copies the files of a dataset to `target`, which is `own` and, if the dataset is virtual, the places of its tars.
+    """Copies the files of a dataset to `target`, the destination and, of a virtual dataset, the places of its tars.
 
     Attributes:
         lock: The write lock of a copy that is not finished yet; None if it is.
@@ -123,14 +123,13 @@ class _Copy:
     def __init__(
         self,
         dataset: Dataset,
-        own: Storage,
         target: Storage,
         staging: Path,
         lock: WriteLock | None,
         sizes: Mapping[str, int] | None = None,  # URL → bytes, of a finished copy
     ) -> None:
         self.lock = lock
-        self._dataset, self._own, self._target, self._staging = dataset, own, target, staging
+        self._dataset, self._target, self._staging = dataset, target, staging
         self._sizes = sizes or {}
         # Shards of a virtual dataset can share a tar: it is copied with the first of them.
         tars = {target.url(shard.name): shard.name for shard in reversed(dataset.shards)}
