@@ -212,7 +212,6 @@ class _Files:
 
     def __init__(self, storage: Storage, contents: Contents) -> None:
         self._storage, self._contents = storage, contents
-        self._names: dict[str, str] = {}  # root → its name in the manifest
         self._roots: dict[str, Root] = {}
         self._without_tables: set[str] = set()  # roots with a tar whose seek tables, if any, may be wrong
         self._shards: dict[str, list[Shard]] = {split: [] for split in contents.splits}
@@ -221,7 +220,7 @@ class _Files:
 
     def indexes(self) -> Iterator[tuple[str, bytes]]:
         """Yield the name and the bytes of each index and each column file."""
-        names = self._names
+        names: dict[str, str] = {}  # root → its name in the manifest
         for split, tar, rows, columns in self._contents.selected:
             if tar.root not in names:
                 names[tar.root] = str(len(names))
