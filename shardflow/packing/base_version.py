@@ -95,13 +95,10 @@ class BaseVersion:
             raise NotFoundError(f"{message}; restore it from the machine that packed the dataset")
         may_lack = set(map(image_stem, made.annotations.images))
         counts = {name: _part_counts(split) for name, split in dataset.items() if len(split)}
-        parts = frozenset.intersection(
-            *(
-                frozenset(part for part in found if found[part] == dataset[name].shard_samples[0])
-                for name, found in counts.items()
-            )
-        )
-        parts = frozenset(part for part in parts - IMAGE_PARTS - {*LABEL_PARTS} if image_stem(part) not in may_lack)
+        first = {name: dataset[name].shard_samples[0] for name in counts}
+        in_all = [{part for part, count in found.items() if count == first[name]} for name, found in counts.items()]
+        shared = set.intersection(*in_all) - IMAGE_PARTS - {*LABEL_PARTS}
+        parts = frozenset(part for part in shared if image_stem(part) not in may_lack)
         labelled = {name: not found.keys().isdisjoint(LABEL_PARTS) for name, found in counts.items()}
         return cls(manifest=made, sharding=sharding, receipts=receipts, skipped=skipped, parts=parts, labelled=labelled)
 
