@@ -275,11 +275,8 @@ class ShardReader:
         """Return a sample from the partial file; None if it has not arrived or is damaged, or the index is missing."""
         if (rows := self._partial_rows(shard)) is None:
             return None
-        try:
-            begin, end = rows.span(record)
-        except IntegrityError:
-            return None
         with contextlib.suppress(IntegrityError):  # the sample will come with the whole shard
+            begin, end = rows.span(record)
             data = read_at(file.fileno(), begin, end)
             return rows.sample_of_span(record, data, shard=shard, url=self.url(shard))
         return None
