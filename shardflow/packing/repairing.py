@@ -268,16 +268,13 @@ def _rebuilt_index(dataset: Dataset, shard: Shard, tars: Storage, name: str) -> 
 
 
 def _has_tar(storage: Storage, shard: Shard) -> bool:
-    try:
-        with open_tar(storage, shard.name, hashed=True) as tar:
-            return tar.size == shard.bytes and tar.sha256() == shard.sha256
-    except NotFoundError:
-        return False
+    with contextlib.suppress(NotFoundError), open_tar(storage, shard.name, hashed=True) as tar:
+        return tar.size == shard.bytes and tar.sha256() == shard.sha256
+    return False
 
 
 def _has_index(storage: Storage, shard: Shard) -> bool:
-    try:
+    with contextlib.suppress(NotFoundError, IntegrityError):
         read_index_bytes(storage, shard)
-    except (NotFoundError, IntegrityError):
-        return False
-    return True
+        return True
+    return False
