@@ -31,11 +31,7 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
         progress_bar(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar,
         ticking(bar),
     ):
-
-        def progress(shard: Shard) -> None:
-            bar.update(shard.bytes)
-
-        yield progress
+        yield lambda shard: bar.update(shard.bytes)
 
 
 @contextlib.contextmanager
