@@ -103,9 +103,8 @@ class Table(SourceKind):
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
         """Return whether a path or URL has the extension of a table, and is not a directory."""
-        return os.path.splitext(divide_query(url).place)[1].lower() in TABLES and not os.path.isdir(
-            strip_file_scheme(url)
-        )
+        extension = os.path.splitext(divide_query(url).place)[1].lower()
+        return extension in TABLES and not os.path.isdir(strip_file_scheme(url))
 
     def list(self) -> Source:
         """List the rows."""
