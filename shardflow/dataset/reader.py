@@ -128,11 +128,10 @@ class ShardReader:
         else:
             self._opened.move_to_end(shard)
         try:
-            if (
-                in_file
-                and (found := opened.sample_in_file(record, partial(self._read_parts, shard, record))) is not None
-            ):
-                return found
+            if in_file:
+                found = opened.sample_in_file(record, partial(self._read_parts, shard, record))
+                if found is not None:
+                    return found
             return opened.sample(record, unused)
         except IntegrityError:
             return opened.retry_from_new_copy(partial(opened.sample, record, unused))
