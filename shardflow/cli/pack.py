@@ -99,10 +99,12 @@ def _report_lines(report: shardflow.reports.PackReport, dst: str) -> Iterator[tu
     yield "labels", report.classes is None and "none"
     yield from _small_classes(report.class_sizes)
     yield "resumed", report.resumed and f"{plural(report.resumed, 'input')} done by an earlier run"
-    yield "bytes", f"{size_text(report.bytes_in)} -> {size_text(report.bytes_out)}"
+    yield "bytes", f"{size_text(report.bytes_in)} of images -> {size_text(report.bytes_out)} of shards"
     if report.bytes_out > _GROWN * report.bytes_in > 0:
-        grown = f"{report.bytes_out / report.bytes_in:.1f} times the bytes: tar headers outweigh small images"
-        yield "grown", f"{grown}, and re-encoding may enlarge them, which --preset original avoids"
+        grown = (
+            f"{report.bytes_out / report.bytes_in:.1f} times the bytes of the images, by tar headers and other parts"
+        )
+        yield "grown", f"{grown}; if the images grew too (`info` has both sizes), --preset original keeps them"
     done = report.packed + report.quarantined - report.resumed
     yield "time", f"{report.seconds:.1f} s" + (f", {done / report.seconds:,.0f} images/s" if done else "")
     yield "fingerprint", report.fingerprint

@@ -210,6 +210,11 @@ def _usable_samples(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> tu
         for tar, keep, sizes in zip(tars, kept, others, strict=True):
             keep[list(sizes)] = False
             bad |= {Quarantined(f"{tar.url}/{found.key}", "read", found.reason) for found in sizes.values()}
+    # If all samples lack declared parts, these are misspelt: see `_check_annotations`.
+    if any(len(scan.lacking) < len(keep) for scan, keep in zip(scans, kept, strict=True)):
+        for tar, keep, scan in zip(tars, kept, scans, strict=True):
+            keep[list(scan.lacking)] = False
+            bad |= {Quarantined(f"{tar.url}/{key}", "read", reason) for key, reason in scan.lacking.values()}
     for number, (tar, next_tar) in enumerate(itertools.pairwise(tars)):
         last, first = scans[number].last, scans[number + 1].first
         neighbours = str(tar.storage) == str(next_tar.storage) and tar.split == next_tar.split

@@ -62,6 +62,7 @@ class ScannedTar:
     undecodable: list[str]  # keys of indexed samples whose image has no known signature
     bad: dict[str, str]  # key → why the sample cannot be used; key "" for everything after the damage in a tar
     other_sizes: dict[int, OtherSize]  # record → the sample, if its JSON states another size than its image has
+    lacking: dict[int, tuple[str, str]]  # record → key and reason, if the sample lacks declared parts
     first: EndSample
     last: EndSample
 
@@ -124,6 +125,7 @@ class _Scan:
             self._bad.update(dict.fromkeys(unlabelled, "has no label, and others in its tar have"))
         is_kept = np.array([each.key not in self._bad for each in self._usable], dtype=np.bool_)
         kept = [each for each in self._usable if each.key not in self._bad]
+        lacking = [(each.key, self._annotations.missing(self._keys[each.key])) for each in kept]
         first, last = (
             EndSample(end.key, frozenset(end.parts), end.key not in self._bad)
             for end in self._ends or (TarSample(""), TarSample(""))
@@ -136,6 +138,7 @@ class _Scan:
             undecodable=[each.key for each in kept if not each.is_image],
             bad=self._bad,
             other_sizes={record: each.other_size for record, each in enumerate(kept) if each.other_size is not None},
+            lacking={record: each for record, each in enumerate(lacking) if each[1]},
             first=first,
             last=last,
         )

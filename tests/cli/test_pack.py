@@ -33,7 +33,7 @@ def test_pack(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for pattern in (
         r"packed +50 of 51 inputs into 1 shard",
-        r"bytes +[\d.]+ [kM]B -> [\d.]+ [kM]B",
+        r"bytes +[\d.]+ [kM]B of images -> [\d.]+ [kM]B of shards",
         r"time +[\d.]+ s, \d+ images/s",
         r"fingerprint +sha256:[0-9a-f]{64}\n",
         r"quarantined +1 input, listed in quarantine\.jsonl\n +1  decode: ",

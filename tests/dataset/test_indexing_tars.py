@@ -372,6 +372,25 @@ def test_coordinates_of_images_of_another_size(tmp_path: Path, scaled: bool) -> 
     assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == list("012345" if scaled else "015")
 
 
+def test_samples_without_a_declared_mask(tmp_path: Path) -> None:
+    """Samples that lack a declared part are bad ones, in any tar; if all lack it, its name is wrong."""
+    with_mask = [
+        member for number in range(3) for member in ((f"{number}.jpg", jpeg(number)), (f"{number}.seg.png", b"x"))
+    ]
+    write_tar(tmp_path / "tars/a.tar", with_mask)
+    write_tar(tmp_path / "tars/b.tar", [(f"{number}.jpg", jpeg(number)) for number in (3, 4)])
+    declared = sf.annotations.Annotations(masks=("seg.png",))
+    with pytest.raises(
+        PackIncompleteError, match=r"2 samples cannot be used, 0 allowed: .*has no seg.png, which is declared"
+    ):
+        sf.index(tmp_path / "tars", tmp_path / "index", annotations=declared)
+    report = sf.index(tmp_path / "tars", tmp_path / "index", annotations=declared, max_errors=2)
+    assert [bad.path.rpartition("/")[2] for bad in report.bad] == ["3", "4"]
+    assert report.samples == {"train": 3}
+    with pytest.raises(ConfigError, match=r"no sample has mask.png, which is declared; parts are jpg, seg.png"):
+        sf.index(tmp_path / "tars", tmp_path / "other", annotations=sf.annotations.Annotations(masks=("mask.png",)))
+
+
 def test_a_part_does_not_replace_the_key(tmp_path: Path) -> None:
     """A member of another writer that is called `__key__` changes neither the key nor the URL of its sample."""
     write_tar(tmp_path / "a.tar", [("1.jpg", jpeg(1)), ("1.__key__", b"x"), ("1.__url__", b"x")])
