@@ -107,7 +107,7 @@ class Loader(Engine):
             padding). With `MultiView`, the first three are tuples with an entry per view. Of the sample: "label" (int64
             [B], from `.cls`), "labels" (float32 [B, classes], 1 for each class), "key" (list of str), "index" (int64
             [B], numbers in the split), "random_key" (int64 [B], for transforms on a device), "valid" (bool [B], False
-            for repeats), "source" (int64 [B], number of the source in a `Mix`). Any part by its name: "txt" (list of
+            for repeats), "source" (int64 [B], in a `Mix`: the loader's number). Any part by its name: "txt" (list of
             str), "json" (list of parsed values), others (list of bytes). Declared annotations, which follow the crop,
             once per view: "mask" or another mask part without ".png" (uint8, or int32 for 16-bit PNGs, [B, 1 or 3, H,
             W]); "boxes" or `CroppedBoxes(min_visibility=...)` (list of float32 [N, 4], in pixels of the crop);
@@ -264,6 +264,9 @@ class Loader(Engine):
         return 0, [EpochStart(epoch, position, self._streams)]
 
     def _check(self) -> None:
+        if "source" in self.fields:
+            paths = "loader.dataset.split.source(number) is the file of a sample, whose number is the field 'index'"
+            raise ConfigError(f"the field 'source' is a loader's number in a Mix, and this one is alone; {paths}")
         self.check_group()
         if self._sampler is not None:
             check_sampler_on_ranks(self.source)

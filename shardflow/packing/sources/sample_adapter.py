@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 IMAGE_KEYS = ("image", "img", *(part for each in IMAGE_TYPES if each.in_shards for part in each.parts))
 LABEL_KEYS = ("label", "cls")
-LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target")
+LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target", "class_id", "category_id", "label_id")
 LIKE_CAPTION = {"text", "title", "description", "prompt", "alt", "alt_text"}
 MASK_PART = "mask.png"
 
