@@ -74,6 +74,8 @@ class Subset:
         if self._series is not None:
             numbers = np.flatnonzero(facts.load(self._series))
         numbers = numbers[numbers < facts.samples]
+        if not len(numbers):
+            raise ConfigError(f"{self!r} selects no sample of split {facts.split!r}")
         if facts.shuffle is None and (np.diff(numbers) < 0).any():  # ascending: the split's order
             return ListedEpochs(numbers, facts.shard_samples)
         weights = Weights(np.bincount(numbers, minlength=facts.samples), facts.shard_samples)

@@ -305,6 +305,7 @@ def test_states_with_and_without_weights_differ(dataset: Path) -> None:
         ("balance", "is neither a column nor a file, nor 'balanced' or 'sqrt' of Weighted"),
         ([-1.0] * 60, "that of sample 0 is -1"),
         ([0.0] * 60, "found 0"),
+        (Subset(index=[]), r"Subset\(0 samples\) selects no sample of split 'train'"),
         (0.05, r"has 3 samples, less than one batch of 7.*sum of the weights of Weighted\(0.05\).*samples_per_epoch"),
         (
             Subset(index=[60]),
