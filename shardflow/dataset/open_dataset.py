@@ -232,23 +232,27 @@ class Split:
         if rows is None or "json" not in rows.parts():
             return ""
         found = self.json_values(name)
-        if found == []:  # no sample that was looked at has the field
+        if found == {}:  # no sample that was looked at has the field
             return ""
         value = f"row[{name!r}]"
-        if _is_number_as_text(next(filter(None, found or ()), None)):
+        if _is_number_as_text(next(filter(None, (found or {}).values()), None)):
             value = f"{value} and float({value})"  # an empty cell is null
         new = f"json_{name}" if name in {*COMPUTED_FIELDS, *TABLE_FIELDS, *rows.parts()} else name
         call = f"compute({str(self._storage)!r}, {new!r}, lambda rows: [{value} for row in rows], field='json')"
         return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
 
-    def json_values(self, name: str) -> list[Any] | None:
-        """Return the values of a field of the first samples' `.json`, of those that have it; None if one is damaged."""
+    def json_values(self, name: str) -> dict[int, Any] | None:
+        """Return record → value of a field in the `.json` of the first shard's head; None if a text is damaged."""
         with contextlib.suppress(ShardflowError, RecursionError, ValueError):
             rows = self.reader.rows(0) if len(self.shards) else None
             members = () if rows is None else rows.members
-            spans = [row[2:4] for row in members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
-            texts = (self._storage.read_range(self.shards[0].name, offset, offset + size) for offset, size in spans)
-            return [row[name] for text in texts if isinstance(row := json.loads(text), dict) and name in row]
+            places = [row[:4] for row in members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
+            texts = {
+                record: self._storage.read_range(self.shards[0].name, offset, offset + size)
+                for record, _, offset, size in places
+            }
+            found = {record: json.loads(text) for record, text in texts.items()}
+            return {record: each[name] for record, each in found.items() if isinstance(each, dict) and name in each}
         return None
 
     def image_sizes(self) -> npt.NDArray[np.int64]:

@@ -121,7 +121,7 @@ def _warn_of_other_sizes(split: Split, where: str, used: Collection[str]) -> Non
     """Warn of a condition on sizes if the samples' `.json` has others, such as those before packing."""
     for side in sorted({"width", "height"}.intersection(used) if split.shards else ()):
         stored = _of_index(split, 0)[side].to_pylist()
-        pairs = zip(stored, split.json_values(side) or (), strict=False)
+        pairs = ((stored[record], value) for record, value in (split.json_values(side) or {}).items())
         if other := next((pair for pair in pairs if None not in pair and str(pair[0]) != str(pair[1])), None):
             message = (
                 "split %r: in the condition %r, %s is that of the stored image, such as %s, not %s as in its json%s"

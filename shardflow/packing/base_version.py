@@ -148,7 +148,7 @@ class BaseVersion:
 
     def warn_of_same_images(self, changed: Source) -> None:
         """Warn of inputs with a known path whose images have as many bytes as the packed ones."""
-        known = _KnownInputs(self.receipts.values())
+        known = _KnownInputs(self.receipts.values() if changed.splits else ())
         items = (item for items in changed.splits.values() for item in items)
         same = [item.path for item in items if any(each.size == item.size >= 0 for each in known.named(item.path))]
         if same:

@@ -69,8 +69,8 @@ def extend(
         src: As for `pack`: the dataset's source with more inputs, or another source with other names.
         dst: A dataset with its receipts, a directory or a URL.
         on_conflict: Rule for known paths with other content: "error", "add" to pack them as further samples, or "skip"
-            to leave them out. If most new inputs are in the dataset under other names, or some were removed from it,
-            only "add" packs them.
+            to leave them out, as well as inputs that were removed from the dataset. If most new inputs are in the
+            dataset under other names, or some were removed from it, only "add" packs them.
         max_errors: Number of new inputs that may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 

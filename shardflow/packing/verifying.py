@@ -272,7 +272,7 @@ def _differing_fields(packed: bytes | None, again: bytes | None) -> str:
     """Return the end of a message: a field in which two JSON objects differ, and the number of others."""
     try:
         one, other = dict(json.loads(packed or b"{}")), dict(json.loads(again or b"{}"))
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):  # not JSON, or no object
         return ""
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     more = f" and {plural(len(names) - 1, 'further field')}" if len(names) > 1 else ""

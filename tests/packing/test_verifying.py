@@ -21,6 +21,7 @@ from shardflow.packing.verifying import Comparison, compare_with_sources
 from tests.helpers.folders import encoded, image_folder, photo, write_tree
 from tests.helpers.kernel import without_kernel
 from tests.helpers.making import flip, make_dataset
+from tests.helpers.tars import write_tar
 
 SETTINGS: dict[str, Any] = {"short_side": 32, "shard_samples": 20, "executor": "serial"}
 
@@ -293,6 +294,17 @@ def test_all_texts_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert problems == {
         f"its part {part!r} differs from that of its input '{n}.jpg'" for part, n in [("json", 3), ("txt", 5)]
     }
+
+
+def test_json_that_is_no_object(tmp_path: Path) -> None:
+    """Of a list in `.json`, a finding says only that it differs."""
+    for content in (b"[1]", b"[2]"):
+        write_tar(tmp_path / "tars/a.tar", [("0.jpg", photo(0)), ("0.json", content)])
+        if content == b"[1]":
+            sf.pack(tmp_path / "tars", tmp_path / "dst", short_side=32, executor="serial")
+    (finding,) = sf.verify(tmp_path / "dst", sources=[tmp_path / "tars"])
+    assert finding.problem.startswith("its part 'json' differs from the part that is packed from ")
+    assert finding.problem.endswith("which has changed since it was packed")
 
 
 def test_images_without_labels(tmp_path: Path) -> None:
