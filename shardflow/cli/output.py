@@ -24,6 +24,7 @@ _OPERATIONS = {
     "again": "encoded again",
     "boxes_outside": "boxes outside of the packed image, which became zeros",
     "converted": "converted from their profile to sRGB",
+    "dark_16_bits": "with 16 bits and values below a quarter of their range, nearly black in 8 bits",
     "enlarged": "enlarged",
     "first_frame": "reduced to the first frame",
     "kept": "kept as encoded",

@@ -233,6 +233,10 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
     samples, counts = dict.fromkeys(source.splits, 0), sum(totals.statistics.values(), Statistics()).counts
     for name, shard in totals.shards.items():
         samples[name.partition("/")[0]] += shard.samples
+    if dark := counts["dark_16_bits"]:
+        message = "%s of 16 bits with values below a quarter of their range, as of cameras with 12 bits: nearly black"
+        message += " in 8 bits, with few levels left; scale the files to the whole range, or pack with --format npy"
+        _log.warning(message, plural(dark, "image"))
     return PackReport(
         fingerprint=made.fingerprint,
         previous=None if base is None else base.manifest.fingerprint,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import webdataset as wds
 from PIL import Image
@@ -532,3 +533,17 @@ def test_a_file_in_place_of_the_destination(tmp_path: Path) -> None:
     src = write_tree(tmp_path, {"src/1.jpg": photo(1), "notes.txt": b""}) / "src"
     with pytest.raises(StoreError, match=r"notes\.txt.*directory"):
         sf.pack(src, tmp_path / "notes.txt", **SMALL)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "PNG"])
+def test_images_of_12_bits_in_16_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """Values below a quarter of the range of 16 bits bring a warning with their number; black ones do not."""
+    for number, highest in enumerate((4095, 16383, 16384, 65535, 0)):
+        ramp = np.linspace(0, highest, 64 * 48).reshape(48, 64).astype(np.uint16)
+        write_tree(tmp_path / "src", {f"{number}.{kind.lower()}": encoded(Image.fromarray(ramp), kind)})
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", short_side=32, executor="serial")
+    assert report.counts["dark_16_bits"] == 2
+    assert "2 images of 16 bits with values below a quarter of their range" in caplog.text
+    caplog.clear()
+    sf.pack(tmp_path / "src", tmp_path / "exact", format="npy", executor="serial")
+    assert "16 bits" not in caplog.text

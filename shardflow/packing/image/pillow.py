@@ -40,6 +40,9 @@ from shardflow.packing.recipe import FILTERS, KEEP, Recipe
 
 from .encoded_image import EncodedImage, Geometry, Size, describe
 
+_BRIGHT_16_BITS = 1 << 14
+"""A quarter of the range of 16 bits: images with lower values, as of 12-bit cameras, are nearly black in 8 bits."""
+
 
 def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> EncodedImage:
     """Pack an image file that Pillow has opened; call this in `map_codec_errors(DecodeError)`."""
@@ -65,12 +68,18 @@ def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: Recipe) -> Enco
             geometry,
             _pixel_sums(pixels),
             converted=conversion.transform is not None,
+            dark_16_bits=_is_dark(image),
             first_frame=more_frames,
             kept=kept,
             on_white=_shows_through(image),
             profile_unusable=not conversion.usable,
             turned=loaded_upright or geometry.orientation != 1,
         )
+
+
+def _is_dark(image: Image.Image) -> bool:
+    """Return whether a loaded image has 16 bits, and values that are nearly black in 8 bits."""
+    return image.mode.startswith("I;16") and 0 < image.getextrema()[1] < _BRIGHT_16_BITS  # type: ignore[operator]
 
 
 def _shows_through(image: Image.Image) -> bool:
