@@ -49,6 +49,7 @@ def node(name: str, port: int, dataset: Path, folder: Path) -> Iterator[subproce
         process.wait()
 
 
+@pytest.mark.timeout(600)
 def test_a_node_is_lost_and_comes_back(tmp_path: Path, port: int) -> None:
     """One of two nodes is killed mid-epoch, with all its processes: the other goes on alone, and with a third one when
     that joins, each time from the last checkpoint. Together the epoch has each sample exactly once."""
