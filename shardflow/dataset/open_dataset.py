@@ -231,28 +231,28 @@ class Split:
             rows = self.reader.rows(0) if len(self.shards) else None
         if rows is None or "json" not in rows.parts():
             return ""
-        found = self.json_values(name)
-        if found == {}:  # no sample that was looked at has the field
+        objects = self.json_objects()
+        values = None if objects is None else [each[name] for each in objects.values() if name in each]
+        if values == []:  # no sample that was looked at has the field
             return ""
         value = f"row[{name!r}]"
-        if _is_number_as_text(next(filter(None, (found or {}).values()), None)):
+        if _is_number_as_text(next(filter(None, values or ()), None)):
             value = f"{value} and float({value})"  # an empty cell is null
         new = f"json_{name}" if name in {*COMPUTED_FIELDS, *TABLE_FIELDS, *rows.parts()} else name
         call = f"compute({str(self._storage)!r}, {new!r}, lambda rows: [{value} for row in rows], field='json')"
         return f"; if {name!r} is a field of the samples' part 'json', `shardflow.columns.{call}` makes it a column"
 
-    def json_values(self, name: str) -> dict[int, Any] | None:
-        """Return record → value of a field in the `.json` of the first shard's head; None if a text is damaged."""
+    def json_objects(self) -> dict[int, dict[str, Any]] | None:
+        """Return record → object of the `.json` of the first shard's first samples; None if one is damaged."""
         with contextlib.suppress(ShardflowError, RecursionError, ValueError):
             rows = self.reader.rows(0) if len(self.shards) else None
             members = () if rows is None else rows.members
             places = [row[:4] for row in members if row[1] == b"json" and row[3] <= MAX_LABEL_BYTES][:_LOOKED_AT]
-            texts = {
-                record: self._storage.read_range(self.shards[0].name, offset, offset + size)
+            found = {
+                record: json.loads(self._storage.read_range(self.shards[0].name, offset, offset + size))
                 for record, _, offset, size in places
             }
-            found = {record: json.loads(text) for record, text in texts.items()}
-            return {record: each[name] for record, each in found.items() if isinstance(each, dict) and name in each}
+            return {record: each for record, each in found.items() if isinstance(each, dict)}
         return None
 
     def image_sizes(self) -> npt.NDArray[np.int64]:

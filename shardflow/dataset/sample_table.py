@@ -119,15 +119,17 @@ def select(split: Split, classes: Sequence[str] | None, where: str, progress: On
 
 def _warn_of_other_sizes(split: Split, where: str, used: Collection[str]) -> None:
     """Warn of a condition on sizes if the samples' `.json` has others, such as those before packing."""
-    for side in sorted({"width", "height"}.intersection(used) if split.shards else ()):
-        stored = _of_index(split, 0)[side].to_pylist()
-        pairs = ((stored[record], value) for record, value in (split.json_values(side) or {}).items())
-        if other := next((pair for pair in pairs if None not in pair and str(pair[0]) != str(pair[1])), None):
-            message = (
-                "split %r: in the condition %r, %s is that of the stored image, such as %s, not %s as in its json%s"
-            )
-            logger.warning(message, split.name, where, side, *other, split.json_remedy(side))
-            return
+    sides = sorted({"width", "height"}.intersection(used))
+    objects = split.json_objects() if sides else None
+    stored = _of_index(split, 0) if objects else {}
+    for record, given in (objects or {}).items():
+        for side in sides:
+            own = stored[side][record].as_py()
+            if None not in (own, given.get(side)) and str(own) != str(given[side]):
+                message = "split %r: in the condition %r, %s is that of the stored image, such as %s, not %s as in its "
+                message += "json%s"
+                logger.warning(message, split.name, where, side, own, given[side], split.json_remedy(side))
+                return
 
 
 def _check_expression(connection: Any, where: str, columns: Collection[str], classes: Sequence[str]) -> set[str]:

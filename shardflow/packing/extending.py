@@ -179,12 +179,12 @@ def plan_extension(
         splits=inputs(State.NEW, *([State.CHANGED] if on_conflict == "add" else [])),
         skipped=[bad for bad in source.skipped if bad.path not in before],
     )
-    if on_conflict != "add":
+    if on_conflict == "add":
+        base.warn_of_same_images(replace(source, splits=inputs(State.CHANGED)))
+    else:
         base.refuse_copies(new)
     if on_conflict == "skip":
         new = base.without_removed(new)
-    if on_conflict == "add":
-        base.warn_of_same_images(replace(source, splits=inputs(State.CHANGED)))
     return PackPlan.of(
         new,
         ledger,
