@@ -104,7 +104,7 @@ BUDGET = {
     "loading": 7650,
     "native": 5850,
     "order": 2230,
-    "packing": 8800,
+    "packing": 8820,
     "preview": 1250,
     "storage": 4660,
     "": 1300,

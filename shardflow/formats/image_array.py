@@ -52,6 +52,12 @@ def shape(payload: memoryview | bytes) -> tuple[int, int, int, int]:
     return height, width, channels, 1 if found["dtype"] == b"|u1" else 2
 
 
+def kind(payload: memoryview | bytes) -> str:
+    """Return bits and channels of an array, as in "16_bits_in_1_channel"."""
+    _, _, channels, value_bytes = shape(payload)
+    return f"{8 * value_bytes}_bits_in_{channels}_channel{'' if channels == 1 else 's'}"
+
+
 def pixels(payload: memoryview | bytes) -> Array:
     """Return an image as a view of its bytes: uint8 or uint16 [H, W, C].
 

@@ -42,8 +42,9 @@ class Statistics(JsonObject):
         counts: "images", "bytes_before" and "bytes_after" of the images alone; the number of images that were
             "converted" from an embedded profile to sRGB, "enlarged", reduced to the "first_frame" of several, "kept" as
             encoded, composited "on_white" because of transparency, "turned" upright, whose broken profile was ignored
-            ("profile_unusable"), or whose 16 bits have values below a quarter of the range ("dark_16_bits"); and the
-            numbers of "masks", "boxes", "boxes_outside" of the packed image, and "keypoints", without missing points.
+            ("profile_unusable"), or whose 16 bits have values below a quarter of the range ("dark_16_bits"); the main
+            images that are arrays, by bits and channels ("16_bits_in_1_channel"); and the numbers of "masks", "boxes",
+            "boxes_outside" of the packed image, and "keypoints", without missing points.
         classes: Label → number of images.
         widths_before, heights_before: Rounded side in pixels → number of images, of the upright sources.
         widths_after, heights_after: The same for the packed images.

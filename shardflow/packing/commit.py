@@ -229,10 +229,11 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
 def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, started: float) -> PackReport:
     """Return the report of a plan, given the totals of its jobs and the manifest that they made."""
     source, base = plan.source, plan.base
-    sizes = sum((made.statistics or {}).values(), Statistics()).classes
+    whole = sum((made.statistics or {}).values(), Statistics())
     samples, counts = dict.fromkeys(source.splits, 0), sum(totals.statistics.values(), Statistics()).counts
     for name, shard in totals.shards.items():
         samples[name.partition("/")[0]] += shard.samples
+    _warn_of_several_kinds(whole.counts)
     if dark := counts["dark_16_bits"]:
         message = "%s of 16 bits with values below a quarter of their range, as of cameras with 12 bits: nearly black"
         message += " in 8 bits, with few levels left; scale the files to the whole range, or pack with --format npy"
@@ -249,7 +250,7 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
         reasons=_reasons(sorted([*totals.quarantined, *source.skipped])),
         ignored=source.ignored,
         samples=samples,
-        class_sizes={name: sizes[label] for label, name in enumerate(made.classes or ())},
+        class_sizes={name: whole.classes[label] for label, name in enumerate(made.classes or ())},
         new_classes=plan.new_classes,
         shards=len(totals.shards),
         bytes_in=counts["bytes_before"],
@@ -258,6 +259,15 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
         resumed=resumed,
         seconds=time.monotonic() - started,
     )
+
+
+def _warn_of_several_kinds(counts: Mapping[str, int]) -> None:
+    """Warn if arrays differ in bits or channels, since a loader cannot put them into one batch."""
+    kinds = {name.replace("_", " "): number for name, number in counts.items() if "_bits_in_" in name and number}
+    if len(kinds) > 1:
+        described = ", ".join(f"{number:,} of {name}" for name, number in sorted(kinds.items()))
+        message = "images differ in bits or channels: %s; they do not form batches: convert them to one kind, or pack"
+        _log.warning(f"{message} each kind as a separate dataset", described)
 
 
 def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:

@@ -36,7 +36,7 @@ from shardflow.dataset.subsetting import find_keys
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.dataset.write_lock import WriteLock, abort_uploads, acquire_to_extend, clean_up
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
-from shardflow.formats import manifest, quarantine, ustar
+from shardflow.formats import image_array, manifest, quarantine, ustar
 from shardflow.formats import receipt as receipts
 from shardflow.formats.annotations import image_stem
 from shardflow.formats.columns import ColumnFiles, file_name
@@ -402,6 +402,8 @@ class _Rewriting:
 
                 counted.classes.update(sample_labels(read) or ())
                 counted.counts["bytes_before"] += max(0, self.old.sizes[slots[record]])
+                if (array := read(image_array.PART)) is not None:
+                    counted.counts[image_array.kind(array)] += 1
                 for _, name, _, size, _, width, height in rows.of_record(record):
                     part = name.decode()
                     if part in IMAGE_PARTS or image_stem(part) in further:

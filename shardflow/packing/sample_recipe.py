@@ -35,6 +35,7 @@ from PIL import Image
 from shardflow._masks import load_mask, open_mask
 from shardflow._pillow import map_codec_errors
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
+from shardflow.formats import image_array
 from shardflow.formats.annotations import NOTHING, Annotations, image_stem
 from shardflow.formats.coordinates import Coordinates, move_coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
@@ -140,6 +141,8 @@ class SampleRecipe:
         others = {part: data for part, data in found.parts.items() if part not in further.values()}
         most = self.image.max_pixels
         beside, counts = transform_parts(others, label, geometry, self.annotations, max_pixels=most)
+        if image_array.PART in images:
+            counts[image_array.kind(images[image_array.PART].image)] = 1
         parts = {part: each.image for part, each in images.items()} | beside
         check_sample(parts)
         return PackedSample(images, parts, counts)

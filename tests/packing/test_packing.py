@@ -535,6 +535,24 @@ def test_a_file_in_place_of_the_destination(tmp_path: Path) -> None:
         sf.pack(src, tmp_path / "notes.txt", **SMALL)
 
 
+def test_arrays_of_several_kinds_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Arrays that differ in bits or channels bring a warning, from `extend` too, until one kind is left."""
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    shapes: dict[str, Any] = {"a": (np.uint8, (40, 50)), "b": (np.uint8, (50, 40)), "c": (np.uint16, (40, 50))}
+    for name, (dtype, shape) in shapes.items():
+        write_tree(src, {f"{name}.png": encoded(Image.fromarray(np.full(shape, 77, dtype)), "PNG")})
+    sf.pack(src, dst, format="npy", executor="serial")
+    assert "images differ in bits or channels: 1 of 16 bits in 1 channel, 2 of 8 bits in 1 channel;" in caplog.text
+    sf.remove(dst, where="source = 'c.png'")
+    caplog.clear()
+    more = write_tree(tmp_path / "more", {"d.png": encoded(Image.fromarray(np.zeros((9, 9), np.uint8)), "PNG")})
+    sf.extend(more, dst, executor="serial")
+    assert "differ" not in caplog.text
+    rgb = write_tree(tmp_path / "rgb", {"e.png": encoded(Image.fromarray(np.zeros((9, 9, 3), np.uint8)), "PNG")})
+    sf.extend(rgb, dst, executor="serial")
+    assert "3 of 8 bits in 1 channel, 1 of 8 bits in 3 channels" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["TIFF", "PNG"])
 def test_images_of_12_bits_in_16_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     """Values below a quarter of the range of 16 bits bring a warning with their number; black ones do not."""
