@@ -25,7 +25,8 @@ def diff(a: str, b: str, as_json: bool) -> int:
     """Compare two datasets: recipe, annotations, classes, splits, shards, samples.
 
     No shards are read. Samples are matched by the paths of their inputs if both datasets have receipts, otherwise by
-    their images. The exit code is 0 if the datasets are equal, and 1 if they differ.
+    their images; their labels and other parts are compared too. The exit code is 0 if the datasets are equal, and 1 if
+    they differ.
 
     \b
     Example:

@@ -29,7 +29,7 @@ class SplitDiff:
             "content", by size and CRC-32 of the image.
         both: Number of samples in both datasets.
         changed_images: Number of these with different images; 0 if compared by content.
-        changed_parts: Number of these with equal images but different labels, captions or other parts; 0 by content.
+        changed_parts: Number of these with equal images but different labels, captions or other parts.
         only: Number of samples in one dataset only.
         examples: Sources of some of these; empty if compared by content.
     """
@@ -122,27 +122,23 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitD
     sides = tuple(_Side(dataset, split, has_receipts, progress) for dataset in (a, b))
     tars = [Counter(shard.sha256 for shard in side.shards) for side in sides]
     by_source = all(side.sources is not None for side in sides)
-    first, second = (Counter[Any](side.sources if by_source else side.images) for side in sides)
-    images = parts = 0
-    if by_source:
-        theirs: dict[str, list[tuple[int, int]]] = {}  # a path can be packed twice
-        for source, image, others in zip(sides[1].sources or (), sides[1].images, sides[1].others, strict=True):
-            theirs.setdefault(source, []).append((image, others))
-        for source, image, others in zip(sides[0].sources or (), sides[0].images, sides[0].others, strict=True):
-            their_image, their_others = theirs[source].pop(0) if theirs.get(source) else (image, others)
-            images += image != their_image
-            parts += image == their_image and others != their_others
-    only = (first - second, second - first)
+    found = [
+        [Counter[Any](zip(names, *more, strict=True)) for more in ((), (side.images,), (side.images, side.others))]
+        for side in sides
+        for names in [(by_source and side.sources) or side.images]
+    ]
+    both, same_images, same = ((ours & theirs).total() for ours, theirs in zip(*found, strict=True))
+    only = (found[0][0] - found[1][0], found[1][0] - found[0][0])
     return SplitDiff(
         samples=(len(sides[0].images), len(sides[1].images)),
         shards=(len(sides[0].shards), len(sides[1].shards)),
         same_shards=(tars[0] & tars[1]).total(),
         by="source" if by_source else "content",
-        both=(first & second).total(),
-        changed_images=images,
-        changed_parts=parts,
+        both=both,
+        changed_images=both - same_images,
+        changed_parts=same_images - same,
         only=(only[0].total(), only[1].total()),
-        examples=tuple(tuple(sorted(map(str, one))[:_EXAMPLES]) if by_source else () for one in only),  # type: ignore[arg-type]
+        examples=tuple(tuple(sorted(source for (source,) in one)[:_EXAMPLES]) if by_source else () for one in only),  # type: ignore[arg-type]
     )
 
 
@@ -160,8 +156,8 @@ class _Side:
         for number, shard in enumerate(self.shards):
             index = dataset[split].reader.index(number)
             self.images += image_checksums(index).tolist()
+            self.others += _other_checksums(index)
             if self.sources is not None:
-                self.others += _other_checksums(index)
                 found = dataset[split].receipt(number)
                 if found is None:
                     self.sources = None

@@ -62,7 +62,7 @@ def warn_of_copies(*datasets: Dataset) -> None:
         pairs = np.flatnonzero((np.diff(images[order]) == 0) & (np.diff(values[order]) != 0))
         if len(pairs):
             count = plural(len(np.unique(images[order[pairs]])), "image")
-            shown = sorted({_source(parts, int(sample)) for sample in order[pairs[0] : pairs[0] + 2]})
+            shown = sorted({source_of(parts, int(sample)) for sample in order[pairs[0] : pairs[0] + 2]})
             logger.warning("%s packed %s, such as %s: %s", count, found_in, " and ".join(shown), remedy)
 
 
@@ -75,7 +75,7 @@ def _checksums(index: Index) -> tuple[U64, U64]:
     return images, labels
 
 
-def _source(splits: Iterable[Split], number: int) -> str:
+def source_of(splits: Iterable[Split], number: int) -> str:
     """Return the source and the key of a sample, numbered over all splits, as a message shows them."""
     for split in splits:
         if number < len(split):

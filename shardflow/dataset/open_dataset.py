@@ -482,12 +482,14 @@ def _warn_of_newer_versions(storage: Storage, content: manifest.Manifest) -> Non
         if not root.fingerprint:  # an index of other tools' tars
             continue
         kept = f"train/{name}/{manifest.kept_name(root.fingerprint)}"  # in the root, as its receipts are
-        message = f"{storage} has an earlier version of {root.url}; if that has new, removed or corrected samples or "
-        message += "columns, make this one again (`shardflow split --keep` leaves images in their splits)"
-        with contextlib.suppress(StoreError):
-            if message not in _warned and storage.version(kept) is not None:
-                _warned.add(message)
-                logger.warning("%s", message)
+        with contextlib.suppress(StoreError, ManifestError):
+            if (key := f"{storage} {name}") not in _warned and storage.version(kept) is not None:
+                _warned.add(key)
+                old, new = (_read_manifest(storage, file) for file in (kept, f"train/{name}/{manifest.FILE_NAME}"))
+                changed = "columns" if old.splits == new.splits else "samples"
+                message = "%s has an earlier version of %s, whose %s have changed since; to have them, make this one "
+                message += "again (`shardflow split --keep` leaves images in their splits)"
+                logger.warning(message, storage, root.url, changed)
 
 
 def _similar(path: Path) -> str:

@@ -21,6 +21,7 @@ from shardflow.order import keyed_rng
 from shardflow.storage.urls import url_text
 
 from .class_labels import read_labels
+from .image_copies import source_of
 from .open_dataset import Dataset, open_dataset
 from .sample_groups import I64, ByPath, Group, sample_folds, sample_groups
 from .selection import Mask, sample_hashes, select_lowest, selected_contents
@@ -226,9 +227,12 @@ def split_folds(
             names.remove("-1")
             fold_of = np.where(fold_of == never, -1, fold_of - (fold_of > never))
         folds_of_groups = np.bincount(np.unique(np.stack([samples.groups, fold_of]), axis=1)[0])
-        if torn := int((folds_of_groups > 1)[samples.groups].sum()):
-            message = "%s of split 'train' have %s in other existing folds; `--folds %d` would keep them together"
-            logger.warning(message, plural(torn, "image"), "copies" if group is None else "their groups", len(names))
+        if len(torn := np.flatnonzero((folds_of_groups > 1)[samples.groups])):
+            two = np.flatnonzero(samples.groups == samples.groups[torn[0]])[:2].tolist()
+            counted, shared = plural(len(torn), "image"), "copies" if group is None else "their groups"
+            shown = " and ".join(source_of([dataset["train"]], each) for each in two)
+            message = "%s of split 'train' have %s in other existing folds, such as %s; folds=%d or `--folds %d` would "
+            logger.warning(f"{message}keep them together", counted, shared, shown, len(names), len(names))
         made_by = f"of {len(names)} given{f', from {folds}' if isinstance(folds, str) else ''}"
     else:
         folds = check_integer("folds", folds, 2)

@@ -235,7 +235,7 @@ def _acquire(storage: Storage, extends: str | None, content: Callable[[], str], 
         remedy = "choose another destination, or remove all files below it"
         if extends is not None:
             remedy = f"or, if no process works on it, remove {storage.url(name)}"
-        raise ConfigError(f"{begun}; finish it with the command that began it, {remedy}")
+        raise ConfigError(f"{begun}; finish it with the command and the inputs that began it, {remedy}")
     if extends is not None:
         _refuse_success(storage, name, lambda: storage.put(name, ours, replaces=_NO_TAG))
     return WriteLock(storage=storage, extends=extends, blob=None if is_exclusive else ours)

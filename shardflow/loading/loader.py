@@ -204,7 +204,7 @@ class Loader(Engine):
         refuse_unfit(decoder, transform, annotations.names)
         check_mixing(batch_transform, names, pad=partition.tail == "pad")
         warn_of_repeated_crops(decoder, is_default=given is None, transform=transform, batch_transform=batch_transform)
-        warn_of_enlarging(decoder, opened.manifest.recipe if "image" in names else {})
+        warn_of_enlarging(decoder, transform, opened.manifest.recipe if "image" in names else {})
         samples, transformed = min(batch_size, epochs.samples), transform is not None
         check_image_fields(names, annotations.names, decoder, chosen, samples=samples, transformed=transformed)
         images = opened.manifest.annotations.images if IMAGES in names else ()

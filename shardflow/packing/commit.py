@@ -20,7 +20,7 @@ from shardflow._version import __version__
 from shardflow._wording import STOPPED, add_note, first_few, plural
 from shardflow.dataset.image_copies import warn_of_copies
 from shardflow.dataset.open_dataset import Dataset
-from shardflow.dataset.write_lock import abort_uploads
+from shardflow.dataset.write_lock import WriteLock, abort_uploads
 from shardflow.errors import PackIncompleteError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.manifest import FILE_NAME, Manifest
@@ -137,7 +137,7 @@ def commit(plan: PackPlan, results: PackResults) -> Manifest:
     if len(new_bad) > plan.max_errors or not shards:
         listed = quarantine.FILE_NAME if base is None else quarantine.UNFINISHED_NAME
         lock.put(listed, quarantine.to_bytes(new_bad))
-        raise PackIncompleteError(_refusal(plan, ledger.storage.url(listed), new_bad))
+        raise PackIncompleteError(_refusal(plan, lock, ledger.storage.url(listed), new_bad))
     if lock.blob is None:
         ledger.remove_others([*plan.sharding.names(), *plan.sharding.retired])  # earlier versions have the latter
 
@@ -200,7 +200,7 @@ def _warn_of_boxes_beyond(plan: PackPlan, totals: Totals) -> None:
         _log.warning("%s: check that the boxes are %s, as declared", found, declared.format)
 
 
-def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
+def _refusal(plan: PackPlan, lock: WriteLock, listed: str, bad: Sequence[Quarantined]) -> str:
     inputs = plan.source.inputs + len(plan.source.skipped)
     listed = f"{quarantine.describe(bad)}, all listed in {listed}"
     if len(bad) == inputs:
@@ -219,10 +219,13 @@ def _refusal(plan: PackPlan, listed: str, bad: Sequence[Quarantined]) -> str:
             remedy = "check the parts that --mask, --boxes and --keypoints name"
         return f"{none} be packed: {listed}; {remedy}"
     allowed = f"{plan.max_errors} {'is' if plan.max_errors == 1 else 'are'} allowed"
+    others = "Repair or remove them, or a"
+    if lock.blob is not None:  # which names these inputs
+        free = f"all files below {lock.storage}" if lock.extends is None else lock.storage.url(lock.name)
+        others = f"Repair or remove them, remove {free} unless another process works there, and start again; or a"
     return (
-        f"{len(bad)} of {plural(inputs, 'input')} could not be packed, {allowed}: {listed}. Repair or remove them, or "
-        f"allow them with max_errors= or --max-errors {len(bad)}, then run the same command again, which keeps the "
-        "packed ones"
+        f"{len(bad)} of {plural(inputs, 'input')} could not be packed, {allowed}: {listed}. {others}llow them with "
+        f"max_errors= or --max-errors {len(bad)}, then run the same command again, which keeps the packed ones"
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import shardflow as sf
 from tests.helpers.folders import image_folder, photo, write_tree
-from tests.helpers.making import make_dataset
+from tests.helpers.making import make_dataset, write_dataset
 
 
 def test_packs_of_one_source(tmp_path: Path) -> None:
@@ -52,6 +52,17 @@ def test_the_same_and_a_part(tmp_path: Path) -> None:
     train, val = found.splits["train"], found.splits["val"]
     assert (train.by, train.samples, train.same_shards, train.both, train.only) == ("content", (20, 1), 1, 1, (19, 0))
     assert (val.samples, val.shards, val.only) == ((4, 0), (1, 0), (4, 0))
+
+
+def test_labels_without_receipts(tmp_path: Path) -> None:
+    """Without receipts, samples with equal images are compared by their other parts, also of an image that is twice."""
+    for name, labels in (("a", b"0011"), ("b", b"0111"), ("c", b"1100")):
+        samples = [(f"{n}", {"jpg": photo(n % 3), "cls": labels[n : n + 1]}) for n in range(4)]
+        write_dataset(tmp_path / name, {"train": [samples]})
+    found = [sf.diff(tmp_path / "a", tmp_path / other).splits["train"] for other in "abc"]
+    assert [(each.by, each.both, each.changed_parts, each.only) for each in found] == [
+        ("content", 4, changed, (0, 0)) for changed in (0, 1, 2)
+    ]
 
 
 def test_renumbered_classes(tmp_path: Path) -> None:

@@ -484,7 +484,7 @@ def test_given_folds_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFix
     sf.split_folds(dataset, tmp_path / "folds", folds=by_key(dataset, [0, 0, 1, 1, 0, 0, 1, 1]))
     assert "copies" not in caplog.text
     sf.split_folds(dataset, tmp_path / "torn", folds=by_key(dataset, [0, 1] * 4))
-    assert "8 images of split 'train' have copies in other existing folds" in caplog.text
+    assert "8 images of split 'train' have copies in other existing folds, such as sample 0 of train" in caplog.text
     sf.split_folds(
         dataset,
         tmp_path / "groups",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -224,8 +225,12 @@ def test_a_later_version_of_the_base_is_named(tmp_path: Path, caplog: pytest.Log
     for _ in range(2):
         sf.open(tmp_path / "virtual")
     (message,) = caplog.messages
-    assert "has an earlier version of" in message
-    assert "make this one again" in message
+    assert "has an earlier version of ../set, whose samples have changed since; to have them, make this" in message
+    sf.split(tmp_path / "set", tmp_path / "second", val=0.3)
+    keys = [sample["__key__"] for sample in sf.open(tmp_path / "set")["train"]]
+    sf.columns.add(tmp_path / "set", pa.table({"key": keys, "score": [0.5] * 11}), key="key")
+    sf.open(tmp_path / "second")
+    assert "second has an earlier version of ../set, whose columns have changed since" in caplog.messages[1]
 
 
 def test_sync_of_an_earlier_version(tmp_path: Path) -> None:

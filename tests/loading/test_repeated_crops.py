@@ -272,10 +272,16 @@ def test_crops_that_are_larger_than_the_packed_images(tmp_path: Path, caplog: py
         shardflow.Loader(url, batch_size=2, num_workers=0, decoder=decoder, **options)
         return [message.partition(" pack")[2] for message in caplog.messages]
 
-    larger = ["ed to a short side of 32: pack with --short-side 48 or more"]
-    assert warned(packed, RandomResizedCrop(48)) == warned(packed, CenterCrop(48), shuffle=False) == larger
+    larger = ["ed to 32: pack with --short-side 48 or more"]
+    assert warned(packed, RandomResizedCrop(48)) == warned(packed, CenterCrop(42), shuffle=False) == larger
+    assert warned(packed, CenterCrop(30, resize=48), shuffle=False) == larger
+    assert not warned(packed, CenterCrop(32, resize=32), shuffle=False)
+    for size in (48, [48], (48, 60)):
+        assert warned(packed, WholeImage(), transform=v2.Compose([v2.Resize(size), v2.ToDtype(torch.uint8)])) == larger
+    assert warned(packed, WholeImage(), transform=v2.RandomResizedCrop(48)) == larger
+    assert not warned(packed, WholeImage(), transform=v2.Resize((32, 60)))
     assert warned(packed, RandomResizedCrop({0: 24, 2: 48, 3: 32})) == larger
-    assert warned(packed, MultiView([RandomResizedCrop(32), RandomResizedCrop(48)])) == larger
+    assert warned(packed, MultiView([RandomResizedCrop(48), RandomResizedCrop(32)])) == larger
     for url, decoder in ((packed, RandomResizedCrop({0: 24, 2: 32})), (packed, WholeImage()), (kept, CenterCrop(480))):
         assert not warned(url, decoder)
     assert not warned(packed, None, fields=("label",))

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import shardflow as sf
-from shardflow.errors import FormatError, PackIncompleteError, ShardflowError
+from shardflow.errors import ConfigError, FormatError, PackIncompleteError, ShardflowError
 from shardflow.formats import manifest, quarantine, receipt
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, image_folder, photo, without_root, write_tree
@@ -242,6 +242,22 @@ def test_in_a_bucket(place: Path, server: Server, prefix: str) -> None:
     after = server.contents(prefix)
     assert quarantine.UNFINISHED_NAME not in after
     assert {name for name in before if after[name] != before[name]} == {manifest.FILE_NAME}
+
+
+def test_repaired_inputs_in_a_bucket(place: Path, server: Server, prefix: str) -> None:
+    """After a refusal that names the lock, repaired inputs are packed once the lock is removed."""
+    url, options = server.url(prefix), server.options()
+    sf.sync(place / "dst", url, dst_options=options)
+    write_tree(place / "src", BAD)
+    with pytest.raises(PackIncompleteError, match="which keeps the packed ones") as refused:
+        sf.extend(place / "src", url, executor="serial", storage_options=options)
+    for name in ("bad", "worse"):
+        (place / f"src/c/{name}.jpg").unlink()
+    with pytest.raises(ConfigError, match="finish it with the command and the inputs that began it"):
+        sf.extend(place / "src", url, executor="serial", storage_options=options)
+    (lock,) = re.findall(r"remove s3://\S+/(unfinished-\w+\.json) unless", str(refused.value))
+    server.storage(prefix).remove(lock)
+    assert sf.extend(place / "src", url, executor="serial", storage_options=options).packed == 1
 
 
 def test_each_version_has_its_quarantine(place: Path) -> None:

@@ -72,13 +72,21 @@ def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **argum
                 break
 
 
-def warn_of_enlarging(decoder: Decoder, recipe: Mapping[str, Any]) -> None:
-    """Log a warning for crops that are larger than the short side to which images were packed."""
-    for view in decoder.views or (decoder,):
-        size = view.size if isinstance(view, (CenterCrop, RandomResizedCrop)) else 1
-        if (size := max(size.values()) if isinstance(size, dict) else size) > (recipe.get("short_side") or size):
-            message = "%s(%d) enlarges images that were packed to a short side of %d: pack with --short-side %d or more"
-            logger.warning(message, type(view).__name__, size, recipe["short_side"], size)
+def warn_of_enlarging(decoder: Decoder, transform: object, recipe: Mapping[str, Any]) -> None:
+    """Log a warning for sizes that are larger than the short side to which images were packed."""
+    found: list[tuple[str, Any]] = [
+        (type(view).__name__, view)
+        for view in decoder.views or (decoder,)
+        if isinstance(view, (CenterCrop, RandomResizedCrop))
+    ]
+    if not (found or isinstance(decoder, Cover)):
+        found = [*_known_transforms(transform, {*_RANDOM_RESIZED_CROPS, "Resize"}).items()]
+    for name, each in found:
+        size, packed = getattr(each, "resize", None) or each.size or 1, recipe.get("short_side")
+        side = max(size.values()) if isinstance(size, dict) else min(size) if isinstance(size, Sequence) else size
+        if packed and side > packed:
+            message = "%s resizes to a short side of %d, which enlarges images that were packed to %d: pack with "
+            logger.warning(message + "--short-side %d or more", name, side, packed, side)
 
 
 def moving_transforms(transform: object) -> list[str]:
