@@ -109,6 +109,7 @@ def _keep_classes(dataset: Dataset, masks: dict[str, Mask], classes: Collection[
     if unknown:
         known = f"{plural(len(dataset.classes), 'class')}: {first_few(dataset.classes, _SHOWN_NAMES)}"
         meant = did_you_mean(unknown[0], dataset.classes)
+        known += "; give names, not a file" * os.path.isfile(unknown[0])
         raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}{meant}, but {known}")
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():

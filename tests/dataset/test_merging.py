@@ -113,6 +113,9 @@ def test_classes_must_mean_the_same(tmp_path: Path) -> None:
         assert CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False).exception is None
     sf.merge([tmp_path / "new-one", tmp_path / "new-two"], tmp_path / "all")
     assert images_with_classes(tmp_path / "all") == sorted(images_with_classes(one) + images_with_classes(two))
+    rename_classes(one, ("0", "1", "2"))
+    with pytest.raises(ConfigError, match=r"if numbers mean the same, make .*one again with `--classes FILE`"):
+        sf.merge([one, two], tmp_path / "virtual")
     plain = make_dataset(tmp_path / "plain", [3], labelled=False)
     with pytest.raises(ConfigError, match=r"plain.*class"):
         sf.merge([two, plain], tmp_path / "virtual")

@@ -129,6 +129,7 @@ def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
         ({"classes": "class1"}, "classes must be a list of names, found 'class1'"),
         ({"classes": ["nothing"]}, "has no class 'nothing', but"),
         ({"classes": ["CLASS1"]}, r"has no class 'CLASS1' \(did you mean 'class1'\?\), but"),
+        ({"classes": [str(dataset / "shardflow.json")]}, "; give names, not a file"),
         ({"fraction": 0.001}, "no sample is selected"),
     ):
         with pytest.raises(ConfigError, match=message):
