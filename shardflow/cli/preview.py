@@ -75,6 +75,7 @@ def preview(
     """Draw a contact sheet of samples with captions and annotations, or write an HTML page about a dataset.
 
     The samples are spread evenly over the split and read one by one, without fetching whole shards of a remote dataset.
+    One without a caption has the path of its input, if there are receipts.
     The page is one file that works offline.
 
     With --loader, pixels and annotations are exactly those of training in each epoch, before padding, batch_transform

@@ -137,12 +137,18 @@ class Split:
         if isinstance(sample, str):
             return self._source_of_key(sample)
         shard, record = self.locate(check_integer("the number of a sample", sample))
+        if name_of_other_tar(self._roots, self.shards[shard].name) is None:
+            made, _ = self._made_of(shard)
+            if len(made.sources) == self.shards[shard].samples:
+                return made.sources[record]
+        return self.source_in_shard(shard, self.reader.key(shard, record))
+
+    def source_in_shard(self, shard: int, key: str) -> str:
+        """Return the `source` of the sample of a shard with this key; its tar is not read."""
         if (tar := name_of_other_tar(self._roots, self.shards[shard].name)) is not None:
-            return f"{tar}/{self.reader.key(shard, record)}"
+            return f"{tar}/{key}"
         made, slots = self._made_of(shard)
-        if len(made.sources) == self.shards[shard].samples:
-            return made.sources[record]
-        return made.sources[slots[self.reader.key(shard, record)]]
+        return made.sources[slots[key]]
 
     def sources(self) -> list[str]:
         """Return the `source` of every sample, in the order of the split, which differs from that of a packed table.

@@ -39,8 +39,8 @@ _JPEG_QUALITY = 92
 class Tile(NamedTuple):
     """A picture of a sample or file, in RGB and of any size, with two lines of text, and its problem.
 
-    The tile of a sample also has the sample's number in the split, key, classes and caption, and the width, height and
-    bytes of its image.
+    The tile of a sample also has the sample's number in the split, key, classes, caption and source, and the width,
+    height and bytes of its image.
     """
 
     title: str
@@ -53,6 +53,7 @@ class Tile(NamedTuple):
     size: tuple[int, int] = (0, 0)
     bytes: int = 0
     caption: str = ""
+    source: str = ""
 
 
 class ContactSheet(NamedTuple):
@@ -105,6 +106,7 @@ def sample_tiles(
             (0, 0) if decoded is None else decoded[1],
             len(payload or b""),
             sample.caption[:_MOST_CAPTION],
+            sample.source,
         )
 
 
@@ -141,7 +143,7 @@ def _array_picture(payload: bytes) -> Image.Image:
 def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]) -> None:
     """Draw a contact sheet, `COLUMNS` tiles in a row, and write it as PNG or JPEG."""
     title, subtitle, tiles = contact_sheet
-    texts = _TITLE + _LINE * any(tile.caption for tile in tiles)
+    texts = _TITLE + _LINE * any(tile.caption or tile.source for tile in tiles)
     row = SIDE + texts + _LINE * _PROBLEM_LINES * any(tile.problem for tile in tiles) + _GAP
     columns = min(COLUMNS, max(_LEAST_COLUMNS, len(tiles)))
     width = 2 * _MARGIN + columns * (SIDE + _GAP) - _GAP
@@ -162,7 +164,8 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
         write(pen, (left, top + SIDE + 4), tile.title, 16, INK, width=SIDE, keeps_end=is_path)
         write(pen, (left, top + SIDE + 25), tile.detail, 13, FAINT, width=SIDE)
         caption = " ".join(tile.caption.split())[:SIDE]  # no letter is narrower than a pixel
-        write(pen, (left, top + SIDE + _TITLE), caption, 13, INK, width=SIDE)
+        is_source = not caption
+        write(pen, (left, top + SIDE + _TITLE), caption or tile.source, 13, INK, width=SIDE, keeps_end=is_source)
         lines = textwrap.wrap(tile.problem, _PROBLEM_CHARACTERS, max_lines=_PROBLEM_LINES, placeholder=" ...")
         for place, line in enumerate(lines):
             y = top + SIDE + texts + place * _LINE

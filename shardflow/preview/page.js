@@ -26,7 +26,8 @@ function tile(sample, place) {
   button.type = "button";
   button.tabIndex = place === current ? 0 : -1;
   button.append(picture(sample), element("span", sample.title, "name"), element("span", sample.detail, "faint"));
-  if (sample.caption) button.append(element("span", sample.caption, "caption"));
+  const text = sample.caption || sample.source;
+  if (text) button.append(element("span", text, "caption"));
   if (sample.problem) button.append(element("span", sample.problem, "bad"));
   item.append(button);
   return item;
@@ -71,7 +72,7 @@ function enlarge(place) {
   const sample = shown[current];
   byId("large-title").textContent = `Sample ${sample.number} of ${split}`;
   byId("large-picture").replaceChildren(picture(sample));
-  const facts = { Class: sample.classes.join(", "), Key: sample.key, Image: sample.detail };
+  const facts = { Class: sample.classes.join(", "), Key: sample.key, Source: sample.source, Image: sample.detail };
   Object.assign(facts, { Caption: sample.caption, Problem: sample.problem });
   byId("large-facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value)
     .flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
@@ -93,8 +94,8 @@ async function copyNumber() {
 
 for (const sample of samples) {
   sample.pixels = sample.size[0] * sample.size[1];
-  const { number, key, classes, detail, problem, caption } = sample;
-  sample.text = [number, key, ...classes, detail, problem, caption].join(" ").toLowerCase();
+  const { number, key, classes, detail, problem, caption, source } = sample;
+  sample.text = [number, key, ...classes, detail, problem, caption, source].join(" ").toLowerCase();
 }
 const names = [...new Set(samples.flatMap((sample) => sample.classes))].sort((a, b) => a.localeCompare(b));
 byId("class").append(new Option("all", ""), ...names.map((name) => new Option(name, `=${name}`)));

@@ -21,7 +21,7 @@ from shardflow.dataset.class_labels import read_labels
 from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.sample import Sample
 from shardflow.dataset.shard_rows import ShardRows
-from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError
+from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, StoreError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
 from shardflow.formats.shard import OnShard
@@ -38,6 +38,7 @@ class RawSample(NamedTuple):
     key: str
     parts: dict[str, bytes]
     problem: str = ""
+    source: str = ""  # the input from which it was packed, if that is known
 
     @property
     def image(self) -> bytes | None:
@@ -89,7 +90,7 @@ class SampleReader:
         rest = iter(numbers)
         with ThreadPoolExecutor(_THREADS) as pool:
             while some := list(itertools.islice(rest, _AT_A_TIME)):
-                yield from pool.map(self._sample, some)
+                yield from map(self._with_source, pool.map(self._sample, some))
 
     def _spread_shards(self, count: int) -> list[int]:
         """Return the numbers of up to four shards, or more if `count` samples need more, evenly spread over samples.
@@ -141,6 +142,12 @@ class SampleReader:
         span = self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record))
         data = memoryview(bytearray(span))  # writable, as decoders expect
         return rows.sample_of_span(record, data, shard=shard, url=self.split.reader.url(shard))
+
+    def _with_source(self, sample: RawSample) -> RawSample:
+        with contextlib.suppress(IntegrityError, FormatError, KeyError, StoreError):  # a dataset may lack its receipts
+            shard, _ = self.split.locate(sample.number)
+            return sample._replace(source=self.split.source_in_shard(shard, sample.key))
+        return sample
 
     def _sample(self, number: int) -> RawSample:
         try:

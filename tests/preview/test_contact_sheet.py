@@ -12,9 +12,9 @@ from shardflow.errors import ConfigError
 from shardflow.preview.contact_sheet import ContactSheet, Tile, draw_contact_sheet
 
 
-def drawn(path: Path, name: str, caption: str = "") -> bytes:
+def drawn(path: Path, name: str, caption: str = "", source: str = "") -> bytes:
     """The pixels of a sheet with one tile of this name."""
-    draw_contact_sheet(ContactSheet("Names", "", [Tile(name, "", None, caption=caption)]), path)
+    draw_contact_sheet(ContactSheet("Names", "", [Tile(name, "", None, caption=caption, source=source)]), path)
     with Image.open(path) as picture:
         return picture.tobytes()
 
@@ -36,6 +36,11 @@ def test_captions_are_drawn_in_one_line(tmp_path: Path) -> None:
     assert len(none) < len(a) == len(longer)
     assert a != line == lines
     assert long == longer
+    assert drawn(tmp_path / "a.png", "", "a", "sea/1.jpg") == a
+    assert drawn(tmp_path / "a.png", "", "", "a") == a
+    assert drawn(tmp_path / "a.png", "", "", "m" * 99 + "1.jpg") != drawn(
+        tmp_path / "a.png", "", "", "m" * 99 + "2.jpg"
+    )
 
 
 def test_names_without_fonts(tmp_path: Path) -> None:

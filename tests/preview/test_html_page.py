@@ -268,11 +268,14 @@ def test_captions_are_cut_found_and_whole_in_the_enlarged_view(browser: Browser,
     """A tile has one line of a caption, the enlarged view all of it, and the filter finds a word at its end."""
     caption = f"a dog\non {'a very ' * 60}Long beach"
     tiles = [Tile(f"{n}: x", "", None, "", n, "k", caption=text) for n, text in enumerate(("", caption))]
+    tiles.append(Tile("2: x", "", None, "", 2, "k", source="sea/7.jpg"))
     path = gallery_page(tmp_path / "captions.html", tiles)
     path.write_text(path.read_text() + markup.sheet(tiles))
     overflow = {"overflow": EVALUATED["overflow"]}
     assert browser.render(path, width=width, dark=False, evaluate=overflow).values["overflow"] <= 0
-    assert choose(browser, "text", "long beach") == ["1 of 2 samples", "1: x"]
+    assert choose(browser, "text", "sea/7") == ["1 of 3 samples", "2: x"]
+    assert browser.evaluate("document.querySelector('#grid .caption').textContent") == "sea/7.jpg"
+    assert choose(browser, "text", "long beach") == ["1 of 3 samples", "1: x"]
     texts = "[...document.querySelectorAll('.caption')].map(each => [each.textContent, each.clientHeight < 30])"
     assert browser.evaluate(texts) == [[caption, True]] * 2
     browser.evaluate("document.querySelector('#grid button').click()")
@@ -282,7 +285,9 @@ def test_captions_are_cut_found_and_whole_in_the_enlarged_view(browser: Browser,
 def test_text_of_samples_is_only_text(browser: Browser, tmp_path: Path) -> None:
     """No class, key, caption or problem ends the script element, or becomes an element."""
     hostile = "</script><script>window.ran=1</script><!--<script><img src=x onerror=window.ran=1>"
-    tile = Tile(f"0: {hostile}", hostile, None, hostile, 0, f"{hostile}\u2028\ud800", [hostile], (1, 1), 1, hostile)
+    tile = Tile(
+        f"0: {hostile}", hostile, None, hostile, 0, f"{hostile}\u2028\ud800", [hostile], (1, 1), 1, *[hostile] * 2
+    )
     path = gallery_page(tmp_path / "hostile.html", [tile])
     rendered = browser.render(path, width=390, dark=False, evaluate={})
     browser.evaluate("document.querySelector('#grid button').click()")

@@ -10,7 +10,9 @@ import shardflow
 from shardflow.errors import ConfigError
 from shardflow.preview.sample_reader import RawSample, SampleReader
 from shardflow.storage.cache import Cache
+from tests.helpers.folders import image_folder
 from tests.helpers.making import flip, make_dataset
+from tests.helpers.tars import members_of, write_tar
 
 
 def raw(number: int, sample: dict[str, object]) -> RawSample:
@@ -35,6 +37,22 @@ def test_samples_are_those_of_the_split(tmp_path: Path, monkeypatch: pytest.Monk
     assert [sample.labels for sample in samples] == [[number] for number in numbers]
     with pytest.raises(IndexError):
         list(SampleReader(dataset, "train").samples([13]))
+
+
+def test_samples_have_their_sources(tmp_path: Path) -> None:
+    """A sample has the path of its input, by the receipts or the tar of other tools, also after a removal."""
+    packed, index = tmp_path / "packed", tmp_path / "index"
+    shardflow.pack(image_folder(tmp_path / "src", 9), packed, short_side=16, shard_samples=4, executor="serial")
+    write_tar(tmp_path / "tars/a.tar", members_of(range(3)))
+    shardflow.index(tmp_path / "tars", index)
+    shardflow.remove(packed, keys=[shardflow.open(packed)["train"][0]["__key__"]])
+    for url in (packed, index):
+        split = shardflow.open(url)["train"]
+        found = SampleReader(shardflow.open(url), "train").samples(range(len(split)))
+        assert [sample.source for sample in found] == split.sources()
+    for receipt in packed.glob("train/*.json"):
+        receipt.unlink()
+    assert [sample.source for sample in SampleReader(shardflow.open(packed), "train").samples([0])] == [""]
 
 
 @pytest.mark.parametrize(
