@@ -124,10 +124,8 @@ def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tupl
             )
         if classes is not None and longest is not None and tuple(classes) != tuple(longest[: len(classes)]):
             number = next(number for number, name in enumerate(classes) if name != longest[number])
-            remedy = (
-                f"run `shardflow pack {url} NEW --preset original --classes FILE` for each, with all class names in "
-            )
-            remedy += "FILE (with boxes, pack their source)"
+            remedy = f"run `shardflow pack {url} NEW --preset original --classes FILE` for each"
+            remedy += ", with all class names in FILE (with boxes, pack their source)"
             if unnamed := [each for each, names in datasets if names and are_numbers(names)]:
                 remedy = f"if numbers mean the same, make {unnamed[0]} again with `--classes FILE`, a name per line"
             raise ConfigError(

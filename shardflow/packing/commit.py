@@ -219,13 +219,13 @@ def _refusal(plan: PackPlan, lock: WriteLock, listed: str, bad: Sequence[Quarant
             remedy = "check the parts that --mask, --boxes and --keypoints name"
         return f"{none} be packed: {listed}; {remedy}"
     allowed = f"{plan.max_errors} {'is' if plan.max_errors == 1 else 'are'} allowed"
-    others = "Repair or remove them, or a"
+    repair = "Repair or remove them"
     if lock.blob is not None:  # which names these inputs
         free = f"all files below {lock.storage}" if lock.extends is None else lock.storage.url(lock.name)
-        others = f"Repair or remove them, remove {free} unless another process works there, and start again; or a"
+        repair += f", remove {free} unless another process works there, and start again"
     return (
-        f"{len(bad)} of {plural(inputs, 'input')} could not be packed, {allowed}: {listed}. {others}llow them with "
-        f"max_errors= or --max-errors {len(bad)}, then run the same command again, which keeps the packed ones"
+        f"{len(bad)} of {plural(inputs, 'input')} could not be packed, {allowed}: {listed}. {repair}, or allow them "
+        f"with max_errors= or --max-errors {len(bad)}, then run the same command again, which keeps the packed ones"
     )
 
 

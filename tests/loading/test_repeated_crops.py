@@ -279,7 +279,9 @@ def test_crops_that_are_larger_than_the_packed_images(tmp_path: Path, caplog: py
     for size in (48, [48], (48, 60)):
         assert warned(packed, WholeImage(), transform=v2.Compose([v2.Resize(size), v2.ToDtype(torch.uint8)])) == larger
     assert warned(packed, WholeImage(), transform=v2.RandomResizedCrop(48)) == larger
-    assert not warned(packed, WholeImage(), transform=v2.Resize((32, 60)))
+    other = type("Resize", (v2.Identity,), {"__module__": "kornia.resize"})()
+    for transform in (v2.Resize((32, 60)), v2.Resize(None, max_size=60), other):
+        assert not warned(packed, WholeImage(), transform=transform)
     assert warned(packed, RandomResizedCrop({0: 24, 2: 48, 3: 32})) == larger
     assert warned(packed, MultiView([RandomResizedCrop(48), RandomResizedCrop(32)])) == larger
     for url, decoder in ((packed, RandomResizedCrop({0: 24, 2: 32})), (packed, WholeImage()), (kept, CenterCrop(480))):

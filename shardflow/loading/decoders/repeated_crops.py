@@ -82,11 +82,11 @@ def warn_of_enlarging(decoder: Decoder, transform: object, recipe: Mapping[str, 
     if not (found or isinstance(decoder, Cover)):
         found = [*_known_transforms(transform, {*_RANDOM_RESIZED_CROPS, "Resize"}).items()]
     for name, each in found:
-        size, packed = getattr(each, "resize", None) or each.size or 1, recipe.get("short_side")
-        side = max(size.values()) if isinstance(size, dict) else min(size) if isinstance(size, Sequence) else size
-        if packed and side > packed:
+        size, packed = getattr(each, "resize", None) or getattr(each, "size", None), recipe.get("short_side")
+        sides = [max(size.values())] if isinstance(size, dict) else size if isinstance(size, Sequence) else [size]
+        if packed and all(isinstance(side, int) and side > packed for side in sides):
             message = "%s resizes to a short side of %d, which enlarges images that were packed to %d: pack with "
-            logger.warning(message + "--short-side %d or more", name, side, packed, side)
+            logger.warning(message + "--short-side %d or more", name, min(sides), packed, min(sides))
 
 
 def moving_transforms(transform: object) -> list[str]:
