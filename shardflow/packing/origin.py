@@ -21,7 +21,7 @@ from shardflow.formats.shard import Shard
 from .jobs import Job, content_now, identity_digits
 from .sample_recipe import SampleRecipe
 from .sources.items import Item
-from .sources.labelling import append_classes
+from .sources.labelling import append_classes, is_moved
 from .sources.resolve import list_source
 from .sources.source import Source
 
@@ -43,7 +43,8 @@ def open_sources(
     if sources and dataset.manifest.sharding is None:
         raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
     parts, labels = dataset.manifest.annotations.parts, dataset.classes is not None
-    ids = dataset.classes if are_ids(dataset.classes or ()) else None
+    names = dataset.classes or ()
+    ids = names if are_ids(names) or any(is_moved(name, number) for number, name in enumerate(names)) else None
     with contextlib.ExitStack() as stack:
         listed = (
             stack.enter_context(list_source(source, source_options, parts=parts, labels=labels, ids=ids))

@@ -241,6 +241,22 @@ def test_numbers_that_the_dataset_named(tmp_path: Path) -> None:
     assert "2.jpg" in finding.problem
 
 
+def test_an_id_that_looks_like_a_number(tmp_path: Path) -> None:
+    """A table of ids, some of digits alone, is compared and repaired from as the dataset, without naming them again."""
+    write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(3)})
+    table, dst = tmp_path / "t.csv", tmp_path / "dst"
+    table.write_text("path,label\n0.jpg,3f2a\n1.jpg,1234\n2.jpg,1234\n")
+    with pytest.raises(ConfigError, match=r"the label '1234' as text, .* list the classes in a file for --classes"):
+        sf.pack(table, dst)
+    sf.pack(sf.sources.Table(table, classes=["1234", "3f2a"]), dst, short_side=32, executor="serial")
+    assert sf.verify(dst, sources=[table]) == []
+    flip(dst / "train/000000.tar", 700)
+    assert sf.repair(dst, table).repaired == ("train/000000.tar",)
+    table.write_text("path,label\n0.jpg,1234\n1.jpg,1234\n2.jpg,1234\n")
+    (finding,) = sf.verify(dst, sources=[table])
+    assert finding.problem == "has the label '3f2a', its input '0.jpg' has '1234'"
+
+
 def test_all_labels_are_compared(tmp_path: Path) -> None:
     """Each sample whose label the table corrects is a finding, although few images are compared."""
     write_tree(tmp_path, {f"{number}.jpg": photo(number) for number in range(8)})

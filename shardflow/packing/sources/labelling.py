@@ -118,8 +118,7 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
         )
         message += "predict is not a label: name the column otherwise, and add it by `shardflow columns add`"
         raise ConfigError(message)
-    like_numbers = filter(_LIKE_NUMBER.fullmatch, names)
-    if (moved := next((name for name in like_numbers if numbering.number(name) != float(name)), None)) is None:
+    if (moved := next((name for name in names if is_moved(name, numbering.number(name))), None)) is None:
         return
     message = f"{where} has the label {moved!r} as text, which would become class {numbering.number(moved)}"
     other = next((name for name in names if not NUMBER.fullmatch(name) and not _WHOLE_NUMBER.fullmatch(name)), moved)
@@ -130,6 +129,11 @@ def _refuse_moved_numbers(numbering: LabelNumbering, labels: Iterable[Named], wh
         why = f"{other!r} is not a class number; a measured number belongs in a column that is not the label, so that "
         why += "it goes to .json"
     raise ConfigError(f"{message}, because {why}")
+
+
+def is_moved(name: str, number: Label) -> bool:
+    """Return whether the name of a class is a number, but another one than its own."""
+    return bool(_LIKE_NUMBER.fullmatch(name)) and float(name) != number
 
 
 def _warn_of_missing(classes: Sequence[str], where: object) -> None:
