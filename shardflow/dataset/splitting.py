@@ -228,7 +228,8 @@ def split_folds(
             fold_of = np.where(fold_of == never, -1, fold_of - (fold_of > never))
         folds_of_groups = np.bincount(np.unique(np.stack([samples.groups, fold_of]), axis=1)[0])
         if len(torn := np.flatnonzero((folds_of_groups > 1)[samples.groups])):
-            two = np.flatnonzero(samples.groups == samples.groups[torn[0]])[:2].tolist()
+            alike = np.flatnonzero(samples.groups == samples.groups[torn[0]])
+            two = alike[np.unique(fold_of[alike], return_index=True)[1][:2]].tolist()  # in different folds
             counted, shared = plural(len(torn), "image"), "copies" if group is None else "their groups"
             shown = " and ".join(source_of([dataset["train"]], each) for each in two)
             message = "%s of split 'train' have %s in other existing folds, such as %s; folds=%d or `--folds %d` would "

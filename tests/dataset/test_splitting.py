@@ -492,6 +492,7 @@ def test_given_folds_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFix
         group=by_key(dataset, [0, 0, 1, 1, 2, 2, 2, 2]),
     )
     assert "4 images of split 'train' have their groups in other existing folds" in caplog.text
+    assert "such as sample 4 of train and sample 6 of train; folds=2 or `--folds 2`" in caplog.text
     caplog.clear()
     sf.split_folds(dataset, tmp_path / "one", folds=by_key(dataset, [0, 1, 0, 0, 1, 1, 1, 1]))
     assert "2 images of split 'train' have copies" in caplog.text
