@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,13 +122,12 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitD
     sides = tuple(_Side(dataset, split, has_receipts, progress) for dataset in (a, b))
     tars = [Counter(shard.sha256 for shard in side.shards) for side in sides]
     by_source = all(side.sources is not None for side in sides)
-    found = [
-        [Counter[Any](zip(names, *more, strict=True)) for more in ((), (side.images,), (side.images, side.others))]
-        for side in sides
-        for names in [(by_source and side.sources) or side.images]
-    ]
-    both, same_images, same = ((ours & theirs).total() for ours, theirs in zip(*found, strict=True))
-    only = (found[0][0] - found[1][0], found[1][0] - found[0][0])
+    names: list[Any] = [side.sources if by_source else side.images for side in sides]
+    first, second = (Counter[Any](each) for each in names)
+    only, both = (first - second, second - first), (first & second).total()
+    named = [*zip(names, sides, strict=True)]
+    same_images = _shared(*(zip(each, side.images, strict=True) for each, side in named))
+    same = _shared(*(zip(each, side.images, side.others, strict=True) for each, side in named))
     return SplitDiff(
         samples=(len(sides[0].images), len(sides[1].images)),
         shards=(len(sides[0].shards), len(sides[1].shards)),
@@ -138,8 +137,13 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: OnShard) -> SplitD
         changed_images=both - same_images,
         changed_parts=same_images - same,
         only=(only[0].total(), only[1].total()),
-        examples=tuple(tuple(sorted(source for (source,) in one)[:_EXAMPLES]) if by_source else () for one in only),  # type: ignore[arg-type]
+        examples=tuple(tuple(sorted(map(str, one))[:_EXAMPLES]) if by_source else () for one in only),  # type: ignore[arg-type]
     )
+
+
+def _shared(ours: Iterable[Any], theirs: Iterable[Any]) -> int:
+    """Return the number of elements that both have, each as often as it is in both."""
+    return (Counter(ours) & Counter(theirs)).total()
 
 
 class _Side:

@@ -11,6 +11,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._wording import plural
 from shardflow.errors import DecodeError
 
 PART = "image.npy"
@@ -52,10 +53,9 @@ def shape(payload: memoryview | bytes) -> tuple[int, int, int, int]:
     return height, width, channels, 1 if found["dtype"] == b"|u1" else 2
 
 
-def kind(payload: memoryview | bytes) -> str:
-    """Return bits and channels of an array, as in "16_bits_in_1_channel"."""
-    _, _, channels, value_bytes = shape(payload)
-    return f"{8 * value_bytes}_bits_in_{channels}_channel{'' if channels == 1 else 's'}"
+def kind(channels: int, value_bytes: int) -> str:
+    """Return the kind of an image, as in "16 bits in 1 channel"; only images of one kind form a batch."""
+    return f"{8 * value_bytes} bits in {plural(channels, 'channel')}"
 
 
 def pixels(payload: memoryview | bytes) -> Array:

@@ -43,7 +43,7 @@ class Statistics(JsonObject):
             "converted" from an embedded profile to sRGB, "enlarged", reduced to the "first_frame" of several, "kept" as
             encoded, composited "on_white" because of transparency, "turned" upright, whose broken profile was ignored
             ("profile_unusable"), or whose 16 bits have values below a quarter of the range ("dark_16_bits"); the main
-            images that are arrays, by bits and channels ("16_bits_in_1_channel"); and the numbers of "masks", "boxes",
+            images that are arrays, by bits and channels ("16 bits in 1 channel"); and the numbers of "masks", "boxes",
             "boxes_outside" of the packed image, and "keypoints", without missing points.
         classes: Label → number of images.
         widths_before, heights_before: Rounded side in pixels → number of images, of the upright sources.

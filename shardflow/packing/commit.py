@@ -266,9 +266,9 @@ def report(plan: PackPlan, made: Manifest, totals: Totals, *, resumed: int = 0, 
 
 def _warn_of_several_kinds(counts: Mapping[str, int]) -> None:
     """Warn if arrays differ in bits or channels, since a loader cannot put them into one batch."""
-    kinds = {name.replace("_", " "): number for name, number in counts.items() if "_bits_in_" in name and number}
+    kinds = sorted(name for name, number in counts.items() if " bits in " in name and number)
     if len(kinds) > 1:
-        described = ", ".join(f"{number:,} of {name}" for name, number in sorted(kinds.items()))
+        described = ", ".join(f"{counts[kind]:,} of {kind}" for kind in kinds)
         message = "images differ in bits or channels: %s; they do not form batches: convert them to one kind, or pack"
         _log.warning(f"{message} each kind as a separate dataset", described)
 

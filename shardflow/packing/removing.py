@@ -403,7 +403,7 @@ class _Rewriting:
                 counted.classes.update(sample_labels(read) or ())
                 counted.counts["bytes_before"] += max(0, self.old.sizes[slots[record]])
                 if (array := read(image_array.PART)) is not None:
-                    counted.counts[image_array.kind(array)] += 1
+                    counted.counts[image_array.kind(*image_array.shape(array)[2:])] += 1
                 for _, name, _, size, _, width, height in rows.of_record(record):
                     part = name.decode()
                     if part in IMAGE_PARTS or image_stem(part) in further:

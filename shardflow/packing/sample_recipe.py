@@ -141,8 +141,8 @@ class SampleRecipe:
         others = {part: data for part, data in found.parts.items() if part not in further.values()}
         most = self.image.max_pixels
         beside, counts = transform_parts(others, label, geometry, self.annotations, max_pixels=most)
-        if image_array.PART in images:
-            counts[image_array.kind(images[image_array.PART].image)] = 1
+        if (array := images.get(image_array.PART)) is not None:
+            counts[image_array.kind(*image_array.shape(array.image)[2:])] = 1
         parts = {part: each.image for part, each in images.items()} | beside
         check_sample(parts)
         return PackedSample(images, parts, counts)

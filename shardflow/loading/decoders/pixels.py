@@ -20,9 +20,8 @@ import torch
 from shardflow import native
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._rgb import is_plain_jpeg, rgb_pixels
-from shardflow._wording import plural
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
-from shardflow.formats.image_array import is_array
+from shardflow.formats.image_array import is_array, kind
 from shardflow.formats.image_array import pixels as array_pixels
 from shardflow.formats.image_array import shape as array_shape
 from shardflow.formats.image_limits import check_image
@@ -103,7 +102,7 @@ def layout(payloads: Sequence[Payload]) -> tuple[int, torch.dtype]:
         for payload in payloads
     } - {(0, 0)}  # of a damaged header, which is found again when its image is decoded
     if len(found) > 1:
-        described = ", ".join(f"{8 * size} bits in {plural(channels, 'channel')}" for channels, size in sorted(found))
+        described = ", ".join(kind(*each) for each in sorted(found))
         raise ConfigError(f"images of {described} do not form a batch; pack each kind as a separate dataset")
     channels, value_bytes = found.pop() if found else _ENCODED
     return channels, torch.uint8 if value_bytes == 1 else torch.uint16

@@ -74,6 +74,8 @@ def warn_of_repeated_crops(decoder: object, *, is_default: bool = False, **argum
 
 def warn_of_enlarging(decoder: Decoder, transform: object, recipe: Mapping[str, Any]) -> None:
     """Log a warning for sizes that are larger than the short side to which images were packed."""
+    if (packed := recipe.get("short_side")) is None:
+        return
     found: list[tuple[str, Any]] = [
         (type(view).__name__, view)
         for view in decoder.views or (decoder,)
@@ -82,9 +84,9 @@ def warn_of_enlarging(decoder: Decoder, transform: object, recipe: Mapping[str, 
     if not (found or isinstance(decoder, Cover)):
         found = [*_known_transforms(transform, {*_RANDOM_RESIZED_CROPS, "Resize"}).items()]
     for name, each in found:
-        size, packed = getattr(each, "resize", None) or getattr(each, "size", None), recipe.get("short_side")
+        size = getattr(each, "resize", None) or getattr(each, "size", None)
         sides = [max(size.values())] if isinstance(size, dict) else size if isinstance(size, Sequence) else [size]
-        if packed and all(isinstance(side, int) and side > packed for side in sides):
+        if all(isinstance(side, int) and side > packed for side in sides):
             message = "%s resizes to a short side of %d, which enlarges images that were packed to %d: pack with "
             logger.warning(message + "--short-side %d or more", name, min(sides), packed, min(sides))
 
