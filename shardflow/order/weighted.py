@@ -48,7 +48,7 @@ class Weighted:
 
     def __repr__(self) -> str:
         where = "" if self.where is None else f", where={self.where!r}"
-        return f"Weighted({self.weights!r:.60}{where})"
+        return f"Weighted({' '.join(repr(self.weights).split()):.60}{where})"  # a Series is shown over several lines
 
     def bind(self, facts: Facts) -> EpochSampler:
         """Return epochs of samples by weight."""

@@ -110,6 +110,9 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     arguments = ["verify", "--json", str(dst), "--source", str(src)]
     told = json.loads(CliRunner().invoke(main.shardflow, arguments, standalone_mode=False).stdout)
     assert (told["ok"], told["labels"], told["compared"], len(told["findings"])) == (False, 6, 6, 1)
+    damage(dst, "train/000000.tar", 2)
+    answer = CliRunner().invoke(main.shardflow, ["verify", str(dst), "--source", str(src)], standalone_mode=False)
+    assert f"0 of 6 images compared with {src}; damaged shards are left out" in answer.stdout
 
 
 def test_inputs_that_the_dataset_lacks(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from shardflow.errors import ConfigError
@@ -78,6 +79,11 @@ def test_identities_differ_where_orders_do() -> None:
     given = [*SAMPLERS.values(), Weighted(1.5), Subset(index=[3, 3, 39]), ClassBatches(4), AspectBuckets([(8, 8)])]
     found = [json.dumps(sampler.bind(facts()).identity) for sampler in given if sampler is not SAMPLERS["list"]]
     assert len(set(found)) == len(found)
+
+
+def test_a_message_names_weights_on_one_line() -> None:
+    """A Series prints itself over several lines."""
+    assert repr(Weighted(pd.Series([1.5, 2.0]))) == "Weighted(0 1.5 1 2.0 dtype: float64)"
 
 
 def bind_to(epochs: Any) -> Any:
