@@ -23,7 +23,8 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
 
     Other samples keep their keys, bytes and order. Earlier versions still have the samples, unless --purge deletes
     them: manifests, tars, indexes, columns and copies in this machine's cache. The purge keeps and names files that
-    shardflow did not write; the exit code is then 1. After an interruption, run the same command again.
+    shardflow did not write; the exit code is then 1. --purge alone deletes earlier versions and removes no sample.
+    After an interruption, run the same command again.
 
     \b
     Examples:
@@ -34,7 +35,8 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
     with resumable(), shard_bar(previous.shards, "removing") as progress:
         report = shardflow.remove(url, keys=keys, where=where, purge=purge, progress=progress)
     lines = {split: f"{plural(count, 'sample')} removed" for split, count in report.removed.items()}
-    lines |= {} if report.removed else {"removed": "nothing: the samples with these keys were removed before"}
+    if not report.removed and (keys is not None or where is not None):
+        lines["removed"] = "nothing: the samples with these keys were removed before"
     if report.receipt:
         lines |= {"shards": f"{report.shards:,} rewritten", "receipt": report.receipt}
     lines["fingerprint"] = report.fingerprint
@@ -42,7 +44,7 @@ def remove(url: str, keys: list[str] | None, where: str | None, purge: bool) -> 
         lines["purged"] = f"{plural(report.purged, 'file')} of earlier versions, {size_text(report.purged_bytes)}"
     else:
         lines["previous"] = previous.fingerprint if report.removed else ""
-        lines["remains"] = "earlier versions still have the samples; the same command with --purge deletes them"
+        lines["remains"] = f"in earlier versions; `shardflow remove {shown_url(url)} --purge` deletes those"
     if purge and is_remote(url):
         prune = f"shardflow cache prune --dataset {shown_url(url)} --cache-dir DIR"
         lines["caches"] = f"of other machines and directories still have the samples: run `{prune}`"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from functools import partial
 from numbers import Integral, Real
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import did_you_mean
-from shardflow._wording import first_few
+from shardflow._wording import first_few, plural
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
 from shardflow.formats.coordinates import parse_json
 from shardflow.formats.shard import OnShard, is_name
@@ -24,6 +25,8 @@ from shardflow.order.keyed_rng import U64
 
 from .open_dataset import Split
 from .selection import in_split_order, read_records
+
+logger = logging.getLogger(__name__)
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
@@ -57,6 +60,11 @@ def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = N
     if group is None:
         return copies.astype(np.int64)
     found = np.fromiter(_numbers(_values(split, "group", group, progress)), dtype=np.int64)
+    if (found < 0).any():
+        count, named = plural(int((found < 0).sum()), "sample"), repr(group) if isinstance(group, str) else "the group"
+        logger.warning(
+            "%s of split %r without a value of %s: each is a group with its copies", count, split.name, named
+        )
     return _joined(copies, np.unique(found, return_inverse=True)[1])
 
 

@@ -166,8 +166,13 @@ def _from_same_sources(dataset: Dataset, is_new: Mask, earlier: Dataset, name: s
     """
     kept, left = np.zeros(len(is_new), dtype=np.bool_), len(lacking)
     if left and is_new.any():
-        with contextlib.suppress(NotFoundError, FormatError, IntegrityError):  # without receipts
-            sources, own = np.array(earlier[name].sources())[lacking], np.array(dataset["train"].sources())
+        with contextlib.suppress(NotFoundError):  # without receipts
+            try:
+                sources, own = np.array(earlier[name].sources())[lacking], np.array(dataset["train"].sources())
+            except (FormatError, IntegrityError) as error:
+                message = f"{plural(left, 'image')} of split {name!r} in {earlier.url} cannot be found by path: {error}"
+                remedy = "pack it there again as before, and the new one at another place"
+                raise ConfigError(f"{message}. If the dataset was packed again in its place, {remedy}") from error
             kept = is_new & np.isin(own, sources)
             left -= int(np.isin(sources, own[kept]).sum())
     if left:

@@ -133,7 +133,7 @@ class BaseVersion:
         if len(alike) <= max(_HANDFUL, len(items) // 2):
             return
         found = _contents_now(alike, new.reader)
-        wanted, known = set(found), dict[str, str]()
+        wanted, known = set(found) - self._removed_contents(), dict[str, str]()  # removed ones are named apart
         for receipt in self.receipts.values():
             for slot, path in zip(receipt.packed_slots(), receipt.sources, strict=True):
                 if (content := receipt.contents[16 * slot : 16 * slot + 16]) in wanted:
@@ -161,8 +161,7 @@ class BaseVersion:
 
     def without_removed(self, new: Source) -> Source:
         """Return a source without inputs whose samples were removed; if there are such, this reads all inputs."""
-        records = (receipt.record(slot) for receipt in self.receipts.values() for slot in receipt.removed)
-        if not (removed := {record.content for record in records}):
+        if not (removed := self._removed_contents()):
             return new
         splits, gone = {}, list[str]()
         for split, items in new.splits.items():
@@ -173,6 +172,9 @@ class BaseVersion:
             count = plural(len(gone), "input")
             logger.warning("left out: %s with the content of removed samples (%s)", count, first_few(gone, 10))
         return replace(new, splits={split: items for split, items in splits.items() if len(items)})
+
+    def _removed_contents(self) -> set[str]:
+        return {receipt.record(slot).content for receipt in self.receipts.values() for slot in receipt.removed}
 
     def check_removed(self, new: Source, *, refuse: bool) -> None:
         """Warn of known contents, or refuse removed ones; if samples were removed, this reads all new inputs.

@@ -101,7 +101,7 @@ def remove(
     Args:
         url: A dataset with its receipts, a directory or a URL; not a virtual dataset.
         keys: The keys of the samples; "train:000000042" if several splits have the key.
-        where: Or a condition, as for `shardflow.subset`.
+        where: Or a condition, as for `shardflow.subset`. With neither, only a purge is done.
         purge: Delete all earlier versions: manifests, tars, indexes, receipts and columns, and copies of the removed
             shards in the user's cache on this machine. A bucket with versioning or soft delete keeps deleted objects.
         storage_options: Options of fsspec's file system, if `url` is a URL.
@@ -114,8 +114,8 @@ def remove(
         DatasetExistsError: Another process made a new version meanwhile.
         StoreError: The dataset cannot be read or written, or another process is writing to it.
     """
-    if (keys is None) == (where is None):
-        raise ConfigError("remove needs either keys or where, to select the samples")
+    if (keys is None) == (where is None) and not (purge and keys is None):
+        raise ConfigError("remove needs either keys or where, to select the samples; or purge alone")
     if isinstance(keys, str):
         raise ConfigError(f"keys must be a list of keys, found {keys!r}")
     dataset = open_dataset(url, storage_options=storage_options)  # before a directory is made for a missing one
@@ -126,16 +126,15 @@ def remove(
     rule = rule if keys is None else {"keys": len(set(keys))}
     with dataset.storage.exclusive_writer() as writer:
         dataset = open_dataset(url, storage_options=storage_options)
-        shards, record = 0, ""
+        masks, is_done, shards, record = dict[str, Mask](), True, 0, ""
         records = list(_records(dataset.storage, dataset.manifest))
         if keys is not None:
             gone = {key for each in records for split in each["samples"] for key in each["samples"][split]}
             gone |= {f"{split}:{key}" for each in records for split, some in each["samples"].items() for key in some}
             masks = find_keys(dataset, keys, gone=gone)
-            is_done = True
-        else:
-            masks = {name: select(split, dataset.classes, str(where)) for name, split in dataset.items()}
-            if re.search(r"\bsource\b", str(where), re.IGNORECASE):
+        elif where is not None:
+            masks = {name: select(split, dataset.classes, where) for name, split in dataset.items()}
+            if re.search(r"\bsource\b", where, re.IGNORECASE):
                 _refuse_equal_sources(dataset, masks)
             is_done = any(each["rule"] == rule for each in records)
         removed = {split: int(mask.sum()) for split, mask in masks.items() if mask.any()}

@@ -156,12 +156,13 @@ def test_a_number_and_its_text_are_one_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [None, "", math.nan, np.float32("nan"), np.datetime64("NaT"), "NaT", "NA"])
-def test_samples_without_a_group_are_alone(tmp_path: Path, missing: Any) -> None:
+def test_samples_without_a_group_are_alone(tmp_path: Path, missing: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Samples whose value is missing, as any library says it, are no group."""
     if missing in ("NaT", "NA"):
         missing = getattr(pytest.importorskip("pandas"), missing)
     dataset = make_dataset(tmp_path / "set", [10], labelled=False)
     report = sf.split(dataset, tmp_path / "val", val=0.2, group=by_key(dataset, ["a"] * 4 + [missing] * 6))
+    assert "6 samples of split 'train' without a value of the group: each is a group with its copies" in caplog.text
     assert report.samples == {"train": 8, "val": 2}
 
 
@@ -579,6 +580,22 @@ def test_an_earlier_split_of_images_that_are_packed_otherwise(tmp_path: Path, ca
     sf.split(tmp_path / "24", tmp_path / "last", val=0.3, keep=tmp_path / "earlier", seed=2)
     assert "2 images of split 'val'" in caplog.text
     assert earlier.items() - {(name, "val") for name in gone} <= splits(tmp_path / "last").items()
+
+
+def test_an_earlier_split_whose_dataset_was_packed_again_in_its_place(tmp_path: Path) -> None:
+    """The paths of the earlier split are lost, so images that were trained on could be held out."""
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    write_tree(src, {f"x/{n}.jpg": jpeg(n, *((20, 20) if n % 8 == 0 else (60, 50))) for n in range(40)})
+    sf.pack(src, dst, short_side=16, workers=1)
+    sf.split(dst, tmp_path / "earlier", val=0.3)
+    shutil.rmtree(dst)
+    sf.pack(src, dst, short_side=24, workers=1)
+    with pytest.raises(ConfigError, match=r"cannot be found by path: .*packed again in its place, pack it there again"):
+        sf.split(dst, tmp_path / "later", val=0.3, keep=tmp_path / "earlier")
+    shutil.rmtree(dst)
+    sf.pack(src, dst, short_side=16, workers=1)
+    sf.pack(src, tmp_path / "new", short_side=24, workers=1)
+    sf.split(tmp_path / "new", tmp_path / "later", val=0.3, keep=tmp_path / "earlier")
 
 
 def test_an_earlier_split_that_cannot_be_kept(tmp_path: Path) -> None:

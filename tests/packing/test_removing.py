@@ -395,6 +395,35 @@ def test_a_label_is_corrected(dataset: Path, made: Path, tmp_path: Path, caplog:
     assert "removed" not in caplog.text
 
 
+def test_removed_copies_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Copies that were taken out of a dataset do not come back from the same source, nor stop other inputs."""
+    source = image_folder(tmp_path / "src", 10)
+    write_tree(source, {f"a/copy{n}.jpg": photo(n) for n in range(10)})
+    sf.pack(source, tmp_path / "dst", short_side=32, executor="serial")
+    train = sf.open(tmp_path / "dst")["train"]
+    copies = [sample["__key__"] for sample in train if "copy" in train.source(sample["__key__"])]
+    sf.remove(tmp_path / "dst", keys=copies)
+    write_tree(source, {"a/new.jpg": photo(22)})
+    with pytest.raises(ConfigError, match=r"10 of 11 new inputs: the content is that of removed samples .*skip"):
+        sf.extend(source, tmp_path / "dst", executor="serial")
+    assert sf.extend(source, tmp_path / "dst", executor="serial", on_conflict="skip").packed == 1
+    assert caplog.messages[-1].startswith("left out: 10 inputs with the content of removed samples")
+    assert not sf.extend(source, tmp_path / "dst", executor="serial", on_conflict="skip").inputs
+
+
+def test_a_purge_alone(dataset: Path) -> None:
+    """What was removed and corrected stays corrected when the earlier versions are deleted, by the command as well."""
+    _, key, _ = secret(dataset)
+    removed = sf.remove(dataset, keys=[key]).fingerprint
+    answer = run("remove", dataset, "--purge")
+    assert (answer.returncode, "removed" in answer.stdout) == (0, False)
+    assert "purged" in answer.stdout
+    assert sf.open(dataset).fingerprint == removed
+    assert sf.open(dataset).manifest.samples == IMAGES
+    assert sf.remove(dataset, purge=True).purged == 0
+    assert sf.verify(dataset) == []
+
+
 def test_what_cannot_be_removed(dataset: Path, tmp_path: Path) -> None:
     """Unknown keys, all samples, nothing, both rules, a view and a dataset without receipts are refused, unchanged."""
     before = contents(dataset)
