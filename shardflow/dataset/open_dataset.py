@@ -330,9 +330,9 @@ class Dataset(Mapping[str, Split]):
         return tuple(shard for split in self._splits.values() for shard in split.shards)
 
     @property
-    def classes(self) -> tuple[str, ...] | None:
+    def classes(self) -> list[str] | None:
         """The class names, label 0 first; None without labels."""
-        return self.manifest.classes
+        return None if self.manifest.classes is None else list(self.manifest.classes)
 
     @property
     def fingerprint(self) -> str:

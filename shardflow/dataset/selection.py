@@ -113,7 +113,7 @@ def selected_contents(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]
     return Contents(
         selected=_selected_shards(dataset, selection),
         splits=tuple(selection),
-        classes=dataset.classes,
+        classes=dataset.manifest.classes,
         recipe=dataset.recipe,
         annotations=dataset.manifest.annotations,
         made_by=made_by,

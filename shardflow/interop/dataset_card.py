@@ -149,8 +149,8 @@ def croissant(dataset: Dataset, name: str, license_id: str | None) -> dict[str, 
         ]
         count = f"{plural(len(split), 'sample')} in {plural(len(split.shards), 'shard')}."
         records.append(_node("RecordSet", split.name, description=count, field=fields))
-    if dataset.classes:
-        records.append(_classes(dataset.classes))
+    if dataset.manifest.classes:
+        records.append(_classes(dataset.manifest.classes))
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",

@@ -51,12 +51,12 @@ def open_sources(
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
         )
         labelled = {split: bool(each.classes) for split, each in (dataset.manifest.statistics or {}).items()}
-        yield [append_classes(_as_numbers(source, dataset), dataset.classes, labelled) for source in listed]
+        yield [append_classes(_as_numbers(source, dataset), dataset.manifest.classes, labelled) for source in listed]
 
 
 def _as_numbers(source: Source, dataset: Dataset) -> Source:
     """Return a source whose labels are numbers with the names that the dataset gave them, as by --classes."""
-    known = dataset.classes or ()
+    known = dataset.manifest.classes or ()
     if source.has_own_classes and are_numbers(source.classes or ()) and len(source.classes or ()) <= len(known):
         return replace(source, classes=known)
     return source

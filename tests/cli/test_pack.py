@@ -66,7 +66,7 @@ def test_any_locale(tmp_path: Path) -> None:
     told = {"cwd": tmp_path, "env": environment, "encoding": "utf-8"}
     done = run("pack", "größen.csv", "dst é", *columns, **told)
     assert "into 1 shard in dst é\n" in done.stdout, done.stderr
-    assert shardflow.open(tmp_path / "dst é").classes == ("groß",)
+    assert shardflow.open(tmp_path / "dst é").classes == ["groß"]
     done = run("pack", "größen.csv", "dst é", *columns, **told)
     assert (done.returncode, done.stderr[:36]) == (3, "shardflow: dst é already holds a dat")
     environment |= {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "cp437"}
@@ -108,7 +108,7 @@ def test_sources(tmp_path: Path) -> None:
     done = run("pack", src / "t.tsv", tmp_path / "1", *options, *columns, "--classes", src / "names")
     assert done.returncode == 0, done.stderr
     dataset = shardflow.open(tmp_path / "1")
-    assert dataset.classes == ("c", "b", "a")
+    assert dataset.classes == ["c", "b", "a"]
     assert (dataset["train"][0]["cls"], dataset["train"][0]["txt"]) == (b"2", b"said 0000")
     done = run("pack", src, tmp_path / "2", *options, "--parts", "txt")
     assert done.returncode == 0, done.stderr

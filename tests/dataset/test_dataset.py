@@ -229,7 +229,7 @@ def test_a_missing_val_can_be_pasted(tmp_path: Path) -> None:
 def test_dataset_says_what_it_is(root: Path) -> None:
     """Classes, recipe, fingerprint and URL are the manifest's."""
     dataset = shardflow.open(str(root))
-    assert dataset.classes == tuple(f"class{n}" for n in range(TOTAL))
+    assert dataset.classes == [f"class{n}" for n in range(TOTAL)]
     assert dataset.fingerprint == json.loads((root / FILE_NAME).read_bytes())["fingerprint"]
     assert dataset.recipe == {}
     assert dataset.url == str(root)

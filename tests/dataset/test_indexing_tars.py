@@ -42,7 +42,7 @@ def test_tars_of_any_format_are_read_in_place(tmp_path: Path, kind: str) -> None
     assert (report.samples, report.shards, report.bad) == ({"train": 12}, {"train": 3}, ())
     assert {name: data for name, data in contents(tmp_path).items() if name in before} == before
     dataset = sf.open(tmp_path)
-    assert dataset.classes == ("0", "1", "2")
+    assert dataset.classes == ["0", "1", "2"]
     samples = list(dataset["train"])
     assert [sample["__key__"] for sample in samples] == [f"{n:05}" for n in range(12)]
     assert all(sample["jpg"] == jpeg(n) and json.loads(sample["json"]) == {"n": n} for n, sample in enumerate(samples))
@@ -58,7 +58,7 @@ def test_what_webdataset_writes_trains(tmp_path: Path) -> None:
                 writer.write({"__key__": f"{n}", "jpg": jpeg(n), "cls": n % 4, "txt": f"caption {n}"})
     report = sf.index(tmp_path, tmp_path / "virtual", classes=["a", "b", "c", "d"])
     assert report.samples == {"train": 9, "val": 5}
-    assert sf.open(tmp_path / "virtual").classes == ("a", "b", "c", "d")
+    assert sf.open(tmp_path / "virtual").classes == ["a", "b", "c", "d"]
     fields = ("label", "txt", "key")
     loader = sf.Loader(tmp_path / "virtual", batch_size=3, fields=fields, num_workers=0)
     rows = [row for labels, *texts in loader for row in zip(labels.tolist(), *texts, strict=True)]

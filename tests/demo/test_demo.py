@@ -52,7 +52,7 @@ def test_whole_demo(tmp_path: Path) -> None:
     assert len(result.failures) == 1
     assert "did not learn" in result.failures[0]
     dataset = shardflow.open(tmp_path / "out" / "dataset")
-    assert dataset.classes == tuple(SCENES)
+    assert dataset.classes == list(SCENES)
     assert (len(dataset["train"]), len(dataset["val"])) == (24, 8)
     with Image.open(result.sheet) as sheet:
         assert sheet.width > 1000

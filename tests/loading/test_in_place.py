@@ -243,5 +243,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert torch.equal(crop.read(tmp_path / "a.png"), crop.read(encoded(RGB, "PNG")))
     with pytest.raises(SampleError, match="not an image"):
         crop.read(b"text")
+    (tmp_path / "cut.png").write_bytes(encoded(RGB, "PNG")[:60])
+    with pytest.raises(SampleError, match=r"cut\.png: .*image"):
+        crop.read(tmp_path / "cut.png")
     with pytest.raises(FileNotFoundError, match=r"b\.png"):
         crop.read(str(tmp_path / "b.png"))

@@ -167,7 +167,7 @@ def test_names_with_digits_stay_names(tmp_path: Path) -> None:
     write_tree(tmp_path, {row["image"]: photo(n) for n, row in enumerate(rows)})
     (tmp_path / "t.csv").write_text("image,label\n" + "\n".join(f"{row['image']},{row['label']}" for row in rows[:3]))
     sf.pack(tmp_path / "t.csv", tmp_path / "dst", **SMALL)
-    assert sf.open(tmp_path / "dst").classes == ("0", "1", "A")
+    assert sf.open(tmp_path / "dst").classes == ["0", "1", "A"]
 
 
 def test_a_json_caption_of_a_csv_stays_text(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_columns_with_classes(kind: str, tmp_path: Path, caplog: pytest.LogCaptu
     """A column named label comes first; of several with classes none is chosen; one that was perhaps meant is named."""
     import datasets
 
-    def packed(name: str, **columns: Any) -> tuple[str, ...] | None:
+    def packed(name: str, **columns: Any) -> list[str] | None:
         kinds = {"cls": datasets.ClassLabel(names=["x", "y"]), "int": datasets.Value("int64")}
         types = {key.rpartition("__")[0]: kinds[key.rpartition("__")[2]] for key in columns}
         features = datasets.Features({"image": datasets.Image(), **types})
@@ -221,7 +221,7 @@ def test_columns_with_classes(kind: str, tmp_path: Path, caplog: pytest.LogCaptu
         sf.pack(rows if kind == "object" else tmp_path / f"{name}.parquet", tmp_path / name, **SMALL)
         return sf.open(tmp_path / name).classes
 
-    assert packed("a", label__int=[2, 0], kind__cls=[0, 1]) == ("0", "1", "2")
+    assert packed("a", label__int=[2, 0], kind__cls=[0, 1]) == ["0", "1", "2"]
     with pytest.raises(ConfigError, match="fine, coarse"):
         packed("b", fine__cls=[0, 1], coarse__cls=[1, 0])
     with caplog.at_level(logging.WARNING):
@@ -279,7 +279,7 @@ def test_an_empty_label(tmp_path: Path, kind: str) -> None:
     else:
         source = [{"image": photo(n), "label": label} for n, label in enumerate(labels)]
     sf.pack(source, tmp_path / "dst", max_errors=1, **SMALL)
-    assert sf.open(tmp_path / "dst").classes == ("cat", "dog")
+    assert sf.open(tmp_path / "dst").classes == ["cat", "dog"]
     assert [bad["reason"] for bad in quarantined(tmp_path / "dst")] == ["has no label, but others of its split have"]
     with pytest.raises(ConfigError, match="''"):
         sf.pack([{"image": photo(0), "label": ["", "dog"]}], tmp_path / "other", **SMALL)

@@ -91,7 +91,7 @@ def test_old_classes_keep_their_numbers(packed: Path, dst: Path) -> None:
     """A new class comes last, though its name would sort before others, and every label names its folder."""
     report = sf.extend(packed / "src", dst, executor="serial")
     dataset = sf.open(dst)
-    assert dataset.classes == ("a", "b", "c", "a1")
+    assert dataset.classes == ["a", "b", "c", "a1"]
     assert report.new_classes == ("a1",)
     receipts = [json.loads(path.read_bytes()) for path in sorted(dst.glob("train/*.json"))]
     folders = [source.split("/")[0] for receipt in receipts for source in receipt["sources"]]
@@ -257,7 +257,7 @@ def test_numbers_and_names_of_classes(tmp_path: Path, labels: tuple[str, str]) -
         sf.extend(tmp_path / "new.csv", tmp_path / "dst", executor="serial")
     named = sf.sources.Table(tmp_path / "new.csv", classes=others) if labels[0] == "0" else tmp_path / "old.csv"
     sf.extend(named, tmp_path / "dst", executor="serial")
-    assert sf.open(tmp_path / "dst").classes == others
+    assert sf.open(tmp_path / "dst").classes == list(others)
 
 
 def test_classes_of_another_column(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,7 +334,7 @@ def test_a_test_split_without_labels(tmp_path: Path) -> None:
     sf.extend(table("2,test,", "3,test,"), tmp_path / "dst", executor="serial")
     sf.extend(table("4,test,", "5,train,b"), tmp_path / "dst", executor="serial")
     sources = [*tmp_path.glob("*.csv")]
-    assert (sf.open(tmp_path / "dst").classes, sf.verify(tmp_path / "dst", sources=sources)) == (("a", "b"), [])
+    assert (sf.open(tmp_path / "dst").classes, sf.verify(tmp_path / "dst", sources=sources)) == (["a", "b"], [])
     assert {split: len(samples) for split, samples in sf.open(tmp_path / "dst").items()} == {"test": 3, "train": 3}
     before = contents(tmp_path / "dst")
     for rows, message in (

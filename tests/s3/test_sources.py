@@ -70,7 +70,7 @@ def test_an_object_that_changes_or_vanishes(tmp_path: Path, server: Server, pref
         sf.pack(source, tmp_path / "dst", **settings)
     server.storage(prefix).put("c/0002.jpg", photo(3))
     assert sf.pack(source, tmp_path / "dst", **settings, max_errors=1).resumed == 40 + 1
-    assert sf.open(tmp_path / "dst").classes == ("a", "b", "c")
+    assert sf.open(tmp_path / "dst").classes == ["a", "b", "c"]
 
 
 def test_reading_takes_several_requests_at_a_time(tmp_path: Path, server: Server, proxy: Proxy, prefix: str) -> None:

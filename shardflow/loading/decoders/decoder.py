@@ -200,7 +200,7 @@ class Decoder(ABC):
         data = file if isinstance(file, bytes) else Path(file).read_bytes()
         images, _, failures = self([memoryview(data)], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64))
         if failures:
-            raise failures[0]
+            raise failures[0] if isinstance(file, bytes) else failures[0].with_location(shard=os.fspath(file))
         return images
 
     def __call__(

@@ -52,7 +52,7 @@ def test_a_set_becomes_a_dataset(tmp_path: Path) -> None:
     """Boxes are corners in pixels, labels count categories by id, and images without annotations have empty lists."""
     sf.pack(_write(tmp_path / "coco", CONTENT), tmp_path / "dst", **SMALL)
     dataset = sf.open(tmp_path / "dst")
-    assert dataset.classes == ("car", "dog", "toothbrush")
+    assert dataset.classes == ["car", "dog", "toothbrush"]
     assert dataset.manifest.annotations == Annotations(boxes=BOXES)
     samples = list(dataset["train"])
     assert [json.loads(sample["labels.json"]) for sample in samples] == [[0], [], [1, 2], []]
@@ -192,7 +192,7 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
     done = runner.invoke(shardflow, arguments)
     assert done.exit_code == 0, done.output
     dataset = sf.open(tmp_path / "dst")
-    assert dataset.classes == ("toothbrush", "car", "dog")
+    assert dataset.classes == ["toothbrush", "car", "dog"]
     assert [json.loads(sample["json"])["labels"] for sample in dataset["train"]] == [[1], [], [0, 2], []]
 
 

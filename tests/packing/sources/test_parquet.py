@@ -103,7 +103,7 @@ def test_hugging_faces_layout(tmp_path: Path) -> None:
         assert json.loads(content.parts["json"]) == {"boxes": [[0, 0, 4, 4]]}
     report = sf.pack(tmp_path / "in", tmp_path / "out", **SMALL)
     assert report.samples == {"test": 2, "train": 4}
-    assert sf.open(tmp_path / "out").classes == ("cat", "dog")
+    assert sf.open(tmp_path / "out").classes == ["cat", "dog"]
 
 
 def test_bare_bytes(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_patterns_and_named_columns(tmp_path: Path) -> None:
         exit_code("pack", pattern, str(tmp_path / "out"), *columns, "--label-column", "kind", "--short-side", "8") == 0
     )
     dataset = sf.open(tmp_path / "out")
-    assert dataset.classes == ("a", "c")
+    assert dataset.classes == ["a", "c"]
     assert dataset.manifest.annotations.masks == ("mask.png",)
     assert dataset["train"][0]["right"] == photo(2)
     with pytest.raises(ConfigError, match=r"left.*right.*image="):
@@ -374,7 +374,7 @@ def test_classes_of_objects(tmp_path: Path, objects: str) -> None:
     datasets.Dataset.from_dict(columns, features=features).to_parquet(tmp_path / "t.parquet")
     sf.pack(tmp_path / "t.parquet", tmp_path / "out", shuffle=False, **SMALL)
     opened = sf.open(tmp_path / "out")
-    assert tuple(opened.classes or ()) == ("cat", "dog", "owl")
+    assert opened.classes == ["cat", "dog", "owl"]
     assert [json.loads(sample["labels.json"]) for sample in opened["train"]] == [[0, 2], [], [1]]
     assert json.loads(opened["train"][2]["json"])["objects"] == rows[2]
 

@@ -119,7 +119,7 @@ def test_own_dataset_with_other_numbers(tmp_path: Path) -> None:
     source = sf.sources.Shards(tmp_path / "old", classes=["b", "c", "a"])
     sf.pack(source, tmp_path / "new", executor="serial", preset="original", shuffle=False)
     old, new = (list(sf.open(tmp_path / name)["train"]) for name in ("old", "new"))
-    assert sf.open(tmp_path / "new").classes == ("b", "c", "a")
+    assert sf.open(tmp_path / "new").classes == ["b", "c", "a"]
     before, after = ([sample.get("cls", sample.get("labels.json")) for sample in samples] for samples in (old, new))
     assert after == [{b"0": b"2", b"1": b"0", b"[0, 1]": b"[0, 2]"}[label] for label in before]
     assert [sample["jpg"] for sample in new] == [sample["jpg"] for sample in old]
@@ -137,7 +137,7 @@ def test_repacking_scales_what_was_scaled(tmp_path: Path) -> None:
     (packed,) = sf.open(tmp_path / "two")["train"]
     assert json.loads(packed["json"])["boxes"] == [[0, 0, 24, 16]]
     assert json.loads(packed["labels.json"]) == [0, 1]
-    assert sf.open(tmp_path / "two").classes == ("a", "b")
+    assert sf.open(tmp_path / "two").classes == ["a", "b"]
 
 
 def test_damaged_samples_of_our_own(tmp_path: Path) -> None:

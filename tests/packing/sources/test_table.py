@@ -73,7 +73,7 @@ def test_rows_become_samples(tmp_path: Path, kind: str) -> None:
     ]
     report = sf.pack(_write(tmp_path / f"table{kind}", rows), tmp_path / "dst", **SMALL)
     dataset = sf.open(tmp_path / "dst")
-    assert (report.packed, dataset.classes) == (6, ("a", "b", "c"))
+    assert (report.packed, dataset.classes) == (6, ["a", "b", "c"])
     assert {split: [int(sample["cls"]) for sample in dataset[split]] for split in dataset} == {
         "train": [0, 0, 1, 1],
         "val": [2, 2],

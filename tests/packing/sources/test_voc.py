@@ -51,7 +51,7 @@ def test_a_set_becomes_a_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     """Boxes are corners from 0 on, labels count sorted names, splits are those of the lists, and the rest is named."""
     sf.pack(write_set(tmp_path / "set"), tmp_path / "dst", **{**PACK, "short_side": None})
     dataset = sf.open(tmp_path / "dst")
-    assert dataset.classes == ("cat", "dog")
+    assert dataset.classes == ["cat", "dog"]
     assert {split: len(dataset[split]) for split in dataset} == {"train": 3, "val": 1}
     assert "left out 1 image" in caplog.text
     empty, full, _ = dataset["train"]

@@ -40,7 +40,7 @@ def test_a_set_becomes_a_dataset(tmp_path: Path) -> None:
     """Boxes stay fractions, labels are the numbers of the YAML, and an image without a text has no boxes."""
     sf.pack(write_set(tmp_path / "set"), tmp_path / "dst", **PACK)
     dataset = sf.open(tmp_path / "dst")
-    assert dataset.classes == ("cat", "dog", "eel")
+    assert dataset.classes == ["cat", "dog", "eel"]
     assert dataset.manifest.annotations.boxes == Boxes(
         "json", "boxes", "cxcywh", normalized=True, fields={"labels": "labels"}
     )
