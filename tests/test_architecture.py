@@ -94,7 +94,7 @@ LIBRARIES = {
 
 BUDGET = {
     "cli": 2610,
-    "dataset": 6920,
+    "dataset": 6930,
     "demo": 750,
     "device": 2100,
     "diagnostics": 1050,

@@ -13,7 +13,14 @@ import numpy as np
 
 from shardflow._validation import check_integer
 from shardflow._wording import plural
-from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
+from shardflow.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    ConfigError,
+    DatasetExistsError,
+    NotFoundError,
+    PackIncompleteError,
+)
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import NOTHING, Annotations, image_stem
 from shardflow.formats.manifest import SPLITS
@@ -150,6 +157,8 @@ def index(
 def _scan(tar: _TarFile, annotations: Annotations) -> ScannedTar:
     try:
         return scan_tar(tar.storage, tar.name, annotations)
+    except BucketNotFoundError:
+        raise
     except NotFoundError as error:
         raise NotFoundError(f"{tar.url} does not exist; restore it, or leave it out of the pattern") from error
 

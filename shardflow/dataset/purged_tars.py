@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from shardflow.errors import NotFoundError, ShardflowError
+from shardflow.errors import BucketNotFoundError, NotFoundError, ShardflowError
 from shardflow.formats import manifest
 from shardflow.storage.interface import Storage
 
@@ -33,6 +33,8 @@ def opening_tar(storage: Storage, name: str) -> Iterator[None]:
     """Give the NotFoundError of a tar the remedy, and the reason if the dataset that owned it was purged."""
     try:
         yield
+    except BucketNotFoundError:
+        raise
     except NotFoundError as error:
         if reason := purged_tars(storage, [name]).get(name):
             raise NotFoundError(reason) from error

@@ -74,7 +74,7 @@ def test_renumbered_classes(tmp_path: Path) -> None:
     assert names is not None
     sf.pack(sf.sources.Folder(src, classes=(names[1], names[0], *names[2:])), tmp_path / "b", **settings)
     found = sf.diff(tmp_path / "a", tmp_path / "b")
-    assert found.renumbered == names[:2]
+    assert found.renumbered == tuple(names[:2])
     moved = sum(len(list((src / name).iterdir())) for name in names[:2])
     assert (found.splits["train"].changed_images, found.splits["train"].changed_parts) == (0, moved)
 

@@ -8,7 +8,7 @@ import pytest
 
 import shardflow as sf
 from shardflow.dataset.warming import warm
-from shardflow.errors import ConfigError
+from shardflow.errors import BucketNotFoundError, ConfigError, NotFoundError
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_proxy import Proxy
 from tests.helpers.s3_server import Server
@@ -64,6 +64,10 @@ def test_tars_in_a_bucket_are_indexed(tmp_path: Path, server: Server, prefix: st
     assert (
         labels(url, tmp_path, server) == labels(tmp_path / "view", tmp_path, server) == sorted(n % 3 for n in range(8))
     )
+    with pytest.raises(NotFoundError, match="restore it, or leave it out of the pattern"):
+        sf.index(f"{url}/{{00001..00002}}.tar", tmp_path / "more", src_options=options)
+    with pytest.raises(BucketNotFoundError, match="bucket does not exist"):
+        sf.index("s3://misspelt/{00000..00001}.tar", tmp_path / "more", src_options=options)
 
 
 def test_files_are_fetched_once(
