@@ -97,7 +97,7 @@ def verify(
     else:
         _say_findings(dataset, [*findings, *compared.findings], report)
         if sources:
-            _say_comparison(dataset, compared, ", ".join(map(shown_url, sources)), is_damaged=bool(damaged))
+            _say_comparison(dataset, compared, ", ".join(map(shown_url, sources)))
         _say_damage(dataset, findings, compared if sources else None, seconds, is_repair=report is not None)
     return 1 if findings or compared.findings else 0
 
@@ -139,12 +139,12 @@ def _say_findings(dataset: Dataset, findings: Sequence[Finding], report: RepairR
             say(f"{file}: {plural(more, 'more finding')}; --json lists all")
 
 
-def _say_comparison(dataset: Dataset, compared: Comparison, sources: str, *, is_damaged: bool) -> None:
+def _say_comparison(dataset: Dataset, compared: Comparison, sources: str) -> None:
     samples = dataset.manifest.samples
     how = f"{compared.images:,} of {plural(samples, 'image')} compared with {sources}"
     if compared.labels:
         how = f"{plural(compared.labels, 'label')} and {how}"
-    how += "; damaged shards are left out" if is_damaged else ""
+    how += "; damaged shards are left out" if compared.left_out else ""
     found = plural(len(compared.findings), "finding")
     if labels := sum(map(_is_other_label, compared.findings)):
         found += f" ({plural(labels, 'other label')})"

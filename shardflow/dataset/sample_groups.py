@@ -60,11 +60,9 @@ def sample_groups(split: Split, hashes: U64, group: Group, progress: OnShard = N
     if group is None:
         return copies.astype(np.int64)
     found = np.fromiter(_numbers(_values(split, "group", group, progress)), dtype=np.int64)
-    if (found < 0).any():
-        count, named = plural(int((found < 0).sum()), "sample"), repr(group) if isinstance(group, str) else "the group"
-        logger.warning(
-            "%s of split %r without a value of %s: each is a group with its copies", count, split.name, named
-        )
+    if missing := int((found < 0).sum()):
+        where = f"{split.name!r} without a value of {repr(group) if isinstance(group, str) else 'the group'}"
+        logger.warning("%s of split %s: each is a group with its copies", plural(missing, "sample"), where)
     return _joined(copies, np.unique(found, return_inverse=True)[1])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -166,13 +165,15 @@ def _from_same_sources(dataset: Dataset, is_new: Mask, earlier: Dataset, name: s
     """
     kept, left = np.zeros(len(is_new), dtype=np.bool_), len(lacking)
     if left and is_new.any():
-        with contextlib.suppress(NotFoundError):  # without receipts
-            try:
-                sources, own = np.array(earlier[name].sources())[lacking], np.array(dataset["train"].sources())
-            except (FormatError, IntegrityError) as error:
-                message = f"{plural(left, 'image')} of split {name!r} in {earlier.url} cannot be found by path: {error}"
-                remedy = "pack it there again as before, and the new one at another place"
-                raise ConfigError(f"{message}. If the dataset was packed again in its place, {remedy}") from error
+        try:
+            sources, own = np.array(earlier[name].sources())[lacking], np.array(dataset["train"].sources())
+        except NotFoundError:
+            pass  # without receipts
+        except (FormatError, IntegrityError) as error:
+            message = f"{plural(left, 'image')} of split {name!r} in {earlier.url} cannot be found by path: {error}"
+            remedy = "pack it there again as before, and the new one at another place"
+            raise ConfigError(f"{message}. If the dataset was packed again in its place, {remedy}") from error
+        else:
             kept = is_new & np.isin(own, sources)
             left -= int(np.isin(sources, own[kept]).sum())
     if left:

@@ -126,7 +126,8 @@ def remove(
     rule = rule if keys is None else {"keys": len(set(keys))}
     with dataset.storage.exclusive_writer() as writer:
         dataset = open_dataset(url, storage_options=storage_options)
-        masks, is_done, shards, record = dict[str, Mask](), True, 0, ""
+        masks: dict[str, Mask] = {}
+        fingerprint, shards, record = dataset.fingerprint, 0, ""
         records = list(_records(dataset.storage, dataset.manifest))
         if keys is not None:
             gone = {key for each in records for split in each["samples"] for key in each["samples"][split]}
@@ -136,15 +137,13 @@ def remove(
             masks = {name: select(split, dataset.classes, where) for name, split in dataset.items()}
             if re.search(r"\bsource\b", where, re.IGNORECASE):
                 _refuse_equal_sources(dataset, masks)
-            is_done = any(each["rule"] == rule for each in records)
         removed = {split: int(mask.sum()) for split, mask in masks.items() if mask.any()}
         if sum(removed.values()) == dataset.manifest.samples:
             raise ConfigError(f"no sample would be left; to remove all samples, delete all files below {dataset.url}")
-        fingerprint = dataset.fingerprint
         if removed:
             fingerprint, shards, name = _remove(dataset, masks, rule, writer, progress)
             record = dataset.storage.url(name)
-        elif not is_done or (keys is not None and not keys):
+        elif (where is not None and all(each["rule"] != rule for each in records)) or (keys is not None and not keys):
             raise ConfigError(f"no sample of {dataset.url} is selected; check keys or where")
         else:
             clean_up(dataset.storage)

@@ -133,6 +133,7 @@ class Comparison(NamedTuple):
     images: int  # number of images that were compared
     labels: int  # number of samples whose labels were compared
     inputs_without_sample: list[str]  # paths; the quarantine does not count. Not searched in a damaged dataset
+    left_out: int = 0  # number of damaged shards
 
 
 def compare_with_sources(
@@ -178,7 +179,7 @@ def compare_with_sources(
             if problem:
                 findings.append(Finding(sample.shard.name, problem, key=sample.key))
     unused = inputs.unused(bad.path for bad in dataset.quarantine()) if is_complete else []
-    return Comparison(findings, compared, inputs.labels, unused)
+    return Comparison(findings, compared, inputs.labels, unused, len(dataset.shards) - len(shards))
 
 
 class _Sample(NamedTuple):

@@ -412,12 +412,15 @@ def test_removed_copies_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_purge_alone(dataset: Path) -> None:
-    """What was removed and corrected stays corrected when the earlier versions are deleted, by the command as well."""
+    """Without keys and condition, a purge deletes earlier versions, and the command removes no further sample."""
     _, key, _ = secret(dataset)
+    before = sf.open(dataset).fingerprint
     removed = sf.remove(dataset, keys=[key]).fingerprint
     answer = run("remove", dataset, "--purge")
     assert (answer.returncode, "removed" in answer.stdout) == (0, False)
     assert "purged" in answer.stdout
+    with pytest.raises(NotFoundError):
+        sf.open(dataset, version=before)
     assert sf.open(dataset).fingerprint == removed
     assert sf.open(dataset).manifest.samples == IMAGES
     assert sf.remove(dataset, purge=True).purged == 0
